@@ -1,0 +1,1 @@
+"""torchtune recipes that train and evaluate agents with LOOP, and the pieces they are made of."""

@@ -1,0 +1,1 @@
+"""The rollout node: vLLM servers, episodes, collections, and the queue that hands rollouts to training."""

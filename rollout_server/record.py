@@ -1,0 +1,145 @@
+"""The Rollout record: written once by the rollout node, read by everyone, edited by nobody.
+
+One rollout is one line of JSON in a collection's log (``<root>/collections/<id>.jsonl``), so the training data of any
+method is ``datasets.load_dataset("json", data_files=...)`` or ``pandas.read_json(path, lines=True)``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+END_REASONS = ("completed", "turn_limit", "context_limit", "deadline")
+"""How a rollout that counts can end. Only ``completed`` means that the agent itself ended the episode."""
+
+FAILURE_REASONS = ("environment_error", "environment_crashed", "environment_timeout", "server_error", "bad_logprob")
+"""Why an attempt was thrown away and replaced; such attempts are recorded as :class:`Failure`, never as rollouts."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One agent turn: tokens ``[start, end)`` were sampled, by ``policy_version`` on ``server``, in one request.
+
+    ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length".
+    """
+
+    start: int
+    end: int
+    policy_version: int
+    finish_reason: str
+    server: str
+    sampling_seconds: float
+    environment_seconds: float
+    failed: bool = False
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A finished episode.
+
+    Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; ``turns`` is [t].
+
+    Invariants, checked by :meth:`validate`: ``mask[i]`` is true exactly where a turn's span covers ``i``; spans are
+    disjoint, ascending and not empty; log-probs are finite, at most 0 and above vLLM's -9999 of a poisoned KV cache
+    where the mask is true, and 0.0 elsewhere; the first token was not sampled.
+    """
+
+    rollout_id: str
+    collection_id: str
+    task_id: str
+    index: int
+    attempt: int
+    seed: int
+    dataset: str
+    token_ids: list[int]
+    mask: list[bool]
+    sampler_logprobs: list[float]
+    turns: list[Turn]
+    messages: list[dict[str, str]]
+    reward: float
+    success: bool
+    requirements: list[dict[str, Any]]
+    end_reason: str
+    temperature: float
+    started_at: float
+    seconds: float
+    tampered: str | None = None
+    schema: int = SCHEMA_VERSION
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def policy_versions(self) -> list[int]:
+        """The distinct policy versions that sampled this rollout, ascending."""
+        return sorted({turn.policy_version for turn in self.turns})
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(turn.end - turn.start for turn in self.turns)
+
+    def validate(self) -> Rollout:
+        """Return self, or raise ValueError naming the rollout and the broken invariant."""
+
+        def fail(what: str) -> None:
+            raise ValueError(f"rollout {self.rollout_id}: {what}")
+
+        size = len(self.token_ids)
+        if not (len(self.mask) == len(self.sampler_logprobs) == size):
+            fail(f"{size} token ids, {len(self.mask)} mask entries, {len(self.sampler_logprobs)} log-probs")
+        if not self.turns:
+            fail("no turns")
+        expected = [False] * size
+        previous_end = 1
+        for number, turn in enumerate(self.turns):
+            if not previous_end <= turn.start < turn.end <= size:
+                fail(f"turn {number} spans [{turn.start}, {turn.end}) after {previous_end} of {size}")
+            expected[turn.start : turn.end] = [True] * (turn.end - turn.start)
+            previous_end = turn.end
+        if expected != self.mask:
+            fail("the mask is not the union of the turns' spans")
+        for position, (sampled, logprob) in enumerate(zip(self.mask, self.sampler_logprobs, strict=True)):
+            if sampled and not (math.isfinite(logprob) and -9998.0 < logprob <= 1e-6):
+                fail(f"sampled token {position} has log-prob {logprob}")
+            if not sampled and logprob != 0.0:
+                fail(f"token {position} was not sampled but has log-prob {logprob}")
+        if not 0.0 <= self.reward <= 1.0:
+            fail(f"reward {self.reward} outside [0, 1]")
+        if self.end_reason not in END_REASONS:
+            fail(f"end reason {self.end_reason!r} is not one of {', '.join(END_REASONS)}")
+        return self
+
+    def to_json(self) -> str:
+        """One line of JSON, no newline."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
+        """Parse a decoded JSON object; raises ValueError on another schema or a missing or unknown field."""
+        if data.get("schema") != SCHEMA_VERSION:
+            raise ValueError(f"rollout schema {data.get('schema')!r} is not {SCHEMA_VERSION}, the one this version reads")
+        try:
+            return cls(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a rollout of schema {SCHEMA_VERSION}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt that came to nothing and, within limits, was replaced."""
+
+    collection_id: str
+    task_id: str
+    index: int
+    attempt: int
+    reason: str
+    message: str
+    seconds: float
+    sampled_tokens: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))

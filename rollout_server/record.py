@@ -121,7 +121,9 @@ class Rollout:
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
         """Parse a decoded JSON object; raises ValueError on another schema or a missing or unknown field."""
         if data.get("schema") != SCHEMA_VERSION:
-            raise ValueError(f"rollout schema {data.get('schema')!r} is not {SCHEMA_VERSION}, the one this version reads")
+            raise ValueError(
+                f"rollout schema {data.get('schema')!r} is not {SCHEMA_VERSION}, the one this version reads"
+            )
         try:
             return cls(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
         except (KeyError, TypeError) as error:

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# One node's check before a training job starts on it: preflight.sh RUN_DIR. The last line of output says what is wrong.
+set -uo pipefail
+
+# shellcheck source=slurm/site.sh
+. "$LOOP_SLURM_DIR/site.sh"
+loop_activate || { echo "loop_activate failed: check slurm/site.sh"; exit 1; }
+RUN_DIR=$1
+
+if [ "$LOOP_GPUS_PER_NODE" -gt 0 ]; then
+    found=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
+    if [ "$found" -ne "$LOOP_GPUS_PER_NODE" ]; then
+        echo "$found GPUs answer, LOOP_GPUS_PER_NODE is $LOOP_GPUS_PER_NODE: drain the node or mend slurm/site.sh"
+        exit 1
+    fi
+fi
+
+probe=$RUN_DIR/.preflight-$(hostname)-$$
+if ! { echo probe >"$probe" && rm "$probe"; }; then
+    echo "$RUN_DIR is not writable here: is the shared file system mounted?"
+    exit 1
+fi
+
+if ! python - <<PY; then
+import socket, sys
+with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind(("0.0.0.0", $LOOP_NODE_PORT))
+    except OSError as error:
+        sys.exit(f"port $LOOP_NODE_PORT: {error}")
+PY
+    echo "port $LOOP_NODE_PORT is taken: set another LOOP_NODE_PORT in slurm/site.sh"
+    exit 1
+fi
+
+command -v curl >/dev/null || { echo "curl is not installed"; exit 1; }
+if ! python -c 'import torch, torchtune, vllm, loop_recipes, rollout_server'; then
+    echo "imports fail in $(command -v python): run make setup, or mend loop_activate in slurm/site.sh"
+    exit 1
+fi
+echo "good"

@@ -1,0 +1,27 @@
+# Site settings: the one file to edit before the first sbatch. Sourced by the sbatch scripts, on every node.
+# shellcheck shell=bash
+# Account, partition and time limit are given to sbatch itself (or as SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_TIMELIMIT).
+
+# Folder that every node sees: code, environments, model, dataset and runs live under it.
+: "${LOOP_HOME:=${SLURM_SUBMIT_DIR:-$PWD}}"
+# Where runs go: <RUNS>/<run name>/.
+: "${LOOP_RUNS:=$LOOP_HOME/runs}"
+# GPUs a node must have; 0 on a cluster of CPUs (the tests' cluster is one).
+: "${LOOP_GPUS_PER_NODE:=8}"
+# Port of the rollout node, and of torchrun's rendezvous.
+: "${LOOP_NODE_PORT:=8700}"
+# How often a job may requeue itself (USR1, sent before the time limit).
+: "${LOOP_MAX_REQUEUES:=20}"
+# Seconds the rollout node may take to become healthy: loading 32B twice from a shared file system takes minutes.
+: "${LOOP_READY_TIMEOUT:=1800}"
+# Seconds the trainer may take to save after USR1; give sbatch --signal=B:USR1@N with N above this.
+: "${LOOP_SAVE_TIMEOUT:=240}"
+
+# Runs inside every job step, on every node: modules, container hooks, the environment.
+loop_activate() {
+    # module load cuda/13.0
+    export PATH="$LOOP_HOME/.venv/bin:$PATH"
+    export LOOP_HOME
+}
+
+export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_NODE_PORT LOOP_MAX_REQUEUES LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT

@@ -1,0 +1,203 @@
+"""A real Slurm cluster of two nodes on one machine, for tests: slurmctld, two slurmd, each in a network of its own.
+
+Needs root, and Debian's slurmctld, slurmd, slurm-client, munge and iproute2. Nothing outside the temporary folder and
+the network namespaces made here is touched; :meth:`SlurmCluster.stop` removes all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+NODES = ("loopnode1", "loopnode2")
+SUBNET = "10.213.7"
+CONTROLLER = f"{SUBNET}.1"
+BRIDGE = "loopbr0"
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
+
+
+def missing_for_cluster() -> str | None:
+    """Why no cluster can be brought up here, or None."""
+    if os.geteuid() != 0:
+        return "needs root to make network namespaces"
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client munge iproute2)"
+    return None
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+class SlurmCluster:
+    """Two nodes, ``loopnode1`` and ``loopnode2``, with ``gpus`` pretended GPUs each.
+
+    Args:
+        folder: an empty folder for sockets, state, spool and logs.
+        user: the unprivileged user who submits jobs.
+        kill_wait: seconds between TERM and KILL when Slurm ends a step.
+    """
+
+    def __init__(self, folder: Path, *, user: str = "nobody", gpus: int = 2, kill_wait: int = 15) -> None:
+        self.folder = folder
+        self.user = user
+        self.gpus = gpus
+        self.kill_wait = kill_wait
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: list[subprocess.Popen] = []
+
+    def start(self) -> None:
+        self._write_configuration()
+        self._make_network()
+        munge = ["munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key"]
+        munge += [f"--socket={self.folder}/munge.sock", f"--pid-file={self.folder}/munged.pid"]
+        munge += [f"--seed-file={self.folder}/munge.seed", f"--log-file={self.folder}/munged.log"]
+        self._daemon("munged", munge)
+        self._wait(lambda: (self.folder / "munge.sock").exists(), "munged's socket")
+        self._daemon("slurmctld", ["slurmctld", "-D", "-i"])
+        for node in NODES:
+            # `ip netns exec` would hide the cgroup mounts that slurmd asks for.
+            inside = f"hostname {node}; exec slurmd -D -N {node}"
+            self._daemon(node, ["nsenter", f"--net=/run/netns/{node}", "unshare", "--uts", "sh", "-c", inside])
+        self._wait(lambda: self.command("sinfo", "-h", "-o", "%T").split() == ["idle"], "both nodes idle", 60)
+
+    def stop(self) -> None:
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in reversed(self._daemons):
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait(10)
+        for name in NODES:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+
+    def command(self, *words: str, check: bool = True) -> str:
+        """Run a Slurm command as the controller's administrator and return its output."""
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
+        if check and done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def submit(
+        self, script: Path, *words: str, options: tuple[str, ...] = (), cwd: Path, env: dict | None = None
+    ) -> int:
+        """sbatch as the unprivileged user; returns the job's id."""
+        sbatch = ["sbatch", "--parsable", *options, str(script), *words]
+        done = subprocess.run(
+            ["setpriv", f"--reuid={self.user}", "--clear-groups", *sbatch],
+            env={**self.environment, **(env or {})},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if done.returncode:
+            raise RuntimeError(f"sbatch: {done.stderr.strip()}")
+        return int(done.stdout.split(";")[0])
+
+    def job(self, job_id: int) -> dict[str, str]:
+        """The fields of ``scontrol show job``."""
+        line = self.command("scontrol", "-o", "show", "job", str(job_id))
+        return dict(re.findall(r"(\w+)=(\S*)", line))
+
+    def wait_for(self, job_id: int, *states: str, timeout: float = 300) -> dict[str, str]:
+        """Poll until the job is in one of ``states``; raises with the state it was in at the deadline."""
+        deadline = time.monotonic() + timeout
+        while True:
+            fields = self.job(job_id)
+            if fields["JobState"] in states:
+                return fields
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {job_id} is {fields['JobState']}, not {' or '.join(states)}")
+            time.sleep(0.2)
+
+    def _daemon(self, name: str, command: list[str]) -> None:
+        log = open(self.folder / f"{name}.out", "wb")  # noqa: SIM115 - the daemon's, for as long as it lives
+        self._daemons.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
+
+    def _wait(self, condition, what: str, timeout: float = 20) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                if condition():
+                    return
+            except (RuntimeError, OSError):
+                pass
+            time.sleep(0.2)
+        raise TimeoutError(f"no {what} within {timeout:.0f} s; see the logs in {self.folder}")
+
+    def _make_network(self) -> None:
+        _run("ip", "link", "add", BRIDGE, "type", "bridge")
+        _run("ip", "address", "add", f"{CONTROLLER}/24", "dev", BRIDGE)
+        _run("ip", "link", "set", BRIDGE, "up")
+        for number, node in enumerate(NODES, start=2):
+            veth = f"loopve{number}"
+            _run("ip", "netns", "add", node)
+            _run("ip", "link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", node)
+            _run("ip", "link", "set", veth, "master", BRIDGE, "up")
+            for setting in (
+                ("address", "add", f"{SUBNET}.{number}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                _run("ip", "-n", node, *setting)
+
+    def _write_configuration(self) -> None:
+        folder = self.folder
+        (folder / "state").mkdir(parents=True)
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        (folder / "munge.key").chmod(0o600)
+        folder.chmod(0o755)
+        gpu_lines = []
+        for number in range(self.gpus):
+            # slurmd only counts character devices, or CUDA_VISIBLE_DEVICES stays empty.
+            device = folder / f"gpu{number}"
+            os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
+            gpu_lines.append(f"NodeName={','.join(NODES)} Name=gpu File={device}")
+        (folder / "gres.conf").write_text("\n".join(gpu_lines) + "\n")
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        hosts = "\n".join(
+            f"NodeName={node} NodeHostname={node} NodeAddr={SUBNET}.{number} Port=68{number}8 "
+            f"CPUs=8 RealMemory=16000 Gres=gpu:{self.gpus}"
+            for number, node in enumerate(NODES, start=2)
+        )
+        (folder / "slurm.conf").write_text(
+            f"""ClusterName=loop
+SlurmctldHost={socket.gethostname()}({CONTROLLER})
+SlurmctldPort=6817
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+CredType=cred/munge
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+MpiDefault=none
+ReturnToService=2
+KillWait={self.kill_wait}
+MinJobAge=600
+SchedulerParameters=sched_min_interval=100000
+JobRequeue=1
+{hosts}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+        )

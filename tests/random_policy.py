@@ -58,7 +58,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def write_model(folder: Path, seed: int = 0) -> None:
+def write_model(folder: Path, seed: int = 0, tied: bool = True) -> None:
     """A random Qwen2 of about 0.1M parameters in fp32, with its tokenizer, as a Hugging Face folder."""
     write_tokenizer(folder)
     torch.manual_seed(seed)
@@ -71,7 +71,7 @@ def write_model(folder: Path, seed: int = 0) -> None:
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=4096,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         initializer_range=0.1,
     )
     model = Qwen2ForCausalLM(config)

@@ -1,0 +1,175 @@
+"""The behaviour metrics of the LOOP paper's appendix A.1, and API-call sequences, over any set of rollouts.
+
+Input is text only: a rollout's messages and how many agent turns it has. The agent's turns are the last
+``turn_count`` assistant messages, because a prompt may hold a worked example that also has assistant messages. What
+the paper leaves open is decided here once:
+
+- A turn counts in "number of turns" when the environment answered it ("agent submissions followed by environment
+  responses"); the per-turn shares divide by that number and only look at those turns. Counts of text (code
+  characters, `show_api_doc`, assume, dummy) look at every agent turn, answered or not.
+- A code block is what the adapter runs as one (appworld_adapter.extraction): fenced, marked python or py, a last block
+  that was cut off before its closing fence included; the line breaks at its two ends are not counted as characters.
+- An endpoint is attempted where a block names `apis.<app>.<api>`, whether it is called on the spot or handed on.
+- Strings are counted as the paper writes them: lower case, `assumed` once, `assumes` as an occurrence of `assume`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from appworld_adapter.extraction import code_blocks
+from appworld_adapter.observation import FAILURE_HEAD
+
+_ENDPOINT = re.compile(r"\bapis\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
+_SHOW_API_DOC = re.compile(r"\bapis\.api_docs\.show_api_doc\s*\(")
+_ASSUME = re.compile(r"assum(?:e|ing)")  # "assume" also finds "assumed", once
+
+
+@dataclass(frozen=True)
+class AgentTurn:
+    """What the agent wrote in one turn and what the environment answered (None: it did not)."""
+
+    text: str
+    observation: str | None
+
+    @property
+    def blocks(self) -> list[str]:
+        """The contents of its python blocks, in order."""
+        return code_blocks(self.text)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """``app.api`` as named in its blocks, in order, with repetitions."""
+        return [f"{app}.{api}" for block in self.blocks for app, api in _ENDPOINT.findall(block)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment answered with an execution error."""
+        return self.observation is not None and self.observation.startswith(FAILURE_HEAD)
+
+
+@dataclass(frozen=True)
+class RolloutBehavior:
+    """Counts of one rollout; their sums over rollouts are all that the aggregate figures need."""
+
+    turns: int
+    code_characters: int
+    multiple_cell_turns: int
+    failed_turns: int
+    failed_calls: int
+    recovered_calls: int
+    show_api_doc_calls: int
+    assume: int
+    dummy: int
+
+
+@dataclass(frozen=True)
+class Behavior:
+    """Appendix A.1 over ``rollouts`` rollouts. ``give_up_rate`` is None where no call failed."""
+
+    rollouts: int
+    turns: float
+    code_characters: float
+    multiple_cells_per_turn: float
+    execution_errors_per_turn: float
+    give_up_rate: float | None
+    show_api_doc: float
+    assume: float
+    dummy: float
+
+    def as_metrics(self, prefix: str = "behavior/") -> dict[str, float]:
+        """Flat names for a metric logger; a rate that is not defined is left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {f"{prefix}{name}": float(value) for name, value in values.items() if value is not None}
+
+
+def agent_turns(messages: Sequence[Mapping[str, str]], turn_count: int) -> list[AgentTurn]:
+    """The agent's turns with their observations.
+
+    Args:
+        messages: the whole conversation, opening messages included, as {"role", "content"}.
+        turn_count: how many turns the agent had: the last that many assistant messages are its own.
+
+    Raises:
+        ValueError: there are fewer assistant messages than that.
+    """
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if turn_count < 0 or len(places) < turn_count:
+        raise ValueError(f"{turn_count} agent turns, but the conversation has {len(places)} assistant messages")
+    turns = []
+    for place in places[len(places) - turn_count :]:
+        answer = messages[place + 1] if place + 1 < len(messages) else None
+        observation = answer["content"] if answer is not None and answer["role"] == "user" else None
+        turns.append(AgentTurn(messages[place]["content"], observation))
+    return turns
+
+
+def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
+    """(failed, recovered) of one rollout, appendix A.1's steps 3(a) to 3(d).
+
+    A turn whose execution failed adds the endpoints it attempted to the set of failed ones, and ``failed`` counts
+    those newly added; any other turn removes its endpoints from the set, and ``recovered`` counts those removed. An
+    endpoint that fails again after it has recovered is counted anew.
+    """
+    failing: set[str] = set()
+    failed = recovered = 0
+    for turn in turns:
+        attempted = set(turn.endpoints)
+        if turn.failed:
+            failed += len(attempted - failing)
+            failing |= attempted
+        else:
+            recovered += len(attempted & failing)
+            failing -= attempted
+    return failed, recovered
+
+
+def rollout_behavior(messages: Sequence[Mapping[str, str]], turn_count: int) -> RolloutBehavior:
+    """Count one rollout; arguments as for :func:`agent_turns`."""
+    turns = agent_turns(messages, turn_count)
+    answered = [turn for turn in turns if turn.observation is not None]
+    failed, recovered = give_up_counts(answered)
+    return RolloutBehavior(
+        turns=len(answered),
+        code_characters=sum(len(block) for turn in turns for block in turn.blocks),
+        multiple_cell_turns=sum(len(turn.blocks) > 1 for turn in answered),
+        failed_turns=sum(turn.failed for turn in answered),
+        failed_calls=failed,
+        recovered_calls=recovered,
+        show_api_doc_calls=sum(len(_SHOW_API_DOC.findall(block)) for turn in turns for block in turn.blocks),
+        assume=sum(len(_ASSUME.findall(turn.text)) for turn in turns),
+        dummy=sum(turn.text.count("dummy") for turn in turns),
+    )
+
+
+def aggregate(rollouts: Sequence[RolloutBehavior]) -> Behavior:
+    """The figures of appendix A.1 over a set of rollouts.
+
+    Raises:
+        ValueError: the set is empty.
+    """
+    if not rollouts:
+        raise ValueError("behaviour metrics need at least one rollout")
+
+    def total(name: str) -> int:
+        return sum(getattr(rollout, name) for rollout in rollouts)
+
+    count, turns, failed = len(rollouts), total("turns"), total("failed_calls")
+    return Behavior(
+        rollouts=count,
+        turns=turns / count,
+        code_characters=total("code_characters") / count,
+        multiple_cells_per_turn=total("multiple_cell_turns") / max(turns, 1),
+        execution_errors_per_turn=total("failed_turns") / max(turns, 1),
+        give_up_rate=(failed - total("recovered_calls")) / failed if failed else None,
+        show_api_doc=total("show_api_doc_calls") / count,
+        assume=total("assume") / count,
+        dummy=total("dummy") / count,
+    )
+
+
+def api_calls(messages: Sequence[Mapping[str, str]], turn_count: int) -> tuple[str, ...]:
+    """The endpoints a rollout named, in order: the sequence by which rollouts of one task are compared."""
+    return tuple(call for turn in agent_turns(messages, turn_count) for call in turn.endpoints)

@@ -1,0 +1,141 @@
+"""Appendix A.1 on conversations small enough to count by hand."""
+
+import pytest
+
+from appworld_adapter.behavior import (
+    AgentTurn,
+    agent_turns,
+    aggregate,
+    api_calls,
+    give_up_counts,
+    rollout_behavior,
+)
+
+OPENING = [
+    {"role": "system", "content": "You assume nothing."},
+    {"role": "user", "content": "An example."},
+    {"role": "assistant", "content": "I assume dummy.\n```python\napis.api_docs.show_api_doc()\n```"},
+    {"role": "user", "content": "Execution failed. Traceback: of the example"},
+    {"role": "assistant", "content": "```python\napis.supervisor.complete_task()\n```"},
+    {"role": "user", "content": "Task: do it."},
+]
+FAILED = "Execution failed. Traceback:\n  boom"
+
+
+def conversation(*pairs):
+    messages = list(OPENING)
+    for text, observation in pairs:
+        messages.append({"role": "assistant", "content": text})
+        if observation is not None:
+            messages.append({"role": "user", "content": observation})
+    return messages
+
+
+def code(*lines, language="python"):
+    return "```" + language + "\n" + "\n".join(lines) + "\n```"
+
+
+def turn(failed, *endpoints):
+    return AgentTurn(code(*(f"apis.{endpoint}()" for endpoint in endpoints)), FAILED if failed else "ok")
+
+
+def test_give_up_a_failed_call_never_tried_again():
+    assert give_up_counts([turn(True, "venmo.login"), turn(False, "phone.login")]) == (1, 0)
+
+
+def test_give_up_recovers_only_what_failed():
+    # turn 1 fails with a, b: failed 2. Turn 2 succeeds with b and c: only b was in the set: recovered 1.
+    turns = [turn(True, "x.a", "x.b"), turn(False, "x.b", "x.c")]
+    assert give_up_counts(turns) == (2, 1)
+
+
+def test_give_up_counts_a_repeated_failure_once_and_a_second_failure_after_recovery_again():
+    turns = [
+        turn(True, "x.a"),  # set {a}, failed 1
+        turn(True, "x.a", "x.b"),  # only b is new: set {a, b}, failed 2
+        turn(False, "x.a", "x.a"),  # removes a once: recovered 1
+        turn(True, "x.a"),  # a is new again: failed 3
+        turn(False, "x.a"),  # recovered 2
+        turn(False, "x.a"),  # nothing left of a: recovered stays 2
+    ]
+    assert give_up_counts(turns) == (3, 2)
+
+
+def test_give_up_ignores_failures_without_endpoints_and_prose():
+    prose = AgentTurn("I will call apis.x.a() again." + code("1 / 0"), FAILED)
+    assert give_up_counts([prose, turn(False, "x.a")]) == (0, 0)
+
+
+def test_give_up_rate_is_pooled_over_rollouts_not_averaged():
+    first = rollout_behavior(
+        conversation((code("apis.x.a(); apis.x.b(); apis.x.c()"), FAILED), (code("apis.x.a()"), "ok")), 2
+    )
+    second = rollout_behavior(conversation((code("apis.x.a()"), FAILED), (code("apis.x.a()"), "ok")), 2)
+    assert (first.failed_calls, first.recovered_calls) == (3, 1)
+    assert (second.failed_calls, second.recovered_calls) == (1, 1)
+    assert aggregate([first, second]).give_up_rate == pytest.approx((4 - 2) / 4)  # the mean of rates would be 1/3
+
+
+def test_give_up_rate_is_undefined_without_failures():
+    behavior = aggregate([rollout_behavior(conversation((code("apis.x.a()"), "ok")), 1)])
+    assert behavior.give_up_rate is None
+    assert "behavior/give_up_rate" not in behavior.as_metrics()
+
+
+def test_the_prompts_worked_example_is_not_the_agents():
+    messages = conversation((code("apis.x.a()"), "ok"))
+    behavior = rollout_behavior(messages, 1)
+    assert (behavior.turns, behavior.show_api_doc_calls, behavior.assume, behavior.dummy) == (1, 0, 0, 0)
+    assert behavior.failed_turns == 0
+    assert api_calls(messages, 1) == ("x.a",)
+
+
+def test_every_count_of_a_rollout():
+    first = (
+        "I assumed it, assuming so; one assumes. No assumption.\n"
+        + code("print(apis.api_docs.show_api_doc(app='x'))", "y = apis.api_docs.show_api_doc (1)")
+        + "\nand\n"
+        + code("dummy = 1", language="py")
+    )
+    second = "dummy dummy\n" + code("apis.x.a()") + "\n```json\n{}\n```\n"
+    third = "no code, I assume"
+    unanswered = "```python\napis.x.b("
+    behavior = rollout_behavior(
+        conversation(
+            (first, "ok\nExecution failed. is not at the start"), (second, FAILED), (third, ""), (unanswered, None)
+        ),
+        4,
+    )
+    lines = "print(apis.api_docs.show_api_doc(app='x'))\ny = apis.api_docs.show_api_doc (1)"
+    assert behavior.turns == 3
+    assert behavior.code_characters == len(lines) + len("dummy = 1") + len("apis.x.a()") + len("apis.x.b(")
+    assert behavior.multiple_cell_turns == 1  # the json fence of the second turn is no code cell
+    assert behavior.failed_turns == 1
+    assert (behavior.failed_calls, behavior.recovered_calls) == (1, 0)
+    assert behavior.show_api_doc_calls == 2
+    assert behavior.assume == 4  # assumed, assuming, assumes; and assume in the third turn
+    assert behavior.dummy == 3  # one in code, two in prose
+
+
+def test_aggregate_divides_by_rollouts_and_by_turns():
+    one = rollout_behavior(conversation((code("a") + code("b"), "ok"), (code("c"), FAILED)), 2)
+    other = rollout_behavior(conversation((code("d"), "ok"), (code("e"), "ok")), 2)
+    behavior = aggregate([one, other])
+    assert behavior.turns == 2.0
+    assert behavior.code_characters == (3 * 1 + 2 * 1) / 2
+    assert behavior.multiple_cells_per_turn == 1 / 4
+    assert behavior.execution_errors_per_turn == 1 / 4
+
+
+def test_api_calls_keep_order_and_repetitions_across_blocks_and_turns():
+    messages = conversation(
+        (code("apis.b.x(apis.a.y())") + code("map(apis.c.z, [])"), "ok"), (code("apis.a.y()"), "ok")
+    )
+    assert api_calls(messages, 2) == ("b.x", "a.y", "c.z", "a.y")
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="3 agent turns, but the conversation has 2 assistant messages"):
+        agent_turns(OPENING, 3)
+    with pytest.raises(ValueError, match="at least one rollout"):
+        aggregate([])

@@ -1,0 +1,77 @@
+"""Advantages: what a rollout's return is compared with before it moves the policy.
+
+Every component maps ``(rewards [b], groups [b])`` to advantages [b]. A group holds the rollouts of one task that were
+really finished (four to six of six under early stop); its real size n enters the formulas, never the number asked for.
+A group of one has nothing to be compared with: its advantage is 0, and the low-advantage filter drops it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _group_statistics(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Size, mean and population variance of every rollout's own group; three tensors [b] in float64."""
+    if values.shape != groups.shape or values.ndim != 1:
+        raise ValueError(f"rewards {list(values.shape)} and groups {list(groups.shape)} must be vectors of one length")
+    _, index = torch.unique(groups, return_inverse=True)
+    values = values.double()
+    sums = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+    size = sums.index_add(0, index, torch.ones_like(values))[index]
+    mean = sums.index_add(0, index, values)[index] / size
+    variance = sums.index_add(0, index, (values - mean) ** 2)[index] / size
+    return size, mean, variance
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """``A_k = R_k - mean of the group's other returns = n/(n-1) (R_k - mean_i R_i)`` (LOOP, eq. 3)."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        size, mean, _ = _group_statistics(rewards, groups)
+        return (size / (size - 1).clamp(min=1) * (rewards - mean)).float()
+
+
+@dataclass(frozen=True)
+class GroupMean:
+    """``A_k = R_k - mean_i R_i``: the group's mean as baseline, own return included."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        _, mean, _ = _group_statistics(rewards, groups)
+        return (rewards - mean).float()
+
+
+@dataclass(frozen=True)
+class StdNormalized:
+    """``A_k = (R_k - mean_i R_i) / max(std_i R_i, floor)``, population standard deviation (GRPO; LOOP's RwNorm).
+
+    The floor only keeps groups without any spread at 0 instead of 0/0; it is no smoothing term.
+    """
+
+    floor: float = 1e-7
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        _, mean, variance = _group_statistics(rewards, groups)
+        return ((rewards - mean) / variance.sqrt().clamp(min=self.floor)).float()
+
+
+@dataclass(frozen=True)
+class BatchNormalized:
+    """Returns less a baseline, divided by the standard deviation over the whole batch (REINFORCE++, arXiv 2501.03262).
+
+    Args:
+        group_baseline: subtract each group's mean first (the paper's variant for several rollouts a prompt); otherwise
+            the batch's mean is the baseline.
+        floor: lower bound of the divisor, for a batch without spread.
+    """
+
+    group_baseline: bool = False
+    floor: float = 1e-7
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        _, mean, _ = _group_statistics(rewards, groups)
+        centred = rewards.double() - (mean if self.group_baseline else rewards.double().mean())
+        return (centred / centred.square().mean().sqrt().clamp(min=self.floor)).float()

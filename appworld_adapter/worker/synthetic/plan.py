@@ -1,0 +1,181 @@
+"""What a template makes of one task: instruction, requirements, and the reference solution as turns.
+
+A turn is one step of an agent: a short thought and the code it runs. Values that the agent must find or copy stand in
+the code as literals, exactly as they stand in an observation or in the task's text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from people import Person
+from world import Engine
+
+Answer = str | int | None
+
+
+@dataclass
+class Script:
+    """The reference solution under construction, and where in it an agent may plausibly go wrong.
+
+    ``roles[i]`` says what turn i is for (docs, passwords, login, lookup, act, complete). ``slips`` lists literals that
+    a careless agent gets wrong: {"turn", "value", "wrong": [...]}.
+    """
+
+    person: Person
+    turns: list[dict[str, str]] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    slips: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, role: str, thought: str, code: str) -> None:
+        self.turns.append({"thought": thought, "code": code})
+        self.roles.append(role)
+
+    def docs(self, app: str, api: str) -> None:
+        look_up = f"apis.api_docs.show_api_doc(app_name={app!r}, api_name={api!r})"
+        self.add("docs", f"I look up how {api} is called.", f"for p in {look_up}['parameters']:\n    print(p['name'])")
+
+    def passwords(self) -> None:
+        code = "for a in apis.supervisor.show_account_passwords():\n    print(a['account_name'], a['password'])"
+        self.add("passwords", "I look up the account passwords.", code)
+
+    def login(self, app: str) -> None:
+        password = self.person.passwords[app]
+        code = (
+            f"{app}_token = apis.{app}.login("
+            f"username={self.person.username(app)!r}, password={password!r})['access_token']"
+        )
+        self.add("login", f"I log in to {app}.", code)
+        wrong = [other for name, other in self.person.passwords.items() if name != app]
+        self.slips.append({"turn": len(self.turns) - 1, "value": password, "wrong": wrong})
+
+    def lookup(self, thought: str, app: str, call: str, variable: str, shows: Sequence[str]) -> None:
+        """Prints the fields ``shows`` (each an expression on ``variable``) of every record that ``call`` returns."""
+        columns = ", ".join(f"{variable}{path}" for path in shows)
+        self.add("lookup", thought, f"for {variable} in apis.{app}.{call}:\n    print({columns})")
+
+    def act(self, thought: str, app: str, call: str, **slips: tuple[Any, Sequence[Any]]) -> None:
+        self.add("act", thought, f"print(apis.{app}.{call})")
+        for value, wrong in slips.values():
+            self.slips.append({"turn": len(self.turns) - 1, "value": value, "wrong": list(wrong)})
+
+    def complete(self, answer: Answer = None, wrong: Sequence[Answer] = ()) -> None:
+        if answer is None:
+            self.add("complete", "The task is done.", "apis.supervisor.complete_task()")
+            return
+        self.add("complete", "I have the answer.", f"apis.supervisor.complete_task(answer={answer!r})")
+        self.slips.append({"turn": len(self.turns) - 1, "value": answer, "wrong": list(wrong)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A finished task, but for its place on disk."""
+
+    instruction: str
+    requirements: list[dict[str, Any]]
+    script: Script
+    answer: Answer = None
+
+
+@dataclass
+class Stage:
+    """What a template works with: one person's world at one moment, and a seeded source of choices.
+
+    ``phrasing`` is the same for the three tasks of a scenario, so that they are one instruction with other particulars.
+    """
+
+    engine: Engine
+    person: Person
+    rng: random.Random
+    now: datetime.datetime
+    phrasing: int
+
+    def phrase(self, *wordings: str) -> str:
+        return wordings[self.phrasing % len(wordings)]
+
+    def before(self, person: Person, app: str, api: str, **arguments: Any) -> Any:
+        """Something that happened the day before the task, done by ``person``."""
+        at = self.now - datetime.timedelta(days=1, seconds=-self.rng.randrange(1, 3600))
+        return self.engine.call(person, app, api, at, **arguments)
+
+    def look(self, app: str, api: str, **arguments: Any) -> Any:
+        """What ``person`` sees when looking now."""
+        return self.engine.call(self.person, app, api, self.now, **arguments)
+
+    def user_id(self, person: Person, app: str) -> int:
+        return self.engine.user_id(person, app)
+
+    def relation(self) -> tuple[str, Person]:
+        return self.rng.choice(self.engine.population.contacts[self.person.email])
+
+    def others(self, count: int) -> list[Person]:
+        return self.rng.sample(self.engine.population.others(self.person), count)
+
+    def script(self) -> Script:
+        return Script(self.person)
+
+
+Template = Callable[[Stage], Plan]
+
+
+@dataclass(frozen=True)
+class TemplateInfo:
+    """A registered template: ``kind`` is "train" (used in train, dev and test_normal), "held_out" (test_normal only)
+    or "challenge" (test_challenge only)."""
+
+    name: str
+    build: Template
+    difficulty: int
+    apps: tuple[str, ...]
+    kind: str
+
+
+TEMPLATES: dict[str, TemplateInfo] = {}
+
+
+def template(difficulty: int, apps: str, kind: str = "train") -> Callable[[Template], Template]:
+    """Registers the decorated function under its own name."""
+
+    def register(build: Template) -> Template:
+        TEMPLATES[build.__name__] = TemplateInfo(build.__name__, build, difficulty, tuple(apps.split()), kind)
+        return build
+
+    return register
+
+
+# Requirements. All are data, read by evaluation_program.py, which is every task's evaluation.py.
+
+
+def only(**limits: dict[str, int]) -> dict[str, Any]:
+    """Nothing but so many records of these models changed; keys are ``app__Model``. Doing nothing passes it."""
+    allowed = {name.replace("__", "."): counts for name, counts in limits.items()}
+    text = "Nothing changed but what the task asks for." if allowed else "No record of any app was changed."
+    return {"kind": "only", "text": text, "allowed": allowed}
+
+
+def added(text: str, model: str, **fields: Any) -> dict[str, Any]:
+    """A record of ``model`` with these field values was added, and no other one."""
+    return {"kind": "added", "text": text, "model": model, "fields": fields, "reported": False}
+
+
+def updated(text: str, model: str, record_id: int | None = None, **fields: Any) -> dict[str, Any]:
+    """One record of ``model`` was updated: the one with ``record_id`` if given, to these values."""
+    return {"kind": "updated", "text": text, "model": model, "id": record_id, "fields": fields, "reported": False}
+
+
+def reported(requirement: dict[str, Any]) -> dict[str, Any]:
+    """The same requirement, which now also wants the task to be marked complete, without an answer."""
+    return requirement | {"reported": True, "text": requirement["text"] + " The task was then marked complete."}
+
+
+def answers(*candidates: Answer, of: str) -> list[dict[str, Any]]:
+    """The requirements of a question: nothing changed, an answer out of ``candidates``, and the right one."""
+    return [
+        only(),
+        {"kind": "answer_among", "text": f"The answer is one of {of}.", "candidates": list(candidates)},
+        {"kind": "answer", "text": "The answer is the right one."},
+    ]

@@ -1,0 +1,144 @@
+"""Scenario templates on the phone: contacts, messages, alarms."""
+
+from __future__ import annotations
+
+from plan import Plan, Stage, added, answers, only, reported, template, updated
+from world import MESSAGES
+
+
+def clock(stage: Stage) -> str:
+    return f"{stage.rng.randrange(5, 12):02d}:{stage.rng.choice((0, 10, 20, 30, 40, 50)):02d}"
+
+
+LABELS = ("swim", "yoga", "dentist", "market", "train", "medicine")
+
+
+@template(difficulty=1, apps="phone")
+def phone_set_alarm(stage: Stage) -> Plan:
+    time, label = clock(stage), stage.rng.choice(LABELS)
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    script.act(
+        "I set the alarm.",
+        "phone",
+        f"create_alarm(time={time!r}, label={label!r}, access_token=phone_token)",
+        time=(time, [clock(stage), clock(stage)]),
+        label=(label, [other for other in LABELS if other != label]),
+    )
+    script.complete()
+    user_id = stage.user_id(stage.person, "phone")
+    requirements = [
+        only(phone__Alarm={"added": 1}),
+        added("An alarm was set on the phone.", "phone.Alarm", user_id=user_id),
+        added("The new alarm rings at the right time.", "phone.Alarm", time=time),
+        reported(added("The new alarm has the right label and time.", "phone.Alarm", label=label, time=time)),
+    ]
+    wording = stage.phrase(
+        f"Set an alarm on my phone for {time} with the label {label}.",
+        f"I need a phone alarm labelled {label} at {time}.",
+    )
+    return Plan(wording, requirements, script)
+
+
+@template(difficulty=2, apps="phone")
+def phone_move_alarm(stage: Stage) -> Plan:
+    labels = stage.rng.sample(LABELS, 2)
+    for label in labels:
+        stage.before(stage.person, "phone", "create_alarm", time=clock(stage), label=label)
+    alarms = stage.look("phone", "show_alarms", page_limit=20)
+    alarm = next(alarm for alarm in alarms if alarm["label"] == labels[0])
+    taken = {alarm["time"] for alarm in alarms}
+    time = clock(stage)
+    while time in taken:
+        time = clock(stage)
+    alarm_id, other_ids = alarm["alarm_id"], [a["alarm_id"] for a in alarms if a is not alarm]
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    script.lookup(
+        "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", ["['alarm_id']", "['label']"]
+    )
+    script.act(
+        f"I move the {labels[0]} alarm.",
+        "phone",
+        f"update_alarm(alarm_id={alarm_id}, time={time!r}, access_token=phone_token)",
+        alarm_id=(alarm_id, other_ids),
+        time=(time, [clock(stage), clock(stage)]),
+    )
+    script.complete()
+    requirements = [
+        only(phone__Alarm={"updated": 1}),
+        updated("One alarm was changed.", "phone.Alarm"),
+        updated("The right alarm was changed.", "phone.Alarm", alarm_id),
+        reported(updated("The right alarm rings at the new time.", "phone.Alarm", alarm_id, time=time)),
+    ]
+    wording = stage.phrase(
+        f"Move my phone alarm {labels[0]} to {time}.", f"My {labels[0]} alarm should ring at {time}. Change it."
+    )
+    return Plan(wording, requirements, script)
+
+
+@template(difficulty=1, apps="phone")
+def phone_who_is(stage: Stage) -> Plan:
+    relationship, other = stage.relation()
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    find_contact(script, relationship, "['first_name']", "['last_name']")
+    names = [contact.name for contact in stage.engine.population.others(stage.person)]
+    script.complete(other.name, [name for name in names if name != other.name])
+    wording = stage.phrase(
+        f"What is the full name of my {relationship}?", f"Give me the first and last name of my {relationship}."
+    )
+    return Plan(wording, answers(*names, of="the names in the contact book"), script, other.name)
+
+
+@template(difficulty=2, apps="phone")
+def phone_text_relation(stage: Stage) -> Plan:
+    relationship, other = stage.relation()
+    message = stage.rng.choice(MESSAGES)
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    find_contact(script, relationship, "['first_name']", "['phone_number']")
+    send_text(stage, script, other, message)
+    script.complete()
+    wording = stage.phrase(
+        f"Text my {relationship} this message: {message}", f"Send a phone message to my {relationship}: {message}"
+    )
+    return Plan(wording, text_requirements(stage, other, message), script)
+
+
+def find_contact(script, relationship: str, *shows: str) -> None:
+    script.lookup(
+        f"I look for the {relationship}.",
+        "phone",
+        f"search_contacts(relationship={relationship!r}, access_token=phone_token)",
+        "c",
+        shows,
+    )
+
+
+def send_text(stage: Stage, script, receiver, message: str) -> None:
+    strangers = [other.phone_number for other in stage.engine.population.others(stage.person) if other is not receiver]
+    script.act(
+        "I send the message.",
+        "phone",
+        f"send_text_message(phone_number={receiver.phone_number!r}, message={message!r}, access_token=phone_token)",
+        phone_number=(receiver.phone_number, strangers),
+        message=(message, ["hello"]),
+    )
+
+
+def text_requirements(stage: Stage, receiver, message: str) -> list[dict]:
+    sender_id, receiver_id = stage.user_id(stage.person, "phone"), stage.user_id(receiver, "phone")
+    model = "phone.GlobalTextMessage"
+    return [
+        only(phone__GlobalTextMessage={"added": 1}, phone__UserTextMessage={"added": 2}),
+        added("A text message was sent.", model, sender_id=sender_id),
+        added("The message went to the right person.", model, receiver_id=receiver_id),
+        reported(
+            added("The right person got the right message.", model, receiver_id=receiver_id, message=message),
+        ),
+    ]

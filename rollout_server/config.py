@@ -35,7 +35,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _require(self.dtype in ("float32", "bfloat16", "float16"), "model.dtype", "float32, bfloat16 or float16")
         _require(self.max_context >= 16, "model.max_context", "at least 16")
-        _require(self.lora_rank in (8, 16, 32, 64, 128, 256), "model.lora_rank", "one of 8, 16, 32, 64, 128, 256")
+        _require(1 <= self.lora_rank <= 512, "model.lora_rank", "1 to 512")
 
 
 @dataclass(frozen=True)

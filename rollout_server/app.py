@@ -1,0 +1,248 @@
+"""The node's HTTP face (aiohttp): JSON in, JSON or lines of JSON out, a bearer token on everything but /health."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aiohttp import BodyPartReader, web
+
+from rollout_server.adapter_check import ADAPTER_FILES, MAX_CONFIG_BYTES, WEIGHTS_FILE, AdapterError
+from rollout_server.collection import CollectionRequest
+from rollout_server.collection_run import CollectionRun
+from rollout_server.config import ConfigError
+from rollout_server.node import Node, RequestError
+from rollout_server.policies import UnknownPolicy
+from rollout_server.router import ServerUnavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_JSON_BYTES = 8 << 20
+BODY_DEADLINE_S = 60.0
+UPLOAD_DEADLINE_S = 1800.0
+WRITE_DEADLINE_S = 120.0
+HEARTBEAT_S = 2.0
+RECORDS_PER_READ = 16
+
+NODE: web.AppKey[Node] = web.AppKey("node", Node)
+
+
+def build_app(node: Node, token: str) -> web.Application:
+    """The application; ``token`` is what requests must carry."""
+    app = web.Application(middlewares=[_errors, _authentication(token)], client_max_size=MAX_JSON_BYTES)
+    app[NODE] = node
+    app.add_routes(
+        [
+            web.get("/health", health),
+            web.get("/metrics", metrics),
+            web.get("/v1/status", status),
+            web.get("/v1/tasks", tasks),
+            web.post("/v1/collections", start_collection),
+            web.get("/v1/collections/{id}/rollouts", stream_rollouts),
+            web.delete("/v1/collections/{id}", cancel_collection),
+            web.put("/v1/policies/{version}", publish_policy),
+            web.delete("/v1/policies/{version}", retire_policy),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Every refusal is ``{"error": "one line"}`` with a fitting status."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return _refusal(error.status, error)
+    except (ConfigError, AdapterError) as error:
+        return _refusal(400, error)
+    except UnknownPolicy as error:
+        return _refusal(404, error)
+    except ServerUnavailable as error:
+        return _refusal(503, error)
+    except TimeoutError:
+        return _refusal(408, "the request's body did not arrive in time")
+    except web.HTTPException as error:
+        return _refusal(error.status, error.reason)
+    except OSError as error:
+        logger.exception("%s %s", request.method, request.path)
+        return _refusal(507, f"the node's disk or network failed: {error}")
+
+
+def _refusal(status: int, error: object) -> web.Response:
+    return web.json_response({"error": " ".join(str(error).split())}, status=status)
+
+
+def _authentication(token: str) -> Any:
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path == "/health":
+            return await handler(request)
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, expected):
+            raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
+        if not request.app[NODE].ready and request.path not in ("/metrics", "/v1/status"):
+            raise RequestError(503, f"the rollout node is {request.app[NODE].health()['status']}; ask /health")
+        return await handler(request)
+
+    return check
+
+
+async def _json_body(request: web.Request) -> Any:
+    async with asyncio.timeout(BODY_DEADLINE_S):
+        body = await request.read()
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from error
+
+
+async def health(request: web.Request) -> web.Response:
+    report = request.app[NODE].health()
+    return web.json_response(report, status=200 if report["status"] == "ok" else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[NODE].metrics.render(), content_type="text/plain", charset="utf-8")
+
+
+async def status(request: web.Request) -> web.Response:
+    return web.json_response(request.app[NODE].status())
+
+
+async def tasks(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    if "split" not in request.query:
+        raise RequestError(400, "say which split: /v1/tasks?split=train")
+    return web.json_response({"dataset": node.pool.dataset, "tasks": node.tasks(request.query["split"])})
+
+
+async def start_collection(request: web.Request) -> web.Response:
+    collection = CollectionRequest.from_dict(await _json_body(request))
+    run = await request.app[NODE].start_collection(collection)
+    return web.json_response({"id": run.request.id, "state": run.state})
+
+
+async def cancel_collection(request: web.Request) -> web.Response:
+    run = await request.app[NODE].collection(request.match_info["id"])
+    run.cancel()
+    return web.json_response({"id": run.request.id, "state": run.collector.outcome})
+
+
+async def stream_rollouts(request: web.Request) -> web.StreamResponse:
+    """Records from a cursor on, as they become durable; a heartbeat with the progress while there is nothing new.
+
+    A node that stops closes the connection without an end: the reader comes back with its cursor.
+    """
+    node = request.app[NODE]
+    run = await node.collection(request.match_info["id"])
+    text = request.query.get("after", "0")
+    cursor = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= cursor <= run.stored.rollouts.count:
+        there = run.stored.rollouts.count
+        raise RequestError(400, f"after={text!r} is not a cursor of {run.request.id}, which has 0 to {there}")
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    while not node.stopping.is_set():
+        # Taken before looking, so that a change between the look and the wait is not missed.
+        changed, ended = run.changed, run.end
+        records = await asyncio.to_thread(run.stored.rollouts.read, cursor, RECORDS_PER_READ)
+        lines = [b'{"cursor":%d,"rollout":%b}\n' % (cursor + n, record) for n, record in enumerate(records, start=1)]
+        cursor += len(records)
+        if not records and ended is not None:
+            lines = [json.dumps({"end": asdict(ended)}).encode() + b"\n"]
+        elif not records and not await _wait_for_change(changed, node):
+            lines = [_heartbeat(run)]
+        if lines:
+            async with asyncio.timeout(WRITE_DEADLINE_S):
+                await response.write(b"".join(lines))
+        if not records and ended is not None:
+            await response.write_eof()
+            return response
+    if request.transport is not None:
+        request.transport.close()
+    return response
+
+
+async def _wait_for_change(changed: asyncio.Event, node: Node) -> bool:
+    """False when nothing happened for a heartbeat's time."""
+    waits = [asyncio.ensure_future(changed.wait()), asyncio.ensure_future(node.stopping.wait())]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _heartbeat(run: CollectionRun) -> bytes:
+    return json.dumps({"heartbeat": True, "progress": asdict(run.collector.progress())}).encode() + b"\n"
+
+
+def _version(request: web.Request) -> int:
+    text = request.match_info["version"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RequestError(400, f"policy version {text!r} is not a whole number from 0")
+    return int(text)
+
+
+async def publish_policy(request: web.Request) -> web.Response:
+    """The adapter by path (JSON) or uploaded (multipart: the two files, and perhaps a part "canary" of JSON)."""
+    node, version = request.app[NODE], _version(request)
+    if not request.content_type.startswith("multipart/"):
+        body = await _json_body(request)
+        if not isinstance(body, dict) or not isinstance(body.get("path"), str) or set(body) - {"path", "canary"}:
+            raise RequestError(400, 'the body must be {"path": ..., "canary": ...} or a multipart upload')
+        info = await node.policies.publish(version, body["path"], body.get("canary"))
+        return web.json_response(asdict(info))
+    most = node.policies.max_adapter_bytes + 2 * MAX_JSON_BYTES
+    if (request.content_length or 0) > most:
+        raise RequestError(
+            413, f"the body has {request.content_length} bytes; an adapter of this model has under {most}"
+        )
+    folder = node.policies.staging()
+    try:
+        async with asyncio.timeout(UPLOAD_DEADLINE_S):
+            canary = await _receive(request, folder, node.policies.max_adapter_bytes)
+        info = await node.policies.publish(version, folder, canary)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return web.json_response(asdict(info))
+
+
+async def _receive(request: web.Request, folder: Path, most: int) -> Any:
+    """Write the upload's files below ``folder``; returns the decoded canary, or None."""
+    canary = None
+    async for part in await request.multipart():
+        if not isinstance(part, BodyPartReader) or part.name not in (*ADAPTER_FILES, "canary"):
+            raise RequestError(400, f"the upload may hold {', '.join(ADAPTER_FILES)} and canary only")
+        bound = {WEIGHTS_FILE: most, "canary": MAX_JSON_BYTES}.get(part.name, MAX_CONFIG_BYTES)
+        # The name is one of three constants: nothing a client sends becomes a path.
+        with open(folder / part.name, "wb") as file:  # noqa: ASYNC230 - a chunk takes microseconds
+            size = 0
+            while chunk := await part.read_chunk(1 << 20):
+                size += len(chunk)
+                if size > bound:
+                    raise RequestError(413, f"{part.name} has more than {bound} bytes, the most there can be")
+                file.write(chunk)
+        if part.name == "canary":
+            try:
+                canary = json.loads((folder / part.name).read_bytes())
+            except ValueError as error:
+                raise RequestError(400, f"canary is not JSON: {error}") from error
+            (folder / part.name).unlink()
+    return canary
+
+
+async def retire_policy(request: web.Request) -> web.Response:
+    version = _version(request)
+    await request.app[NODE].policies.retire(version)
+    return web.json_response({"version": version})

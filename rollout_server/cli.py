@@ -1,0 +1,154 @@
+"""``rollout-server --config node.yaml [key=value ...]`` runs a node; ``rollout-server status URL`` shows one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+
+from aiohttp import web
+from rich.console import Console
+from rich.live import Live
+from rich.logging import RichHandler
+
+from rollout_server.app import build_app
+from rollout_server.client import RolloutClient
+from rollout_server.config import ConfigError, NodeConfig, load_node_config
+from rollout_server.display import print_status, status_line
+from rollout_server.node import Node
+
+logger = logging.getLogger("rollout_server")
+
+DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
+ORPHAN_GRACE_S = 120.0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit status 0 after an orderly stop, 1 with one line on stderr for what could not be done."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments[:1] == ["status"]:
+            _status(arguments[1:])
+        else:
+            _serve(arguments)
+    except (ConfigError, ValueError, RuntimeError, OSError) as error:
+        sys.exit(f"rollout-server: {error}")
+
+
+def _status(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser("rollout-server status", description="Show the state of a running rollout node.")
+    parser.add_argument("url", help="http://host:port of the node")
+    parser.add_argument("--token-env", default=DEFAULT_TOKEN_ENV, help="variable that holds the bearer token")
+    options = parser.parse_args(arguments)
+    client = RolloutClient(options.url, _token(options.token_env), timeout_s=10.0, reconnect_s=0.0)
+    print_status(options.url, client.status())
+
+
+def _serve(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser("rollout-server", description=__doc__)
+    parser.add_argument("--config", required=True, help="YAML file; see docs/rollout_node.md")
+    parser.add_argument("--owner-pid", type=int, help="stop when the process of this id is gone")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
+    options = parser.parse_args(arguments)
+    config = load_node_config(options.config, options.overrides)
+    token = _token(config.token_env)
+    terminal = Console(stderr=True)
+    # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
+    handler = RichHandler(console=terminal, show_path=False) if terminal.is_terminal else logging.StreamHandler()
+    plain = "%(message)s" if terminal.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=plain, handlers=[handler], force=True)
+    if options.owner_pid is not None:
+        _follow(options.owner_pid)
+    asyncio.run(_run(config, token, terminal))
+
+
+def _token(variable: str) -> str:
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ConfigError(f"no bearer token: set the environment variable {variable} to a secret of your choice")
+    return token
+
+
+def _follow(owner: int) -> None:
+    """Stop this node when the process ``owner`` ends, however it ends; by force when it does not stop by itself.
+
+    A thread waits, not the event loop, so that a loop that hangs is no way to outlive the owner. Children die with this
+    process by themselves.
+    """
+    try:
+        descriptor = os.pidfd_open(owner)
+    except OSError as error:
+        raise ConfigError(f"--owner-pid {owner}: no such process") from error
+
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_GRACE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="owner watch", daemon=True).start()
+
+
+async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
+    """Bind first, so that a port in use is known before anything is started; then serve until told to stop."""
+    node = Node(config)
+    runner = web.AppRunner(build_app(node, token), access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, config.host, config.port).start()
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {why}; choose another port") from error
+        port = runner.addresses[0][1]
+        node.write_address(f"http://{config.host}:{port}", os.getpid())
+        logger.info("listening on http://%s:%d", config.host, port)
+        await _until_stopped(node, terminal)
+    finally:
+        node.remove_address()
+        await runner.cleanup()
+
+
+async def _until_stopped(node: Node, terminal: Console) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    starting = asyncio.create_task(node.start())
+    stopping = asyncio.create_task(stop.wait())
+    shown = asyncio.create_task(_show(node, terminal)) if terminal.is_terminal else None
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            await stopping
+        logger.info("stopping")
+    finally:
+        for task in (starting, stopping, shown):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await node.stop()
+
+
+async def _show(node: Node, terminal: Console) -> None:
+    """A status line at the bottom of the terminal, log lines above it."""
+    seen, then = 0.0, time.monotonic()
+    with Live(console=terminal, auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(1.0)
+            sampled, now = node.router.counters.sampled_tokens, time.monotonic()
+            live.update(status_line(node.status(), (sampled - seen) / (now - then)), refresh=True)
+            seen, then = sampled, now
+
+
+if __name__ == "__main__":
+    main()

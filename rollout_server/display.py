@@ -1,0 +1,54 @@
+"""The node's state for people: a live line in a terminal, and the table of ``rollout-server status``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+
+def status_line(status: dict[str, Any], tokens_per_second: float) -> Text:
+    """One line of a :meth:`Node.status <rollout_server.node.Node.status>`."""
+    ready = sum(server["state"] == "ready" for server in status["servers"])
+    versions = status["policy_versions"]
+    parts = [
+        f"servers {ready}/{len(status['servers'])}",
+        f"policy {versions[-1] if versions else 'none'}",
+        f"episodes {status['running']} running, {status['waiting']} waiting",
+        f"{tokens_per_second:.0f} tok/s",
+    ]
+    current = [item for item in status["collections"] if item["state"] == "running"]
+    if current:
+        parts.append(f"{current[0]['id']}: {current[0]['finished']}/{current[0]['needed']}")
+    color = "green" if status["status"] == "ok" and ready == len(status["servers"]) else "yellow"
+    return Text.assemble((f"● {status['status']}", color), "  " + " · ".join(parts))
+
+
+def status_tables(url: str, status: dict[str, Any]) -> Group:
+    """All of a node's state: what it serves, its servers, its last collections."""
+    head = Text(f"{url}: {status['status']}")
+    if status["status"] == "ok":
+        versions = ", ".join(map(str, status["policy_versions"])) or "none"
+        head.append(f"\nmodel {status['model']}, dataset {status['dataset']}, policy versions {versions}")
+    servers = Table("server", "state", "running", "waiting", "KV use", "restarts", "last error", title="Servers")
+    for item in status["servers"]:
+        servers.add_row(
+            f"{item['name']} {item['url']}",
+            item["state"],
+            f"{item['running']:g}",
+            f"{item['waiting']:g}",
+            f"{item['kv_usage']:.0%}",
+            str(item["restarts"]),
+            (item["last_error"] or "").splitlines()[0] if item["last_error"] else "",
+        )
+    columns = ("id", "state", "finished", "needed", "running", "waiting", "dropped", "failed")
+    collections = Table(*columns, title="Collections")
+    for item in status["collections"]:
+        collections.add_row(*(str(item[column]) for column in columns))
+    return Group(head, servers, collections)
+
+
+def print_status(url: str, status: dict[str, Any]) -> None:
+    Console().print(status_tables(url, status))

@@ -1,0 +1,124 @@
+"""A rollout node as a child of the training process: started, watched, and never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rollout_server.config import NodeConfig, from_mapping
+
+TAIL_LINES = 15
+
+
+class NodeDied(RuntimeError):
+    """The node's process ended by itself; the message holds the last lines of its log."""
+
+
+class NodeProcess:
+    """``rollout-server`` as a child process. Use it as a context manager.
+
+    The node watches its owner and stops, with all its servers and worlds, when this process ends in any way.
+
+    Args:
+        config: the node's configuration, as in its YAML. Port 0 is the right choice here.
+        output_dir: where ``rollout_node.yaml`` and ``rollout_node.log`` are written.
+        token: the bearer token, handed over in the environment variable that the configuration names.
+
+    Raises:
+        ConfigError: the configuration cannot be used; nothing was started.
+    """
+
+    def __init__(self, config: Mapping[str, Any], output_dir: str | Path, token: str):
+        self._config: NodeConfig = from_mapping(NodeConfig, config)
+        self._plain = dict(config)
+        self._token = token
+        self._address = Path(self._config.root) / "node.json"
+        self.log_path = Path(output_dir) / "rollout_node.log"
+        self._yaml = Path(output_dir) / "rollout_node.yaml"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, deadline_s: float = 60.0) -> NodeProcess:
+        """Start the node and wait until it listens (not until it is ready: see RolloutClient.wait_ready).
+
+        Raises:
+            NodeDied: it ended, or did not listen before the deadline.
+        """
+        self._yaml.parent.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(self._plain), self._yaml)
+        self._address.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "rollout_server.cli", "--config", str(self._yaml)]
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--owner-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, self._config.token_env: self._token},
+                # Ctrl-C in the terminal reaches the trainer, which stops the node in its own order.
+                start_new_session=True,
+            )
+        give_up = time.monotonic() + deadline_s
+        while self._read_address() is None:
+            self.check()
+            if time.monotonic() > give_up:
+                self.stop(5.0)
+                raise NodeDied(f"the rollout node did not listen within {deadline_s:g} s{self._tail()}")
+            time.sleep(0.05)
+        return self
+
+    def _read_address(self) -> str | None:
+        try:
+            return json.loads(self._address.read_text())["url"]
+        except FileNotFoundError:
+            return None
+
+    @property
+    def url(self) -> str:
+        """Where the node listens."""
+        url = self._read_address()
+        if url is None:
+            raise NodeDied(f"the rollout node does not listen (any more){self._tail()}")
+        return url
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def check(self) -> None:
+        """Raise NodeDied, with the end of its log, if the node is not running."""
+        if self._process is None or self._process.poll() is not None:
+            status = "was not started" if self._process is None else f"ended with status {self._process.returncode}"
+            raise NodeDied(f"the rollout node {status}{self._tail()}")
+
+    def stop(self, deadline_s: float = 120.0) -> None:
+        """Stop it in good order, or by force after the deadline. Its children go with it either way."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _tail(self) -> str:
+        if not self.log_path.exists():
+            return ""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        return "; its log ends:\n" + "\n".join([*lines, f"(all of it: {self.log_path})"])
+
+    def __enter__(self) -> NodeProcess:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

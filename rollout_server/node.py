@@ -1,0 +1,249 @@
+"""The rollout node: environments, servers, policies and collections, wired together.
+
+The node gives its slots (``max_concurrent_episodes``) to the collections in the order in which they were opened: a
+later one gets what an earlier one has no episode for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from appworld_adapter.environment import UnknownTask, create_pool
+from rollout_server.collection import CollectionRequest
+from rollout_server.collection_run import CollectionRun, StoredCollection
+from rollout_server.config import ConfigError, NodeConfig
+from rollout_server.episode import EpisodeServices
+from rollout_server.metrics import NodeMetrics
+from rollout_server.policies import PolicyStore, UnknownPolicy
+from rollout_server.router import Router
+from rollout_server.tokens import ChatTokens
+from rollout_server.vllm_server import ServerGroup
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN_COLLECTIONS = 64
+RETRIED = ("failed", "cancelled")
+"""Ends after which asking for the collection again takes it up again."""
+STOP_DEADLINE_S = 90.0
+
+
+class RequestError(Exception):
+    """A request that is refused: HTTP status and one line."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Node:
+    """Everything behind the HTTP routes. Build it, :meth:`start` it, :meth:`stop` it.
+
+    Raises:
+        ValueError: a model, environment or option that cannot be used; nothing has been started then.
+    """
+
+    def __init__(self, config: NodeConfig):
+        self.config = config
+        self.root = Path(config.root).resolve()
+        for name in ("collections", "policies", "logs"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        self._lock_root()
+        self.tokens = ChatTokens(config.model.path)
+        self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
+        self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
+        self.policies = PolicyStore(
+            self.servers, config.model, config.servers, self.root / "policies", config.policy_root
+        )
+        self.router = Router(self.servers, config.servers.max_num_seqs)
+        self.metrics = NodeMetrics()
+        self.metrics.watch(self.status)
+        self.ready = False
+        self.stopping = asyncio.Event()
+        self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
+        self._runs: dict[str, CollectionRun] = {}
+        self._opening = asyncio.Lock()
+
+    def _lock_root(self) -> None:
+        """Two nodes on one root would write the same files; the lock goes when the process does."""
+        self._lock_file = open(self.root / "node.lock", "w")  # noqa: SIM115 - held as long as the node lives
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another rollout node is using {self.root}; stop it or choose another root") from None
+
+    async def start(self) -> None:
+        """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""
+        await self.pool.open()
+        await self.policies.restore()
+        await self.router.start()
+        await self.servers.start()
+        self.ready = True
+        logger.info("ready: dataset %s, policy versions %s", self.pool.dataset, self.policies.versions())
+
+    async def stop(self) -> None:
+        """Abort what runs (it can be taken up again) and end all children; bounded."""
+        self.ready = False
+        self.stopping.set()
+        try:
+            async with asyncio.timeout(STOP_DEADLINE_S):
+                await asyncio.gather(*(run.suspend() for run in self._runs.values()))
+        except TimeoutError:
+            logger.error("episodes did not stop within %g s", STOP_DEADLINE_S)
+        await self.router.close()
+        results = await asyncio.gather(self.pool.close(), self.servers.stop(), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                logger.error("while stopping: %r", result)
+        self._lock_file.close()
+
+    def health(self) -> dict[str, Any]:
+        if not self.ready:
+            return {"status": "stopping" if self.stopping.is_set() else "starting"}
+        return {
+            "status": "ok",
+            "policy_versions": self.policies.versions(),
+            "dataset": self.pool.dataset,
+            "model": self.config.model.path,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """The state of everything, as plain data, for /metrics, the status line and ``rollout-server status``."""
+        open_runs = [run for run in self._runs.values() if run.end is None]
+        progress = [run.collector.progress() for run in open_runs]
+        return {
+            **self.health(),
+            "running": sum(item.running for item in progress),
+            "waiting": sum(item.waiting for item in progress),
+            "open_collections": len(open_runs),
+            "policy_versions": self.policies.versions(),
+            "servers": self.servers.status(),
+            "collections": [
+                {"id": run.request.id, "state": run.state, **asdict(run.collector.progress())}
+                for run in self._runs.values()
+            ][-20:],
+        }
+
+    def tasks(self, split: str) -> list[str]:
+        try:
+            return self.pool.tasks(split)
+        except UnknownTask as error:
+            raise RequestError(404, str(error)) from error
+
+    async def start_collection(self, request: CollectionRequest) -> CollectionRun:
+        """Open the collection, or take up again the one of this id; the same request twice is the same collection.
+
+        Raises:
+            RequestError: 409 when the id stands for another request, 400 for what cannot be collected, 507 for a full
+                disk.
+        """
+        async with self._opening:
+            run = self._runs.get(request.id)
+            if run is not None and run.request != request:
+                raise self._conflict(request.id)
+            if run is not None and run.state not in RETRIED:
+                return run
+            if run is None and StoredCollection.exists(self._folder, request.id):
+                stored = await asyncio.to_thread(StoredCollection, self._folder, request.id)
+                if stored.request is not None and CollectionRequest.from_dict(stored.request) != request:
+                    raise self._conflict(request.id)
+            return await self._open(request, run.unwritten if run is not None else [], retry=True)
+
+    async def collection(self, collection_id: str) -> CollectionRun:
+        """The collection of this id; one that a restart interrupted is taken up again.
+
+        Raises:
+            RequestError: 404 when there is none.
+        """
+        async with self._opening:
+            if collection_id in self._runs:
+                return self._runs[collection_id]
+            known = re.fullmatch(r"[\w.-]+", collection_id) and StoredCollection.exists(self._folder, collection_id)
+            stored = await asyncio.to_thread(StoredCollection, self._folder, collection_id) if known else None
+            if stored is None or stored.request is None:
+                raise RequestError(404, f"no collection {collection_id!r}; start it with POST /v1/collections")
+            return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
+
+    @property
+    def _folder(self) -> Path:
+        return self.root / "collections"
+
+    @staticmethod
+    def _conflict(collection_id: str) -> RequestError:
+        return RequestError(409, f"collection {collection_id!r} was started with another request; choose another id")
+
+    async def _open(self, request: CollectionRequest, unwritten: list[str], retry: bool) -> CollectionRun:
+        """Read the files, write what an earlier full disk refused, and go on with what is missing.
+
+        ``retry`` says that one which failed or was cancelled is to be taken up again too.
+        """
+
+        def load() -> StoredCollection:
+            stored = StoredCollection(self._folder, request.id)
+            if unwritten:
+                stored.rollouts.append(unwritten)
+                unwritten.clear()
+                stored = StoredCollection(self._folder, request.id)
+            return stored
+
+        def idle() -> None:
+            if model is not None:
+                self.policies.release(request.policy_version)
+
+        model: str | None = None
+        try:
+            stored = await asyncio.to_thread(load)
+            if stored.end is None or (retry and stored.end.reason in RETRIED):
+                model = self._check(request)
+                await asyncio.to_thread(stored.begin, request)
+        except OSError as error:
+            if model is not None:
+                self.policies.release(request.policy_version)
+            raise RequestError(507, f"cannot write to {self._folder}: {error.strerror or error}") from error
+        run = CollectionRun(request, stored, self._services, model, self._pump, idle, end=stored.end)
+        self._runs[request.id] = run
+        self._pump()
+        return run
+
+    def _check(self, request: CollectionRequest) -> str | None:
+        """Refuse what cannot be collected; in mode "pinned", acquire the version and return its model name."""
+        if sum(run.end is None for run in self._runs.values()) >= MAX_OPEN_COLLECTIONS:
+            raise RequestError(429, f"{MAX_OPEN_COLLECTIONS} collections are open; cancel some")
+        longest = self.config.model.max_context
+        if request.limits.max_context > longest:
+            raise RequestError(400, f"limits.max_context {request.limits.max_context} is above the servers' {longest}")
+        try:
+            self.pool.check_tasks(request.tasks)
+            if request.policy_mode == "pinned":
+                return self.policies.acquire(request.policy_version)
+            self.policies.latest()
+            return None
+        except (UnknownTask, UnknownPolicy) as error:
+            raise RequestError(400, str(error)) from error
+
+    def _pump(self) -> None:
+        """Give free slots to waiting episodes."""
+        if self.stopping.is_set():
+            return
+        free = self.config.max_concurrent_episodes - sum(run.episodes_running for run in self._runs.values())
+        for run in self._runs.values():
+            while free > 0 and (key := run.collector.start_next()) is not None:
+                run.launch(key)
+                free -= 1
+
+    def write_address(self, url: str, pid: int) -> None:
+        """``<root>/node.json``, for whoever started the node on port 0."""
+        temporary = self.root / "node.json.tmp"
+        temporary.write_text(json.dumps({"url": url, "pid": pid}))
+        temporary.replace(self.root / "node.json")
+
+    def remove_address(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self.root / "node.json").unlink()

@@ -1,0 +1,433 @@
+"""Policy versions: checked, placed in a folder of their own, loaded on every server, proven, served, retired.
+
+vLLM's prefix cache is keyed by (adapter name, adapter path). Both are therefore a function of the content:
+``policy-v0007-<first 8 hex digits of its SHA-256>``, in a folder of that name which is written under another name,
+synced and renamed, and never written again. Two contents never share a name or a path, so a cached prefix can never be
+read under other weights than it was computed with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rollout_server.adapter_check import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    WEIGHTS_FILE,
+    AdapterError,
+    BaseModel,
+    check_adapter,
+)
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.router import POISONED_LOGPROB, ServerUnavailable
+from rollout_server.vllm_server import ServerGroup, VllmServer, adapters_at_work
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 120.0
+DRAIN_S = 10.0
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
+_TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class UnknownPolicy(LookupError):
+    """A version that is not served (any more)."""
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """A version that is being served. ``seconds`` is what publishing it took."""
+
+    version: int
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Log-probs the trainer computed with the weights it means: a proof that the servers compute with the same.
+
+    ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it; they may differ by up to
+    ``tolerance`` nats (fp32 agrees to 1e-4, bf16 to about 0.03 at the 99th percentile).
+    """
+
+    token_ids: list[int]
+    positions: list[int]
+    logprobs: list[float]
+    tolerance: float = 0.05
+
+    @classmethod
+    def from_dict(cls, data: Any, max_context: int) -> Canary:
+        """Raises AdapterError naming what is wrong with the canary."""
+        if not isinstance(data, Mapping) or set(data) - {"token_ids", "positions", "logprobs", "tolerance"}:
+            raise AdapterError("canary must be an object with token_ids, positions, logprobs and perhaps tolerance")
+
+        def numbers(key: str, kind: Any) -> list:
+            values = data.get(key)
+            if not isinstance(values, list) or not all(
+                isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values
+            ):
+                raise AdapterError(f"canary.{key} must be a list of finite numbers")
+            return values
+
+        token_ids, positions = numbers("token_ids", int), numbers("positions", int)
+        logprobs, tolerance = numbers("logprobs", int | float), data.get("tolerance", cls.tolerance)
+        if not 2 <= len(token_ids) < max_context or min(token_ids) < 0:
+            raise AdapterError(f"canary.token_ids must be 2 to {max_context - 1} ids of 0 or more")
+        if not positions or not all(1 <= position < len(token_ids) for position in positions):
+            raise AdapterError("canary.positions must be indices of token_ids from 1 on")
+        if len(logprobs) != len(positions):
+            raise AdapterError(f"canary has {len(positions)} positions and {len(logprobs)} logprobs")
+        if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 < tolerance < math.inf:
+            raise AdapterError("canary.tolerance must be a number above 0")
+        return cls(token_ids, positions, [float(value) for value in logprobs], float(tolerance))
+
+
+@dataclass
+class _Policy:
+    version: int
+    name: str
+    folder: Path
+    canary: Canary | None
+    seconds: float = 0.0
+    references: int = 0
+    retiring: bool = False
+
+
+class PolicyStore:
+    """The versions being served, and what it takes to change them. One change at a time.
+
+    Args:
+        group: the servers; each gets the live versions again whenever it comes up.
+        folder: where versions are kept; on a file system that every server sees under the same path.
+        source_root: folder from which :meth:`publish` may take adapters besides :meth:`staging`; None for none.
+
+    Raises:
+        ValueError: a base model of unknown architecture, or fewer than two ``max_loras``.
+    """
+
+    def __init__(
+        self,
+        group: ServerGroup,
+        model: ModelConfig,
+        servers: ServersConfig,
+        folder: str | Path,
+        source_root: str | Path | None = None,
+    ) -> None:
+        if servers.max_loras < 2:
+            raise ValueError("servers.max_loras must be at least 2: the old version serves until the new one is proven")
+        self._group = group
+        self._model = model
+        self._max_live = servers.max_loras
+        self._folder = Path(folder).resolve()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._sources = [self._folder, *([Path(source_root).resolve()] if source_root is not None else [])]
+        self._base = BaseModel.read(model.path)
+        self._live: dict[int, _Policy] = {}
+        self._change = asyncio.Lock()
+        self._retirements: set[asyncio.Task[None]] = set()
+        group.add_ready_hook(self.on_server_ready)
+
+    @property
+    def max_adapter_bytes(self) -> int:
+        """The largest weights file that can be an adapter of this model; a bound for uploads."""
+        return self._base.max_adapter_bytes(self._model.lora_rank)
+
+    def staging(self) -> Path:
+        """A new folder to write an upload's two files into, for :meth:`publish`; the caller removes it."""
+        folder = self._folder / f".upload-{uuid.uuid4().hex}"
+        folder.mkdir()
+        return folder
+
+    def versions(self) -> list[int]:
+        """The versions that new episodes may use, ascending."""
+        return sorted(version for version, policy in self._live.items() if not policy.retiring)
+
+    def latest(self) -> int:
+        """The highest of :meth:`versions`; raises UnknownPolicy when there is none."""
+        versions = self.versions()
+        if not versions:
+            raise UnknownPolicy("no policy version has been published; publish one first")
+        return versions[-1]
+
+    def name_of(self, version: int) -> str:
+        """The model name to send to vLLM; also of a version that is retiring."""
+        return self._get(version).name
+
+    def _get(self, version: int) -> _Policy:
+        if version not in self._live:
+            served = ", ".join(map(str, self.versions())) or "none"
+            raise UnknownPolicy(f"policy version {version} is not served; served: {served}")
+        return self._live[version]
+
+    def acquire(self, version: int) -> str:
+        """Count one more user of ``version``; returns its name. While it has users it is not retired."""
+        policy = self._get(version)
+        if policy.retiring:
+            raise UnknownPolicy(f"policy version {version} is being retired")
+        policy.references += 1
+        return policy.name
+
+    def release(self, version: int) -> None:
+        """One user less. The last one of a retiring version sets off its removal."""
+        policy = self._get(version)
+        if policy.references == 0:
+            raise RuntimeError(f"policy version {version} was released more often than acquired")
+        policy.references -= 1
+        if policy.retiring and policy.references == 0:
+            task = asyncio.get_running_loop().create_task(self._retire_unused(policy))
+            self._retirements.add(task)
+            task.add_done_callback(self._retirements.discard)
+
+    async def publish(self, version: int, folder: str | Path, canary: Mapping[str, Any] | None = None) -> PolicyInfo:
+        """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
+
+        Publishing the same content again under the same version is no change. ``canary`` is a mapping of
+        :class:`Canary`'s fields.
+
+        Raises:
+            AdapterError: the adapter or its canary must not be served; nothing was changed.
+            ServerUnavailable: no server could be asked.
+        """
+        started = time.monotonic()
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise AdapterError(f"policy version {version!r} must be a whole number from 0")
+        proof = Canary.from_dict(canary, self._model.max_context) if canary is not None else None
+        incoming, digest = await asyncio.to_thread(self._take_in, Path(folder))
+        try:
+            await self._wait_for_server()
+            async with self._change:
+                policy = _Policy(version, f"policy-v{version:04d}-{digest[:8]}", Path(), proof)
+                known = self._live.get(version)
+                if known is not None:
+                    if known.name != policy.name:
+                        raise AdapterError(f"policy version {version} is already served with other content")
+                    return PolicyInfo(version, known.name, known.seconds)
+                await self._make_room()
+                policy.folder = await asyncio.to_thread(self._settle, incoming, policy.name)
+                await self._place(policy)
+                policy.seconds = time.monotonic() - started
+                self._live[version] = policy
+        finally:
+            await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
+        logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
+        return PolicyInfo(version, policy.name, policy.seconds)
+
+    def _take_in(self, source: Path) -> tuple[Path, str]:
+        """Copy the two files, bounded, and check the copy; returns it and the SHA-256 of the content."""
+        source = source.resolve()
+        if not any(source.is_relative_to(root) and source != root for root in self._sources):
+            allowed = self._sources[1] if len(self._sources) > 1 else "none is configured (policy_root); upload instead"
+            raise AdapterError(f"{source} is outside the folder that adapters may be named from: {allowed}")
+        limits = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: self.max_adapter_bytes}
+        if not source.is_dir():
+            raise AdapterError(f"{source} is not a folder")
+        pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLED)
+        if pickled:
+            raise AdapterError(f"{source} holds {pickled[0]}; only safetensors weights are taken")
+        for name in ADAPTER_FILES:
+            file = source / name
+            if file.is_symlink() or not file.is_file():
+                raise AdapterError(f"{source} has no plain file {name}")
+            if file.stat().st_size > limits[name]:
+                size = file.stat().st_size
+                raise AdapterError(f"{name} has {size} bytes; an adapter of this model has at most {limits[name]}")
+        incoming = self._folder / f".incoming-{uuid.uuid4().hex}"
+        incoming.mkdir()
+        try:
+            digest = hashlib.sha256()
+            for name in ADAPTER_FILES:
+                with open(source / name, "rb") as reader, open(incoming / name, "wb") as writer:
+                    left = limits[name]
+                    while chunk := reader.read(min(1 << 20, left + 1)):
+                        left -= len(chunk)
+                        if left < 0:
+                            raise AdapterError(f"{name} grew beyond {limits[name]} bytes while it was read")
+                        digest.update(chunk)
+                        writer.write(chunk)
+                    writer.flush()
+                    os.fsync(writer.fileno())
+            check_adapter(incoming, self._base, self._model.lora_rank)
+        except BaseException:
+            shutil.rmtree(incoming, ignore_errors=True)
+            raise
+        return incoming, digest.hexdigest()
+
+    def _settle(self, incoming: Path, name: str) -> Path:
+        """Give the checked copy its final name, durably."""
+        final = self._folder / name
+        if final.exists():  # of the same content, left by a crash; nobody serves it
+            shutil.rmtree(final)
+        os.rename(incoming, final)
+        directory = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        return final
+
+    async def _wait_for_server(self) -> None:
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                while not self._group.ready:
+                    await self._group.wait_for_change()
+        except TimeoutError:
+            raise ServerUnavailable(f"no vLLM server became ready in {LOAD_TIMEOUT_S:g} s") from None
+
+    async def _make_room(self) -> None:
+        """vLLM lets requests of more than ``max_loras`` adapters wait without a word, so never hold more than that."""
+        while len(self._live) >= self._max_live:
+            newest = max(self._live)
+            unused = sorted(v for v, policy in self._live.items() if policy.references == 0 and v != newest)
+            if not unused:
+                held = ", ".join(map(str, sorted(self._live)))
+                cure = "end their collections or raise servers.max_loras"
+                raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
+            await self._remove(self._live[unused[0]])
+
+    async def _place(self, policy: _Policy) -> None:
+        """Load and prove on every ready server, or on none. A server that dies meanwhile catches up when it is back."""
+        servers = self._group.ready
+        results = await asyncio.gather(*(self._load(server, policy) for server in servers), return_exceptions=True)
+        refusals = [result for result in results if isinstance(result, AdapterError)]
+        lost = [result for result in results if isinstance(result, _TRANSPORT_ERRORS)]
+        other = [result for result in results if isinstance(result, BaseException) and result not in refusals + lost]
+        if not refusals and not other and len(lost) < len(servers):
+            return
+        await self._unload_everywhere(policy)
+        await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
+        if refusals or other:
+            raise (refusals + other)[0]
+        raise ServerUnavailable(f"no server could load {policy.name}: {lost[0]!r}" if lost else "no server is ready")
+
+    async def on_server_ready(self, server: VllmServer) -> None:
+        """Load and prove the live versions on a server that has just come up; raises if it cannot serve them."""
+        async with self._change:
+            for policy in self._live.values():
+                await self._load(server, policy)
+
+    async def _load(self, server: VllmServer, policy: _Policy) -> None:
+        payload = {"lora_name": policy.name, "lora_path": str(policy.folder)}
+        status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+        # An external server may have it from before; the name stands for the content, so it is the right one.
+        if status != 200 and "already been loaded" not in body:
+            raise AdapterError(f"{server.name} cannot load {policy.name}: HTTP {status} {body[:300]}")
+        await self._prove(server, policy)
+
+    async def _prove(self, server: VllmServer, policy: _Policy) -> None:
+        """Without a canary, at least the log-probs of a few ids must be numbers."""
+        token_ids = policy.canary.token_ids if policy.canary is not None else list(range(8))
+        payload = {
+            "model": policy.name,
+            "token_ids": token_ids,
+            "request_id": f"canary-{uuid.uuid4().hex[:12]}",
+            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
+        }
+        status, body = await server.request("POST", "/inference/v1/generate", payload, timeout_s=LOAD_TIMEOUT_S)
+        if status != 200:
+            raise AdapterError(f"{server.name} refused the canary of {policy.name}: HTTP {status} {body[:300]}")
+        rows = json.loads(body)["prompt_logprobs"]
+        found = [float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))]
+        if not all(POISONED_LOGPROB < value <= 1e-6 for value in found):
+            raise AdapterError(f"{server.name}: {policy.name} gives log-probs that are no numbers")
+        if policy.canary is None:
+            return
+        for position, expected in zip(policy.canary.positions, policy.canary.logprobs, strict=True):
+            if abs(found[position - 1] - expected) > policy.canary.tolerance:
+                raise AdapterError(
+                    f"canary: {server.name} gives log-prob {found[position - 1]:.4f} at position {position}, the "
+                    f"trainer expected {expected:.4f} (tolerance {policy.canary.tolerance:g}); not the same weights"
+                )
+
+    async def retire(self, version: int) -> bool:
+        """Serve no new episode with ``version`` and remove it when the last of its users is done.
+
+        Returns whether it is gone already. Raises UnknownPolicy for a version that is not served.
+        """
+        policy = self._get(version)
+        policy.retiring = True
+        await self._retire_unused(policy)
+        return version not in self._live
+
+    async def _retire_unused(self, policy: _Policy) -> None:
+        async with self._change:
+            if policy.references == 0 and self._live.get(policy.version) is policy:
+                await self._remove(policy)
+
+    async def _remove(self, policy: _Policy) -> None:
+        """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
+        del self._live[policy.version]
+        await self._unload_everywhere(policy)
+        await self._drain(policy)
+        await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
+        logger.info("policy version %d (%s) is retired", policy.version, policy.name)
+
+    async def _unload_everywhere(self, policy: _Policy) -> None:
+        async def unload(server: VllmServer) -> None:
+            with contextlib.suppress(*_TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
+                status, body = await server.request(
+                    "POST", "/v1/unload_lora_adapter", {"lora_name": policy.name}, timeout_s=LOAD_TIMEOUT_S
+                )
+                if status not in (200, 404):
+                    logger.warning("%s did not unload %s: HTTP %d %s", server.name, policy.name, status, body[:200])
+
+        await asyncio.gather(*(unload(server) for server in self._group.ready))
+
+    async def _drain(self, policy: _Policy) -> None:
+        """Wait until no ready server works on a request of this policy, such as one whose client has just gone."""
+        give_up = time.monotonic() + DRAIN_S
+        for server in self._group.ready:
+            with contextlib.suppress(*_TRANSPORT_ERRORS):
+                while time.monotonic() < give_up:
+                    _, body = await server.request("GET", "/metrics", timeout_s=DRAIN_S)
+                    if policy.name not in adapters_at_work(body):
+                        break
+                    await asyncio.sleep(0.1)
+
+    async def restore(self) -> list[int]:
+        """After a restart of the node, before the servers start: serve again the newest versions found on disk.
+
+        Whatever is half-written, does not check or is beyond ``max_loras`` is deleted. Returns the versions.
+        """
+        async with self._change:
+            for version, policy in await asyncio.to_thread(self._scan):
+                self._live[version] = policy
+        return self.versions()
+
+    def _scan(self) -> list[tuple[int, _Policy]]:
+        found: dict[int, _Policy] = {}
+        for path in sorted(self._folder.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match is not None and self._is_whole(path, match[2]):
+                found[int(match[1])] = _Policy(int(match[1]), path.name, path, canary=None)
+        kept = sorted(found.items())[-self._max_live :]
+        for path in self._folder.iterdir():
+            if path.is_dir() and path not in [policy.folder for _, policy in kept]:
+                shutil.rmtree(path, ignore_errors=True)
+        return kept
+
+    def _is_whole(self, folder: Path, digest: str) -> bool:
+        try:
+            check_adapter(folder, self._base, self._model.lora_rank)
+            content = hashlib.sha256(b"".join((folder / name).read_bytes() for name in ADAPTER_FILES))
+        except (AdapterError, OSError):
+            return False
+        return content.hexdigest().startswith(digest)

@@ -1,0 +1,133 @@
+"""Runs one command and lets nothing of it outlive the process that asked for it. Linux, standard library only.
+
+    python process_guard.py OWNER_PID GRACE_SECONDS COMMAND...
+
+A vLLM server is several processes, and its engine processes survive a SIGKILL of the one that was started. The guard
+stands between: it is the subreaper of everything below it, so no descendant can slip away by losing its parent, and
+the kernel signals it when the owner dies, SIGKILL included. It ends with the command's own exit status, and only when
+none of the command's descendants is left.
+
+- The owner dies: all descendants get SIGKILL at once.
+- The guard gets SIGTERM from a living owner: the command gets SIGTERM, and what is left after the grace SIGKILL.
+- The command ends by itself: what it left behind gets SIGKILL.
+
+The kernel ties "the owner dies" to the *thread* that started the guard, so start it from a thread that lives as long
+as the process, such as the main one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+KILL_DEADLINE_S = 30.0
+
+
+def set_process_control(option: int, value: int) -> None:
+    """prctl(2); raises OSError when the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below ``root``, from /proc; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except OSError:  # it ended while we looked
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(entry))
+    found, open_ends = [], [root]
+    while open_ends:
+        below = children.get(open_ends.pop(), [])
+        found += below
+        open_ends += below
+    return found
+
+
+def reap() -> dict[int, int]:
+    """Collect every child that has ended: process id to exit status."""
+    ended = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def kill_all_below() -> None:
+    """SIGKILL every descendant, again until none is left: one may start another while we look."""
+    give_up = time.monotonic() + KILL_DEADLINE_S
+    while (left := descendants(os.getpid())) and time.monotonic() < give_up:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        reap()
+        time.sleep(0.02)
+    reap()
+
+
+def start(command: list[str]) -> int:
+    """Fork and exec; the child dies with the guard and has default signal handling."""
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        set_process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        if os.getppid() == guard:
+            os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
+    os._exit(127)
+
+
+def main() -> int:
+    owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    set_process_control(PR_SET_CHILD_SUBREAPER, 1)
+    set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != owner:  # it died before the line above
+        return 1
+    child = start(command)
+    kill_at: float | None = None
+    while True:
+        wait = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        received = signal.sigtimedwait(WATCHED, wait)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            if os.getppid() != owner:
+                break
+            if kill_at is None:
+                kill_at = time.monotonic() + grace
+                os.kill(child, signal.SIGTERM)
+        ended = reap()
+        if child in ended:
+            kill_all_below()
+            code = os.waitstatus_to_exitcode(ended[child])
+            return code if code >= 0 else 128 - code
+        if kill_at is not None and time.monotonic() >= kill_at:
+            break
+    kill_all_below()
+    return 128 + signal.SIGKILL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

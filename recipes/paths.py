@@ -26,5 +26,5 @@ def loop_package(relative: str) -> Path:
     return _PACKAGE / relative
 
 
-OmegaConf.register_new_resolver("loop_home", lambda: str(loop_home()), replace=True)
-OmegaConf.register_new_resolver("loop_package", lambda relative: str(loop_package(relative)), replace=True)
+OmegaConf.register_resolver("loop_home", lambda: str(loop_home()), replace=True)
+OmegaConf.register_resolver("loop_package", lambda relative: str(loop_package(relative)), replace=True)

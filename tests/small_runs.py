@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import random_policy
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
+
+from rollout_server.record import Rollout, Turn
 
 
 def model_section(folder: Path, tied: bool = True) -> dict[str, Any]:
@@ -43,3 +47,100 @@ def random_adapter(shapes: dict[str, Tensor], seed: int, scale: float = 0.05) ->
     """Normal noise of these shapes, so that B is not zero."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(tensor.shape, generator=generator) * scale for name, tensor in shapes.items()}
+
+
+def stored_rollout(
+    collection: str, task: str, index: int, version: int, reward: float, vocab_size: int, seed: int
+) -> Rollout:
+    """A made-up episode of two or three turns: random ids, plausible sampler log-probs."""
+    draw = random.Random(seed)
+    turns, token_ids = [], [draw.randrange(3, vocab_size) for _ in range(draw.randint(12, 24))]
+    logprobs = [0.0] * len(token_ids)
+    for _ in range(draw.randint(2, 3)):
+        start = len(token_ids)
+        token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(4, 12))]
+        turns.append(Turn(start, len(token_ids), version, "stop", "server", 0.1, 0.1))
+        logprobs += [-draw.uniform(2.0, 8.0) for _ in range(len(token_ids) - start)]
+        token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(3, 9))]
+        logprobs += [0.0] * (len(token_ids) - len(logprobs))
+    mask = [any(turn.start <= i < turn.end for turn in turns) for i in range(len(token_ids))]
+    return Rollout(
+        rollout_id=f"{collection}/{task}/{index}.0",
+        collection_id=collection,
+        task_id=task,
+        index=index,
+        attempt=0,
+        seed=seed,
+        dataset="made-up",
+        token_ids=token_ids,
+        mask=mask,
+        sampler_logprobs=logprobs,
+        turns=turns,
+        messages=[],
+        reward=reward,
+        success=reward == 1.0,
+        requirements=[],
+        end_reason="completed",
+        temperature=1.0,
+        started_at=0.0,
+        seconds=1.0,
+    ).validate()
+
+
+def write_logs(folder: Path, iterations: int, vocab_size: int, tasks: int = 3, group: int = 4) -> Path:
+    """Logs of ``iterations`` collections under versions 0, 1, 2 ..., for ``rollout_node.replay``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for iteration in range(1, iterations + 1):
+        collection = f"made-up-i{iteration:04d}"
+        rollouts = [
+            stored_rollout(
+                collection,
+                f"task_{task}",
+                index,
+                iteration - 1,
+                ((index + task) % 3) / 2,
+                vocab_size,
+                (iteration * 100 + task) * 100 + index,
+            )
+            for task in range(1, tasks + 1)
+            for index in range(group)
+        ]
+        (folder / f"{collection}.jsonl").write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+    return folder
+
+
+def replay_config(folder: Path, iterations: int = 6, **changes: Any) -> Path:
+    """A whole config in ``folder``: a random policy, made-up logs to replay; ``changes`` replace top-level keys."""
+    base = folder / "base"
+    if not base.exists():
+        random_policy.write_model(base)
+    section = model_section(base)
+    config = {
+        "output_dir": str(folder / "run"),
+        "run_name": "made-up",
+        "model": section,
+        "checkpointer": {
+            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "checkpoint_dir": str(base),
+            "checkpoint_files": ["model.safetensors"],
+            "model_type": "QWEN2",
+            "output_dir": "${output_dir}",
+        },
+        "rollout_node": {"replay": str(write_logs(folder / "logs", iterations, section["vocab_size"]))},
+        "collection": {
+            "tasks_per_iteration": 3,
+            "rollouts_per_task": 4,
+            "min_rollouts_per_task": 2,
+            "limits": {"max_turns": 5, "max_tokens_per_turn": 64, "max_context": 512, "episode_deadline_s": 60.0},
+        },
+        "advantage": {"_component_": "loop_recipes.advantages.LeaveOneOut"},
+        "loss": {"_component_": "loop_recipes.losses.ClippedPolicyLoss", "level": "token", "eps": 0.2},
+        "log_probs": {"_component_": "loop_recipes.logprobs.TiledLogProbs"},
+        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
+        "lr_scheduler": {"_component_": "loop_recipes.lr_schedules.linear_with_warmup", "num_warmup_steps": 2},
+        "update": {"epochs": 2, "minibatch_rollouts": 4, "micro_batch_tokens": 150},
+        "max_iterations": iterations,
+    }
+    file = folder / "config.yaml"
+    OmegaConf.save(OmegaConf.create(config | changes), file)
+    return file

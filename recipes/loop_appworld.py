@@ -1,0 +1,471 @@
+"""LOOP on AppWorld: reinforcement learning of an LLM agent with leave-one-out advantages and a clipped objective.
+
+tune run loop_appworld --config loop_appworld/tiny_cpu
+tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b rollout_node.url=http://node:8700
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torchtune import config, training, utils
+from torchtune.recipe_interfaces import FTRecipeInterface
+
+import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
+from appworld_adapter.tasks import TaskSampler
+from loop_recipes.batching import Sample
+from loop_recipes.collection_source import (
+    SOURCE_ERRORS,
+    CollectionSource,
+    StopRequested,
+    collection_id,
+    open_source,
+    slim_record,
+)
+from loop_recipes.config_schema import ConfigError, build
+from loop_recipes.logprobs import attach_head
+from loop_recipes.loop_config import LoopConfig, read_loop_config
+from loop_recipes.model_setup import (
+    AdapterVersions,
+    adapter_parameters,
+    check_shapes,
+    meta_model,
+    new_adapter,
+    place_model,
+)
+from loop_recipes.peft_export import export_adapter, read_adapter
+from loop_recipes.policy_update import NonFiniteLoss, PolicyUpdate
+from loop_recipes.process_group import (
+    RemoteError,
+    any_rank,
+    destroy_process_group,
+    gather_bytes,
+    init_process_group,
+    on_main_rank,
+)
+from loop_recipes.run_metrics import RunMetrics, rollout_metrics, summary_line
+from loop_recipes.training_state import (
+    TrainingState,
+    generator_states,
+    latest_checkpoint,
+    load_training_state,
+    optimizer_groups,
+    optimizer_tensors,
+    prune_checkpoints,
+    restore_generators,
+    restore_optimizer,
+    save_training_state,
+)
+from rollout_server.collection import CollectionRequest
+from rollout_server.record import Rollout
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class LoopAppWorldRecipe(FTRecipeInterface):
+    """Trains a policy with LOOP (leave-one-out PPO, arXiv 2502.01600): collect rollouts, update, publish, again.
+
+    Features:
+        - **Rollouts from a node.** ``rollout_node.launch: true`` starts a rollout node (vLLM servers and environment)
+          as a child of rank 0 and stops it with the run; ``rollout_node.url`` uses one on another machine;
+          ``rollout_node.replay`` trains on stored logs.
+        - **Algorithm as components.** ``advantage``, ``loss``, ``log_probs``, ``optimizer`` and ``lr_scheduler`` are
+          ``_component_``s of the YAML. Old log-probs are recomputed by the learner under the version that sampled.
+        - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
+          in PEFT's format under ``<output_dir>/policies``.
+        - **FSDP2.** From two ranks on, and always in bf16, with a mixed-precision policy; CPU (gloo) and CUDA (nccl).
+        - **Memory.** Activation checkpointing, one shared RoPE cache, a head that only sees the sampled tokens and
+          never holds [tokens, vocabulary], micro-batches by a token budget.
+        - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
+        - **Checkpoints.** One after every iteration, atomic, safetensors and JSON. ``resume_from_checkpoint=True`` with
+          the same command line goes on exactly (bit for bit on a CPU). SIGTERM, Ctrl-C or a file ``<output_dir>/stop``
+          end the run after the update in hand, or at once while it waits for rollouts, which are not lost.
+        - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``run_metrics.METRICS``) and torchtune's loggers.
+
+    Args:
+        cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
+            :class:`~loop_recipes.loop_config.LoopConfig`.
+
+    Raises:
+        ConfigError: anything wrong with the config or what it names, before any work begins.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self._config: LoopConfig = read_loop_config(cfg)
+        self._plain_config = OmegaConf.to_container(cfg, resolve=True)
+        try:
+            self._device = utils.get_device(self._config.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"device {self._config.device!r} cannot be used: {error}") from error
+        self._dtype = _DTYPES[self._config.dtype]
+        self._output_dir = Path(self._config.output_dir).resolve()
+        self._iteration = 0
+        self._policy_version = 0
+        self._idle_iterations = 0
+        self._pending: CollectionRequest | None = None
+        self._stop_signal = False
+        self._source: CollectionSource | None = None
+        self._metrics: RunMetrics | None = None
+
+    def setup(self, cfg: DictConfig) -> None:
+        """Model, optimizer, rollout source and run state, in that order but for a node, which starts up meanwhile."""
+        conf = self._config
+        init_process_group(self._device, conf.collection.deadline_s + 1800.0, always=self._dtype != torch.float32)
+        world_size, self._rank = utils.get_world_size_and_rank()
+        torch.manual_seed(conf.seed)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+        checkpoint = self._load_checkpoint()
+        checkpointer = build(conf.checkpointer)
+        base = checkpointer.load_checkpoint()[training.MODEL_KEY]
+        model = meta_model(conf.model, self._dtype)
+        check_shapes(model, base, conf.checkpointer["checkpoint_dir"])
+        if conf.collection.limits.max_context > model.max_seq_len:
+            raise ConfigError(
+                f"collection.limits.max_context is {conf.collection.limits.max_context}, more than the model's "
+                f"max_seq_len {model.max_seq_len}"
+            )
+        self._run_name = on_main_rank(self._name_run)
+        on_main_rank(self._open_source)
+        self._setup_model(model, base, checkpoint, shard=world_size > 1 or self._dtype != torch.float32)
+        self._setup_update(checkpoint)
+        self._setup_run(cfg, checkpoint)
+
+    def _open_source(self) -> None:
+        self._source = open_source(
+            self._config.rollout_node, self._config.collection, self._output_dir, lambda: self._stop_signal
+        )
+
+    def _await_source(self) -> tuple[list[int], str, list[str]]:
+        self._say("waiting for the rollout node to be ready")
+        return self._source.wait_ready(), *self._source.tasks(self._config.collection.split)
+
+    def _load_checkpoint(self) -> TrainingState | None:
+        """The newest checkpoint when resuming; none if the run was requeued before its first and so starts anew."""
+        if not self._config.resume_from_checkpoint:
+            return None
+        folder = latest_checkpoint(self._output_dir / "checkpoints")
+        if folder is None:
+            self._say(f"no checkpoint in {self._output_dir}: starting from the beginning")
+            return None
+        return load_training_state(folder)
+
+    def _name_run(self) -> str:
+        """The configured name, or one that no other run on the same node has, kept in ``run.json``."""
+        if self._config.run_name is not None:
+            return self._config.run_name
+        file = self._output_dir / "run.json"
+        if not file.exists():
+            stem = re.sub(r"[^A-Za-z0-9._-]", "-", self._output_dir.name).lstrip("._-") or "run"
+            file.write_text(json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
+        return json.loads(file.read_text())["run_name"]
+
+    def _setup_model(self, model: Any, base: dict[str, Tensor], checkpoint: TrainingState | None, shard: bool) -> None:
+        conf = self._config
+        if checkpoint is not None:
+            adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
+        elif conf.initial_adapter is not None:
+            adapter, _, _ = read_adapter(Path(conf.initial_adapter))
+        else:
+            adapter = new_adapter(model, conf.seed)
+        self._check_adapter(model, adapter)
+        self._model = place_model(
+            attach_head(model, build(conf.log_probs)),
+            base,
+            adapter,
+            self._device,
+            self._dtype,
+            activation_checkpointing=conf.enable_activation_checkpointing,
+            shard=shard,
+        )
+        self._parameters = adapter_parameters(self._model)
+        self._versions = AdapterVersions(self._model)
+        for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
+            self._versions.put(version, tensors)
+
+    def _check_adapter(self, model: Any, adapter: dict[str, Tensor]) -> None:
+        for name, parameter in adapter_parameters(model).items():
+            if name not in adapter or adapter[name].shape != parameter.shape:
+                found = list(adapter[name].shape) if name in adapter else "missing"
+                raise ConfigError(
+                    f"adapter: {name} is {found}, the config's model wants {list(parameter.shape)}; "
+                    "make lora_rank, lora_attn_modules and apply_lora_to_mlp those it was made with"
+                )
+
+    def _setup_update(self, checkpoint: TrainingState | None) -> None:
+        conf = self._config
+        self._optimizer = build(conf.optimizer, list(self._parameters.values()))
+        # LambdaLR with last_epoch -1 starts afresh; a resumed run loads its state over that.
+        self._lr_scheduler = build(
+            conf.lr_scheduler, self._optimizer, num_training_steps=conf.max_iterations, last_epoch=-1
+        )
+        if checkpoint is not None:
+            groups = checkpoint.state["optimizer_groups"]
+            restore_optimizer(self._optimizer, self._parameters, checkpoint.optimizer, groups)
+            self._lr_scheduler.load_state_dict(checkpoint.state["lr_scheduler"])
+        self._update = PolicyUpdate(
+            model=self._model,
+            parameters=self._parameters,
+            optimizer=self._optimizer,
+            loss=build(conf.loss),
+            advantage=build(conf.advantage),
+            versions=self._versions,
+            config=conf.update,
+            gap=conf.sampler_gap,
+            device=self._device,
+            seed=conf.seed,
+        )
+
+    def _setup_run(self, cfg: DictConfig, checkpoint: TrainingState | None) -> None:
+        """Tasks, counters, metrics, and the policy the next collection is sampled with."""
+        conf = self._config
+        served, self._dataset, tasks = on_main_rank(self._await_source)
+        try:
+            self._sampler = TaskSampler(conf.collection.tasks or tasks, conf.collection.tasks_per_iteration, conf.seed)
+        except ValueError as error:
+            raise ConfigError(f"collection: {error}") from error
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        if self._rank == 0:
+            OmegaConf.save(cfg, self._output_dir / "config.yaml", resolve=True)
+            loggers = [build(logger) for logger in conf.metric_logger]
+            for logger in loggers:
+                logger.log_config(cfg)
+            self._metrics = RunMetrics(self._output_dir / "metrics.jsonl", loggers, self._iteration)
+        if self._source is not None:
+            # Published by a run that died before it saved; the same number may soon mean other weights.
+            for version in [version for version in served if version > self._policy_version]:
+                self._source.retire(version)
+        for version in self._versions.versions:
+            self._publish(version)
+
+    def _restore(self, checkpoint: TrainingState) -> None:
+        state = checkpoint.state
+        self._iteration = state["iteration"]
+        self._policy_version = state["policy_version"]
+        self._idle_iterations = state["idle_iterations"]
+        self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
+        try:
+            self._sampler.load_state_dict(state["sampler"])
+        except ValueError as error:
+            raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
+        ranks = checkpoint.rng
+        if f"rank{self._rank}" in ranks:
+            restore_generators(ranks[f"rank{self._rank}"])
+
+    def train(self) -> None:
+        """Collect, update, publish, log and save until ``max_iterations`` or a reason to stop."""
+        while self._iteration < self._config.max_iterations:
+            started = time.perf_counter()
+            request = self._pending or self._next_request(self._iteration + 1)
+            self._pending = None
+            collected = on_main_rank(lambda request=request: self._read(request))
+            if collected is None:
+                self._say(f"stopped while waiting for rollouts; resume_from_checkpoint=True goes on with {request.id}")
+                return
+            if self._config.collection.max_policy_lag and self._iteration + 1 < self._config.max_iterations:
+                self._pending = self._next_request(self._iteration + 2)
+                on_main_rank(self._start_pending)
+            metrics = self.update([Rollout.from_dict(record) for record in collected.pop("rollouts")])
+            published = time.perf_counter()
+            if metrics["steps"]:
+                self._publish(self._policy_version)
+            now = time.perf_counter()
+            metrics |= collected | {"seconds_publishing": now - published, "seconds": now - started}
+            self._log(metrics)
+            self.save_checkpoint()
+            reason = on_main_rank(lambda metrics=metrics: self._reason_to_stop(metrics))
+            if any_rank(self._stop_signal) or reason:
+                self._say(f"stopped after iteration {self._iteration}: {reason or 'asked to by a signal'}")
+                return
+
+    def update(self, rollouts: list[Rollout]) -> dict[str, Any]:
+        """Train on one collection (the same list on every rank) and count it as an iteration; returns metrics.
+
+        Raises:
+            ConfigError: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+            NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
+        """
+        oldest = self._policy_version - self._config.collection.max_policy_lag
+        for rollout in rollouts:
+            if not all(oldest <= version <= self._policy_version for version in rollout.policy_versions):
+                raise ConfigError(
+                    f"rollout {rollout.rollout_id} was sampled by policy versions {rollout.policy_versions}; the "
+                    f"update takes {oldest} to {self._policy_version} (collection.max_policy_lag)"
+                )
+        samples = [Sample.from_rollout(rollout) for rollout in rollouts]
+        metrics = self._update.run(samples, self._policy_version, self._iteration + 1)
+        self._lr_scheduler.step()
+        self._iteration += 1
+        if metrics["steps"]:
+            self._policy_version += 1
+            self._versions.keep(self._policy_version)
+            self._forget_versions()
+        self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
+        return rollout_metrics(rollouts) | metrics
+
+    def save_checkpoint(self) -> None:
+        """Write the state after the iteration in hand; see training_state.py."""
+        adapters = {version: self._versions.full(version) for version in self._versions.versions}
+        optimizer = optimizer_tensors(self._optimizer, self._parameters)
+        generators = gather_bytes(generator_states())
+        state = {
+            "iteration": self._iteration,
+            "policy_version": self._policy_version,
+            "idle_iterations": self._idle_iterations,
+            "pending": None if self._pending is None else self._pending.to_dict(),
+            "sampler": self._sampler.state_dict(),
+            "lr_scheduler": {k: v for k, v in self._lr_scheduler.state_dict().items() if k != "lr_lambdas"},
+            "optimizer_groups": optimizer_groups(self._optimizer),
+            "run_name": self._run_name,
+            "dataset": self._dataset,
+            "config": self._plain_config,
+        }
+        rng = {
+            f"rank{rank}": torch.frombuffer(bytearray(raw), dtype=torch.uint8) for rank, raw in enumerate(generators)
+        }
+
+        def write() -> None:
+            root = self._output_dir / "checkpoints"
+            save_training_state(root, self._iteration, TrainingState(state, adapters, optimizer, rng))
+            prune_checkpoints(root, self._config.keep_last_checkpoints)
+
+        on_main_rank(write)
+
+    def cleanup(self) -> None:
+        """Stop a launched node, close files, leave the process group; safe to call at any point, and twice."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        destroy_process_group()
+
+    def _next_request(self, iteration: int) -> CollectionRequest:
+        """The next tasks, to be tried under the present policy version."""
+        conf = self._config.collection
+        return CollectionRequest(
+            id=collection_id(self._run_name, iteration),
+            tasks=self._sampler.next(),
+            rollouts_per_task=conf.rollouts_per_task,
+            policy_version=self._policy_version,
+            min_rollouts_per_task=conf.min_rollouts_per_task,
+            min_rollouts_fraction=conf.min_rollouts_fraction,
+            seed=self._config.seed + iteration,
+            policy_mode=conf.policy_mode,
+            sampling=conf.sampling,
+            limits=conf.limits,
+        )
+
+    def _start_pending(self) -> None:
+        self._source.start(self._pending)
+
+    def _read(self, request: CollectionRequest) -> dict[str, Any] | None:
+        """On rank 0: wait for a collection; None when the run was asked to stop meanwhile."""
+        self._source.start(request)
+        try:
+            collected = self._source.read(request)
+        except StopRequested:
+            return None
+        return {
+            "rollouts": [slim_record(rollout) for rollout in collected.rollouts],
+            "dropped_rollouts": collected.end.dropped,
+            "failed_attempts": sum(collected.end.failures.values()),
+            "seconds_collecting": collected.end.seconds,
+            "seconds_waiting": collected.seconds_waiting,
+        }
+
+    def _publish(self, version: int) -> None:
+        """Export a version in PEFT's format and have the rollout node serve it."""
+        tensors = self._versions.full(version)
+
+        def publish() -> None:
+            folder = export_adapter(
+                tensors,
+                self._output_dir / "policies" / f"policy-v{version:04d}",
+                rank=self._config.model["lora_rank"],
+                alpha=self._config.model["lora_alpha"],
+                base_model=self._config.checkpointer["checkpoint_dir"],
+                dtype=_DTYPES[self._config.adapter_dtype],
+            )
+            self._source.publish(version, folder)
+
+        on_main_rank(publish)
+
+    def _forget_versions(self) -> None:
+        """Drop what no rollout can need any more, here and on the node."""
+        oldest = self._policy_version - self._config.collection.max_policy_lag
+        for version in [version for version in self._versions.versions if version < oldest]:
+            if self._source is not None:
+                self._source.retire(version)
+        self._versions.forget_before(oldest)
+
+    def _reason_to_stop(self, metrics: dict[str, Any]) -> str | None:
+        stop_file, limits = self._output_dir / "stop", self._config.stop
+        if stop_file.exists():
+            stop_file.unlink()
+            return f"{stop_file} was there"
+        if limits.iterations_without_signal and self._idle_iterations >= limits.iterations_without_signal:
+            return f"{self._idle_iterations} iterations without signal (stop.iterations_without_signal)"
+        if limits.max_approx_kl is not None and metrics.get("approx_kl", 0.0) > limits.max_approx_kl:
+            return f"approximate KL {metrics['approx_kl']:.3g} is over stop.max_approx_kl {limits.max_approx_kl}"
+        return None
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        peak = torch.cuda.max_memory_allocated() / 2**30 if self._device.type == "cuda" else 0.0
+        metrics = {
+            "iteration": self._iteration,
+            "policy_version": self._policy_version,
+            "dataset": self._dataset,
+            **metrics,
+            "peak_memory_gib": peak,
+        }
+        if self._metrics is not None:
+            self._metrics.log(metrics)
+        self._say(summary_line(metrics, self._config.max_iterations))
+
+    def _say(self, line: str) -> None:
+        if self._rank == 0:
+            print(line, flush=True)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        """First signal: stop at the next safe point. Second: at once."""
+        self._stop_signal = True
+        signal.signal(number, signal.SIG_DFL)
+
+
+@config.parse
+def recipe_main(cfg: DictConfig) -> int | str:
+    """Entry point of `tune run loop_appworld`.
+
+    Parameters come from the file given by ``--config`` and ``key=value`` on the command line.
+    """
+    recipe: LoopAppWorldRecipe | None = None
+    try:
+        recipe = LoopAppWorldRecipe(cfg)
+        recipe.setup(cfg)
+        recipe.train()
+    except (ConfigError, NonFiniteLoss, *SOURCE_ERRORS) as error:
+        return f"loop_appworld: {error}"
+    except RemoteError:
+        return 1
+    finally:
+        if recipe is not None:
+            recipe.cleanup()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(recipe_main())

@@ -1,0 +1,208 @@
+"""One iteration's update: advantages, the filter, old log-probs, and clipped steps over minibatches of rollouts.
+
+The order of rollouts, the minibatches and all statistics depend on the rollouts alone, never on the order in which they
+arrived or on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchtune.modules.peft import disable_adapter
+from torchtune.utils import get_world_size_and_rank
+from tqdm import tqdm
+
+from loop_recipes.batching import MicroBatch, Sample, balance_over_ranks, micro_batch_calls, micro_batches
+from loop_recipes.loop_config import GapConfig, UpdateConfig
+from loop_recipes.losses import PolicyLoss, RatioStatistics
+from loop_recipes.model_setup import AdapterVersions, clip_grad_norm
+from loop_recipes.process_group import sum_over_ranks
+
+PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or the gradient is nan or infinite; the step was not taken."""
+
+
+def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int) -> list[list[Sample]]:
+    """Shuffle, then cut into minibatches of about ``rollouts`` (None: one of all), whose sizes differ by one at most.
+
+    Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
+    of one rollout would weigh as much as a whole minibatch.
+    """
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
+    count = 1 if rollouts is None else max(1, round(len(samples) / rollouts))
+    bounds = [len(samples) * number // count for number in range(count + 1)]
+    return [[samples[i] for i in order[low:high]] for low, high in itertools.pairwise(bounds)]
+
+
+def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
+    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
+    if not samples:
+        return {"gap_verdict": "none"}
+    gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
+    p99 = gap[round(0.99 * (len(gap) - 1))].item()
+    verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
+    return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}
+
+
+@dataclass
+class PolicyUpdate:
+    """Everything an update needs but the rollouts; call :meth:`run` on every rank with the same ones.
+
+    Args:
+        model: a decoder with a log-prob head.
+        parameters: the trainable ones, by name.
+        advantage: ``(rewards [b], groups [b]) -> [b]``.
+    """
+
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: Optimizer
+    loss: PolicyLoss
+    advantage: Any
+    versions: AdapterVersions
+    config: UpdateConfig
+    gap: GapConfig
+    device: torch.device
+    seed: int
+    _ranks: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ranks = get_world_size_and_rank()
+
+    def run(self, samples: Sequence[Sample], version: int, iteration: int) -> dict[str, Any]:
+        """Train on one collection; returns metrics (the same on every rank).
+
+        Args:
+            samples: of all ranks, in any order.
+            version: of the adapter now in the model.
+
+        Raises:
+            NonFiniteLoss: before the step that it would have spoilt.
+        """
+        samples = self._with_advantages(sorted(samples, key=lambda sample: sample.rollout_id))
+        kept = [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
+        started = time.perf_counter()
+        kept = self._with_old_logprobs(kept, version)
+        recomputed = time.perf_counter()
+        metrics = _signal_metrics(samples, kept) | gap_metrics(kept, self.gap)
+        metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
+        metrics |= self._train(kept, iteration) if kept else {"steps": 0}
+        seconds = time.perf_counter() - recomputed
+        tokens = self.config.epochs * sum(sample.tokens for sample in kept)
+        return metrics | {
+            "seconds_recomputing": recomputed - started,
+            "seconds_updating": seconds,
+            "tokens_per_second": tokens / seconds,
+        }
+
+    def _with_advantages(self, samples: list[Sample]) -> list[Sample]:
+        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in samples}))}
+        rewards = torch.tensor([sample.reward for sample in samples])
+        groups = torch.tensor([numbers[sample.task_id] for sample in samples])
+        advantages = self.advantage(rewards, groups).tolist()
+        return [replace(sample, advantage=value) for sample, value in zip(samples, advantages, strict=True)]
+
+    def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
+        """Each token's log-prob under the version that sampled it, and under the base model if the loss has a KL term.
+
+        Dropout is off and the adapter of each version is put in for its tokens only.
+        """
+        needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
+        old = {sample.rollout_id: torch.zeros(len(sample.sampler_logprobs)) for sample in samples}
+        for other in needed:
+            of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
+            if other == version:
+                logprobs = self._logprobs(of_version)
+            else:
+                with self.versions.active(other):
+                    logprobs = self._logprobs(of_version)
+            for sample in of_version:
+                mine = sample.policy_versions == other
+                old[sample.rollout_id][mine] = logprobs[sample.rollout_id][mine]
+        samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
+        if not self.loss.needs_reference:
+            return samples
+        with disable_adapter(self.model):
+            reference = self._logprobs(samples)
+        return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
+
+    @torch.no_grad()
+    def _logprobs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Log-probs [n] of every sample's sampled tokens, computed by all ranks together, on every rank."""
+        self.model.eval()
+        counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
+        joined = torch.zeros(sum(counts.values()))
+        views = dict(zip(counts, joined.split(list(counts.values())), strict=True))
+        for batch in self._micro_batches(samples, "recomputing"):
+            for rollout_id, logprobs in batch.split(self.model(**batch.inputs()).cpu()).items():
+                views[rollout_id].copy_(logprobs)
+        # Every other rank left zeros in a rollout's place, so the sum is exact.
+        return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
+
+    def _train(self, samples: list[Sample], iteration: int) -> dict[str, Any]:
+        self.model.train()
+        statistics, losses, norms = RatioStatistics(), [], []
+        for epoch in range(self.config.epochs):
+            seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
+            for minibatch in minibatches(samples, self.config.minibatch_rollouts, seed):
+                loss, norm = self._step(minibatch, statistics)
+                losses.append(loss)
+                norms.append(norm)
+        return statistics.summary() | {
+            "steps": len(losses),
+            "loss": sum(losses) / len(losses),
+            "grad_norm": sum(norms) / len(norms),
+            "grad_norm_max": max(norms),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def _step(self, minibatch: list[Sample], statistics: RatioStatistics) -> tuple[float, float]:
+        """One optimizer step; returns the minibatch's loss and the gradient norm before clipping."""
+        world_size, _ = self._ranks
+        divisor = len(minibatch) if self.config.loss_divisor == "mean" else float(self.config.loss_divisor)
+        total = torch.zeros(1, dtype=torch.float64)
+        for batch in self._micro_batches(minibatch, "updating"):
+            output = self.loss(self.model(**batch.inputs()), batch)
+            statistics.add(output)
+            loss = output.per_rollout_loss.sum() / divisor
+            total += loss.detach().double().cpu()
+            # FSDP averages gradients over the ranks, but the loss is a sum over them.
+            (loss * world_size).backward()
+        loss = sum_over_ranks(total).item()
+        norm = clip_grad_norm(list(self.parameters.values()), self.config.clip_grad_norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteLoss(f"loss {loss}, gradient norm {norm}; the step was not taken")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+    def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:
+        """This rank's micro-batches, as many as every other rank has, with a progress bar on rank 0's terminal."""
+        world_size, rank = self._ranks
+        parts = balance_over_ranks(samples, world_size)
+        calls = micro_batch_calls(parts, self.config.micro_batch_tokens, self.config.packed)
+        batches = micro_batches(parts[rank], self.config.micro_batch_tokens, PAD_ID, self.config.packed, calls)
+        for batch in tqdm(batches, desc=doing, leave=False, disable=None if rank == 0 else True, mininterval=1.0):
+            yield batch.to(self.device)
+
+
+def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, Any]:
+    tasks, with_signal = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
+    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
+    return {
+        "kept_fraction": len(kept) / len(samples),
+        "groups": len(tasks),
+        "groups_without_signal": len(tasks - with_signal),
+        "advantage_std": advantages.std(correction=0).item(),
+    }

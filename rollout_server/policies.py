@@ -1,21 +1,16 @@
-"""Policy versions: checked, placed in a folder of their own, loaded on every server, proven, served, retired.
+"""Policy versions: checked, loaded on every server, proven there, served, retired. One change at a time.
 
-vLLM's prefix cache is keyed by (adapter name, adapter path). Both are therefore a function of the content:
-``policy-v0007-<first 8 hex digits of its SHA-256>``, in a folder of that name which is written under another name,
-synced and renamed, and never written again. Two contents never share a name or a path, so a cached prefix can never be
-read under other weights than it was computed with.
+The adapter of a version has a name and a folder of its own (:mod:`rollout_server.policy_folder` says why). While it is
+being loaded and proven, and if that fails, the versions served before are served on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import logging
 import math
-import os
-import re
 import shutil
 import time
 import uuid
@@ -26,16 +21,9 @@ from typing import Any
 
 import aiohttp
 
-from rollout_server.adapter_check import (
-    ADAPTER_FILES,
-    CONFIG_FILE,
-    MAX_CONFIG_BYTES,
-    WEIGHTS_FILE,
-    AdapterError,
-    BaseModel,
-    check_adapter,
-)
+from rollout_server.adapter_check import AdapterError, BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.policy_folder import Incoming, PolicyFolder, policy_name
 from rollout_server.router import POISONED_LOGPROB, ServerUnavailable
 from rollout_server.vllm_server import ServerGroup, VllmServer, adapters_at_work
 
@@ -43,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
 DRAIN_S = 10.0
-PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-_NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
 _TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -137,10 +123,9 @@ class PolicyStore:
         self._group = group
         self._model = model
         self._max_live = servers.max_loras
-        self._folder = Path(folder).resolve()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._sources = [self._folder, *([Path(source_root).resolve()] if source_root is not None else [])]
         self._base = BaseModel.read(model.path)
+        source = Path(source_root) if source_root is not None else None
+        self._folder = PolicyFolder(Path(folder), source, self._base, model.lora_rank)
         self._live: dict[int, _Policy] = {}
         self._change = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
@@ -153,20 +138,21 @@ class PolicyStore:
 
     def staging(self) -> Path:
         """A new folder to write an upload's two files into, for :meth:`publish`; the caller removes it."""
-        folder = self._folder / f".upload-{uuid.uuid4().hex}"
-        folder.mkdir()
-        return folder
+        return self._folder.staging()
 
     def versions(self) -> list[int]:
         """The versions that new episodes may use, ascending."""
         return sorted(version for version, policy in self._live.items() if not policy.retiring)
 
     def latest(self) -> int:
-        """The highest of :meth:`versions`; raises UnknownPolicy when there is none."""
-        versions = self.versions()
-        if not versions:
-            raise UnknownPolicy("no policy version has been published; publish one first")
-        return versions[-1]
+        """The version published last; raises UnknownPolicy when there is none.
+
+        Not the highest: a run that went back to an earlier checkpoint publishes lower versions again.
+        """
+        for version, policy in reversed(self._live.items()):
+            if not policy.retiring:
+                return version
+        raise UnknownPolicy("no policy version has been published; publish one first")
 
     def name_of(self, version: int) -> str:
         """The model name to send to vLLM; also of a version that is retiring."""
@@ -200,8 +186,8 @@ class PolicyStore:
     async def publish(self, version: int, folder: str | Path, canary: Mapping[str, Any] | None = None) -> PolicyInfo:
         """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
 
-        Publishing the same content again under the same version is no change. ``canary`` is a mapping of
-        :class:`Canary`'s fields.
+        Publishing the same content again under the same version only makes it the latest; other content replaces a
+        version that nobody uses, under another name. ``canary`` is a mapping of :class:`Canary`'s fields.
 
         Raises:
             AdapterError: the adapter or its canary must not be served; nothing was changed.
@@ -211,78 +197,39 @@ class PolicyStore:
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise AdapterError(f"policy version {version!r} must be a whole number from 0")
         proof = Canary.from_dict(canary, self._model.max_context) if canary is not None else None
-        incoming, digest = await asyncio.to_thread(self._take_in, Path(folder))
+        incoming = await asyncio.to_thread(self._folder.take_in, Path(folder))
         try:
             await self._wait_for_server()
             async with self._change:
-                policy = _Policy(version, f"policy-v{version:04d}-{digest[:8]}", Path(), proof)
-                known = self._live.get(version)
-                if known is not None:
-                    if known.name != policy.name:
-                        raise AdapterError(f"policy version {version} is already served with other content")
-                    return PolicyInfo(version, known.name, known.seconds)
-                await self._make_room()
-                policy.folder = await asyncio.to_thread(self._settle, incoming, policy.name)
-                await self._place(policy)
-                policy.seconds = time.monotonic() - started
-                self._live[version] = policy
+                policy = self._live.get(version)
+                if policy is not None and policy.name != policy_name(version, incoming.digest):
+                    if policy.references:
+                        raise AdapterError(
+                            f"policy version {version} is in use with other content; end its collections"
+                        )
+                    await self._remove(policy)
+                    policy = None
+                if policy is None:
+                    policy = await self._serve(version, incoming, proof, started)
+                self._live[version] = self._live.pop(version)
+                policy.retiring = False
         finally:
-            await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
-        logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
+            await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
 
-    def _take_in(self, source: Path) -> tuple[Path, str]:
-        """Copy the two files, bounded, and check the copy; returns it and the SHA-256 of the content."""
-        source = source.resolve()
-        if not any(source.is_relative_to(root) and source != root for root in self._sources):
-            allowed = self._sources[1] if len(self._sources) > 1 else "none is configured (policy_root); upload instead"
-            raise AdapterError(f"{source} is outside the folder that adapters may be named from: {allowed}")
-        limits = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: self.max_adapter_bytes}
-        if not source.is_dir():
-            raise AdapterError(f"{source} is not a folder")
-        pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLED)
-        if pickled:
-            raise AdapterError(f"{source} holds {pickled[0]}; only safetensors weights are taken")
-        for name in ADAPTER_FILES:
-            file = source / name
-            if file.is_symlink() or not file.is_file():
-                raise AdapterError(f"{source} has no plain file {name}")
-            if file.stat().st_size > limits[name]:
-                size = file.stat().st_size
-                raise AdapterError(f"{name} has {size} bytes; an adapter of this model has at most {limits[name]}")
-        incoming = self._folder / f".incoming-{uuid.uuid4().hex}"
-        incoming.mkdir()
+    async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> _Policy:
+        await self._make_room()
+        folder = await asyncio.to_thread(self._folder.settle, incoming, version)
+        policy = _Policy(version, folder.name, folder, canary)
         try:
-            digest = hashlib.sha256()
-            for name in ADAPTER_FILES:
-                with open(source / name, "rb") as reader, open(incoming / name, "wb") as writer:
-                    left = limits[name]
-                    while chunk := reader.read(min(1 << 20, left + 1)):
-                        left -= len(chunk)
-                        if left < 0:
-                            raise AdapterError(f"{name} grew beyond {limits[name]} bytes while it was read")
-                        digest.update(chunk)
-                        writer.write(chunk)
-                    writer.flush()
-                    os.fsync(writer.fileno())
-            check_adapter(incoming, self._base, self._model.lora_rank)
+            await self._place(policy)
         except BaseException:
-            shutil.rmtree(incoming, ignore_errors=True)
+            await asyncio.shield(self._discard(policy))
             raise
-        return incoming, digest.hexdigest()
-
-    def _settle(self, incoming: Path, name: str) -> Path:
-        """Give the checked copy its final name, durably."""
-        final = self._folder / name
-        if final.exists():  # of the same content, left by a crash; nobody serves it
-            shutil.rmtree(final)
-        os.rename(incoming, final)
-        directory = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-        return final
+        policy.seconds = time.monotonic() - started
+        self._live[version] = policy
+        logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
+        return policy
 
     async def _wait_for_server(self) -> None:
         try:
@@ -295,13 +242,13 @@ class PolicyStore:
     async def _make_room(self) -> None:
         """vLLM lets requests of more than ``max_loras`` adapters wait without a word, so never hold more than that."""
         while len(self._live) >= self._max_live:
-            newest = max(self._live)
-            unused = sorted(v for v, policy in self._live.items() if policy.references == 0 and v != newest)
+            # In the order of publication; the last one stays, to be served on if the new one fails.
+            unused = [policy for policy in list(self._live.values())[:-1] if policy.references == 0]
             if not unused:
                 held = ", ".join(map(str, sorted(self._live)))
                 cure = "end their collections or raise servers.max_loras"
                 raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
-            await self._remove(self._live[unused[0]])
+            await self._remove(unused[0])
 
     async def _place(self, policy: _Policy) -> None:
         """Load and prove on every ready server, or on none. A server that dies meanwhile catches up when it is back."""
@@ -312,8 +259,6 @@ class PolicyStore:
         other = [result for result in results if isinstance(result, BaseException) and result not in refusals + lost]
         if not refusals and not other and len(lost) < len(servers):
             return
-        await self._unload_everywhere(policy)
-        await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
         if refusals or other:
             raise (refusals + other)[0]
         raise ServerUnavailable(f"no server could load {policy.name}: {lost[0]!r}" if lost else "no server is ready")
@@ -375,10 +320,13 @@ class PolicyStore:
     async def _remove(self, policy: _Policy) -> None:
         """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
         del self._live[policy.version]
+        await self._discard(policy)
+        logger.info("policy version %d (%s) is retired", policy.version, policy.name)
+
+    async def _discard(self, policy: _Policy) -> None:
         await self._unload_everywhere(policy)
         await self._drain(policy)
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
-        logger.info("policy version %d (%s) is retired", policy.version, policy.name)
 
     async def _unload_everywhere(self, policy: _Policy) -> None:
         async def unload(server: VllmServer) -> None:
@@ -405,29 +353,9 @@ class PolicyStore:
     async def restore(self) -> list[int]:
         """After a restart of the node, before the servers start: serve again the newest versions found on disk.
 
-        Whatever is half-written, does not check or is beyond ``max_loras`` is deleted. Returns the versions.
+        Their canaries are not kept; a name that stands for the content is the proof. Returns the versions.
         """
         async with self._change:
-            for version, policy in await asyncio.to_thread(self._scan):
-                self._live[version] = policy
+            for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():
+                self._live[version] = _Policy(version, folder.name, folder, canary=None)
         return self.versions()
-
-    def _scan(self) -> list[tuple[int, _Policy]]:
-        found: dict[int, _Policy] = {}
-        for path in sorted(self._folder.iterdir()):
-            match = _NAME.fullmatch(path.name)
-            if match is not None and self._is_whole(path, match[2]):
-                found[int(match[1])] = _Policy(int(match[1]), path.name, path, canary=None)
-        kept = sorted(found.items())[-self._max_live :]
-        for path in self._folder.iterdir():
-            if path.is_dir() and path not in [policy.folder for _, policy in kept]:
-                shutil.rmtree(path, ignore_errors=True)
-        return kept
-
-    def _is_whole(self, folder: Path, digest: str) -> bool:
-        try:
-            check_adapter(folder, self._base, self._model.lora_rank)
-            content = hashlib.sha256(b"".join((folder / name).read_bytes() for name in ADAPTER_FILES))
-        except (AdapterError, OSError):
-            return False
-        return content.hexdigest().startswith(digest)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from loop_recipes.batching import MicroBatch
@@ -225,20 +226,14 @@ def _mean_over_tokens(values: Tensor, batch: MicroBatch) -> Tensor:
 
 
 def _gather(parts: list[Tensor]) -> Tensor:
-    """All ranks' values as one vector; tensors only, so no pickle between ranks."""
+    """All ranks' CPU values as one vector; tensors over the group's CPU backend, so no pickle between ranks."""
     values = torch.cat(parts) if parts else torch.empty(0)
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return values
-    world_size = torch.distributed.get_world_size()
-    if world_size == 1:
-        return values
-    backend = torch.distributed.get_backend_config()
-    device = torch.device("cpu" if "cpu" in backend else torch.device("cuda", torch.cuda.current_device()))
-    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(world_size)]
-    torch.distributed.all_gather(sizes, torch.tensor([len(values)], device=device))
-    longest = int(max(size.item() for size in sizes))
-    padded = torch.zeros(longest, dtype=values.dtype, device=device)
+    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(values)]))
+    padded = torch.zeros(int(max(sizes)), dtype=values.dtype)
     padded[: len(values)] = values
-    received = [torch.zeros_like(padded) for _ in range(world_size)]
-    torch.distributed.all_gather(received, padded)
-    return torch.cat([part[: int(size)] for part, size in zip(received, sizes, strict=True)]).cpu()
+    received = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(received, padded)
+    return torch.cat([part[: int(size)] for part, size in zip(received, sizes, strict=True)])

@@ -33,8 +33,8 @@ def run(decoder, samples, calls, packed, statistics):
 def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    # One rollout more than fits evenly, so that one rank must fill up with an all-ignored micro-batch.
-    samples = make_samples([50, 41, 33, 60, 27, 12, 58])
+    # Lengths that leave one rank with nothing to do in its last call.
+    samples = make_samples([60, 55, 50, 12])
     worst = {"loss": 0.0, "gradient": 0.0, "statistics": 0.0, "idle_calls": 0}
     for tied, packed, checkpointed in itertools.product((True, False), (True, False), (True, False)):
         whole = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))

@@ -206,14 +206,16 @@ class LoopAppWorldRecipe(FTRecipeInterface):
     def _setup_update(self, checkpoint: TrainingState | None) -> None:
         conf = self._config
         self._optimizer = build(conf.optimizer, list(self._parameters.values()))
-        # LambdaLR with last_epoch -1 starts afresh; a resumed run loads its state over that.
-        self._lr_scheduler = build(
-            conf.lr_scheduler, self._optimizer, num_training_steps=conf.max_iterations, last_epoch=-1
-        )
+        iterations_done = 0
         if checkpoint is not None:
-            groups = checkpoint.state["optimizer_groups"]
+            iterations_done, groups = checkpoint.state["iteration"], checkpoint.state["optimizer_groups"]
             restore_optimizer(self._optimizer, self._parameters, checkpoint.optimizer, groups)
-            self._lr_scheduler.load_state_dict(checkpoint.state["lr_scheduler"])
+        self._lr_scheduler = build(
+            conf.lr_scheduler,
+            self._optimizer,
+            num_training_steps=conf.max_iterations,
+            last_epoch=iterations_done - 1,
+        )
         self._update = PolicyUpdate(
             model=self._model,
             parameters=self._parameters,
@@ -326,7 +328,6 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
             "sampler": self._sampler.state_dict(),
-            "lr_scheduler": {k: v for k, v in self._lr_scheduler.state_dict().items() if k != "lr_lambdas"},
             "optimizer_groups": optimizer_groups(self._optimizer),
             "run_name": self._run_name,
             "dataset": self._dataset,

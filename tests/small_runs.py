@@ -87,8 +87,11 @@ def stored_rollout(
     ).validate()
 
 
-def write_logs(folder: Path, iterations: int, vocab_size: int, tasks: int = 3, group: int = 4) -> Path:
-    """Logs of ``iterations`` collections under versions 0, 1, 2 ..., for ``rollout_node.replay``."""
+def write_logs(folder: Path, iterations: int, vocab_size: int, stale_by: int = 0) -> Path:
+    """Logs of ``iterations`` collections of 3 tasks x 4 rollouts for ``rollout_node.replay``.
+
+    Iteration i is sampled by version i - 1, less ``stale_by``, but not below 0.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for iteration in range(1, iterations + 1):
         collection = f"made-up-i{iteration:04d}"
@@ -97,19 +100,19 @@ def write_logs(folder: Path, iterations: int, vocab_size: int, tasks: int = 3, g
                 collection,
                 f"task_{task}",
                 index,
-                iteration - 1,
+                max(0, iteration - 1 - stale_by),
                 ((index + task) % 3) / 2,
                 vocab_size,
                 (iteration * 100 + task) * 100 + index,
             )
-            for task in range(1, tasks + 1)
-            for index in range(group)
+            for task in range(1, 4)
+            for index in range(4)
         ]
         (folder / f"{collection}.jsonl").write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
     return folder
 
 
-def replay_config(folder: Path, iterations: int = 6, **changes: Any) -> Path:
+def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **changes: Any) -> Path:
     """A whole config in ``folder``: a random policy, made-up logs to replay; ``changes`` replace top-level keys."""
     base = folder / "base"
     if not base.exists():
@@ -126,7 +129,7 @@ def replay_config(folder: Path, iterations: int = 6, **changes: Any) -> Path:
             "model_type": "QWEN2",
             "output_dir": "${output_dir}",
         },
-        "rollout_node": {"replay": str(write_logs(folder / "logs", iterations, section["vocab_size"]))},
+        "rollout_node": {"replay": str(write_logs(folder / "logs", iterations, section["vocab_size"], stale_by))},
         "collection": {
             "tasks_per_iteration": 3,
             "rollouts_per_task": 4,

@@ -1,0 +1,122 @@
+"""Checkpoints: resuming equals never having stopped, bit for bit; damaged ones are refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from small_runs import replay_config
+
+from loop_recipes.config_schema import ConfigError
+from loop_recipes.loop_appworld import LoopAppWorldRecipe
+from loop_recipes.policy_update import NonFiniteLoss
+from loop_recipes.run_metrics import MACHINE_KEYS
+from loop_recipes.training_state import TrainingState, latest_checkpoint, load_training_state, save_training_state
+
+
+class Killed(BaseException):
+    """Stands in for the process's sudden death."""
+
+
+def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
+    """The recipe in this process; ``die_at_step`` ends it in place of that optimizer step, without any cleanup."""
+    cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    optimizer, steps = recipe._optimizer, []
+    step = optimizer.step
+
+    def counted(*args, **kwargs):
+        steps.append(1)
+        if len(steps) == die_at_step:
+            raise Killed
+        return step(*args, **kwargs)
+
+    optimizer.step = counted
+    recipe.train()
+    recipe.cleanup()
+
+
+def deterministic(metrics: Path) -> list[dict]:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if not key.startswith("seconds") and key not in MACHINE_KEYS}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_resuming_after_death_in_mid_update_equals_never_stopping(tmp_path, lag):
+    config = replay_config(tmp_path, iterations=6, stale_by=lag)
+    lagging = f"collection.max_policy_lag={lag}"
+    run(config, lagging, f"output_dir={tmp_path / 'whole'}")
+    with pytest.raises(Killed):
+        # Two epochs of two or three minibatches: step 15 lies in the fourth iteration.
+        run(config, lagging, f"output_dir={tmp_path / 'broken'}", die_at_step=15)
+    assert latest_checkpoint(tmp_path / "broken/checkpoints").name == "iteration_0003"
+    run(config, lagging, f"output_dir={tmp_path / 'broken'}", "resume_from_checkpoint=True")
+
+    whole, broken = (tmp_path / name / "checkpoints/iteration_0006" for name in ("whole", "broken"))
+    assert len(list(whole.glob("adapter_v*.safetensors"))) == 1 + lag
+    for file in sorted(whole.glob("*.safetensors")):
+        assert file.read_bytes() == (broken / file.name).read_bytes(), file.name
+    states = [json.loads((folder / "state.json").read_text()) for folder in (whole, broken)]
+    for state in states:
+        del state["config"]
+    assert states[0] == states[1]
+    metrics = deterministic(tmp_path / "whole/metrics.jsonl")
+    assert deterministic(tmp_path / "broken/metrics.jsonl") == metrics
+    assert [line["iteration"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["policy_lag"] for line in metrics] == ([0] * 6 if lag == 0 else [0, 1, 1, 1, 1, 1])
+
+
+def test_a_stop_file_saves_and_ends_the_run(tmp_path, capsys):
+    config = replay_config(tmp_path, iterations=3)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    run(config)
+    assert latest_checkpoint(tmp_path / "run/checkpoints").name == "iteration_0001"
+    assert not (tmp_path / "run/stop").exists()
+    assert f"stopped after iteration 1: {tmp_path / 'run/stop'} was there" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
+    config = replay_config(tmp_path, iterations=2)
+    cfg = OmegaConf.load(config)
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    name, parameter = next(iter(recipe._parameters.items()))
+    before = {other: tensor.detach().clone() for other, tensor in recipe._parameters.items()}
+    with torch.no_grad():
+        parameter[0, 0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match="the step was not taken"):
+        recipe.train()
+    recipe.cleanup()
+    for other, tensor in recipe._parameters.items():
+        assert other == name or torch.equal(tensor, before[other])
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_run_without_signal_stops_with_that_reason(tmp_path, capsys):
+    config = replay_config(
+        tmp_path, iterations=6, stale_by=9, stop={"iterations_without_signal": 2}, update={"min_abs_advantage": 9.0}
+    )
+    run(config)
+    assert "stopped after iteration 2: 2 iterations without signal" in capsys.readouterr().out
+    state = load_training_state(tmp_path / "run/checkpoints/iteration_0002").state
+    assert (state["policy_version"], state["iteration"]) == (0, 2)
+
+
+def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_path):
+    training = TrainingState({"policy_version": 1}, {1: {"a": torch.ones(2)}}, {}, {"rank0": torch.zeros(1)})
+    folder = save_training_state(tmp_path, 1, training)
+    assert torch.equal(load_training_state(folder).adapters[1]["a"], torch.ones(2))
+    (tmp_path / ".partial-0002").mkdir()
+    assert latest_checkpoint(tmp_path) == folder
+    (folder / "optimizer.safetensors").write_bytes(b"\0" * 20)
+    with pytest.raises(ConfigError, match=f"checkpoint {folder} cannot be read"):
+        load_training_state(folder)
+    shutil.rmtree(folder)
+    assert latest_checkpoint(tmp_path) is None

@@ -93,8 +93,3 @@ preflight() {
     [ "$bad" -eq 0 ] && say "preflight: $# node(s) good"
     return "$bad"
 }
-
-# resumable RUN_DIR: True when the run has a checkpoint to go on from, else False.
-resumable() {
-    if compgen -G "$1/checkpoints/iteration_*" >/dev/null; then echo True; else echo False; fi
-}

@@ -1,0 +1,130 @@
+"""Memory arithmetic for a job before it runs: what a trainer rank and a vLLM server hold, by kind.
+
+Estimates from shapes, no measurement; the recipe's own stress test measures. All sizes in GiB (2**30 bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_server.config import NodeConfig
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's sizes, as in Hugging Face's config.json. d width, v vocabulary."""
+
+    layers: int
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    tied: bool
+    lora_rank: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], lora_rank: int) -> ModelShape:
+        heads = config["num_attention_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            width=config["hidden_size"],
+            feed_forward=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads", heads),
+            head_width=config.get("head_dim") or config["hidden_size"] // heads,
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings")),
+            lora_rank=lora_rank,
+        )
+
+    def _projections(self) -> list[tuple[int, int]]:
+        query, kv = self.heads * self.head_width, self.kv_heads * self.head_width
+        attention = [(self.width, query), (self.width, kv), (self.width, kv), (query, self.width)]
+        return [*attention, *[(self.width, self.feed_forward)] * 2, (self.feed_forward, self.width)]
+
+    @property
+    def parameters(self) -> int:
+        """Of the base model; norms and biases are left out."""
+        per_layer = sum(rows * columns for rows, columns in self._projections())
+        return self.layers * per_layer + self.vocabulary * self.width * (1 if self.tied else 2)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of the largest unit that FSDP gathers whole."""
+        return max(sum(a * b for a, b in self._projections()), self.vocabulary * self.width)
+
+    @property
+    def adapter_parameters(self) -> int:
+        return self.layers * self.lora_rank * sum(rows + columns for rows, columns in self._projections())
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In bf16, over all layers."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_width
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What one GPU holds. ``over`` is the one line to say when it does not fit."""
+
+    title: str
+    available: float
+    parts: dict[str, float] = field(default_factory=dict)
+    over: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def table(self) -> str:
+        rows = [f"{self.title} ({self.available:.1f} GiB available)"]
+        rows += [f"  {name:<44}{size:8.2f} GiB" for name, size in self.parts.items()]
+        rows += [f"  {'sum':<44}{sum(self.parts.values()):8.2f} GiB", *(f"  {note}" for note in self.notes)]
+        return "\n".join(rows)
+
+
+def plan_trainer(shape: ModelShape, tokens: int, ranks: int, gpu_gib: float) -> MemoryPlan:
+    """One rank of the trainer: bf16 base and fp32 adapter, gradient and two Adam moments, all sharded; one layer
+    gathered and the next one on its way; one saved input of [tokens, d] a layer under activation checkpointing, and
+    the widest layer's activations while it is recomputed.
+    """
+    parts = {
+        "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
+        "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters * 16 / ranks / GIB,
+        "two gathered layers, bf16": 2 * shape.layer_parameters * 2 / GIB,
+        "checkpointed activations, bf16": shape.layers * tokens * shape.width * 2 / GIB,
+        "one layer recomputed, bf16": tokens * (8 * shape.width + 6 * shape.feed_forward) * 2 / GIB,
+    }
+    need = sum(parts.values())
+    over = None
+    if need > gpu_gib * 0.92:
+        over = (
+            f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use more GPUs, or a lower "
+            "collection.limits.max_context"
+        )
+    return MemoryPlan(f"trainer, one of {ranks} ranks, one rollout of {tokens} tokens", gpu_gib, parts, over)
+
+
+def plan_rollout_server(shape: ModelShape, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
+    """One GPU of one vLLM server: bf16 weights and adapter slots over the tensor-parallel GPUs, the rest KV cache."""
+    gpus = node.servers.tensor_parallel_size
+    usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
+    parts = {
+        "weights, bf16": shape.parameters * 2 / gpus / GIB,
+        "adapters loaded, bf16": node.servers.max_loras * shape.adapter_parameters * 2 / gpus / GIB,
+        "activations and CUDA graphs (allowance)": 4.0,
+    }
+    left = usable - sum(parts.values())
+    per_token = shape.kv_bytes_per_token / min(gpus, shape.kv_heads)
+    tokens = int(max(left, 0) * GIB / per_token)
+    over = None
+    if tokens < node.model.max_context:
+        over = (
+            f"a vLLM server has room for {tokens} tokens of KV cache, less than one episode of "
+            f"{node.model.max_context}: raise servers.tensor_parallel_size or lower model.max_context"
+        )
+    notes = (f"KV cache of the server: {tokens} tokens, {tokens // node.model.max_context} full episodes at a time",)
+    return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {"KV cache": max(left, 0.0)}, over, notes)

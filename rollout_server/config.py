@@ -150,6 +150,10 @@ def from_mapping(cls: type, data: Any, path: str = "") -> Any:
         value, hint = data[name], hints[name]
         if dataclasses.is_dataclass(hint):
             values[name] = from_mapping(hint, value, key)
+        elif typing.get_origin(hint) is list and dataclasses.is_dataclass(typing.get_args(hint)[0]):
+            items = value if isinstance(value, list) else [value]
+            (section,) = typing.get_args(hint)
+            values[name] = [from_mapping(section, item, f"{key}[{number}]") for number, item in enumerate(items)]
         elif _matches(value, hint):
             values[name] = float(value) if hint is float else value
         else:

@@ -204,9 +204,7 @@ class PolicyStore:
                 policy = self._live.get(version)
                 if policy is not None and policy.name != policy_name(version, incoming.digest):
                     if policy.references:
-                        raise AdapterError(
-                            f"policy version {version} is in use with other content; end its collections"
-                        )
+                        raise AdapterError(f"policy version {version} is in use with other content; end its use")
                     await self._remove(policy)
                     policy = None
                 if policy is None:

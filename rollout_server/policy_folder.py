@@ -84,9 +84,8 @@ class PolicyFolder:
     def _check_source(self, source: Path) -> None:
         roots = [root for root in (self.root, self._source_root) if root is not None]
         if not any(source.is_relative_to(root) and source != root for root in roots):
-            allowed = (
-                f"{self._source_root} (policy_root)" if self._source_root else "none (policy_root is not set); upload"
-            )
+            root = self._source_root
+            allowed = f"policy_root, {root}" if root is not None else "none, as policy_root is not set; upload it"
             raise AdapterError(f"{source} is outside the folder from which adapters may be named: {allowed}")
         if not source.is_dir():
             raise AdapterError(f"{source} is not a folder")
@@ -127,7 +126,7 @@ class PolicyFolder:
         return final
 
     def scan(self, most: int) -> dict[int, Path]:
-        """The ``most`` newest whole versions, ascending; all else, being torn, superseded or half-uploaded, is deleted."""
+        """The ``most`` newest whole versions, ascending; all else (torn, superseded, half uploaded) is deleted."""
         found: dict[int, Path] = {}
         for path in sorted(self.root.iterdir()):
             match = _NAME.fullmatch(path.name)

@@ -20,6 +20,15 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+MODEL_CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": WIDTH,
+    "intermediate_size": FEED_FORWARD,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+}
+"""What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
 _PROJECTIONS = {
     "self_attn.q_proj": (WIDTH, WIDTH),
     "self_attn.k_proj": (WIDTH * KV_HEADS // HEADS, WIDTH),

@@ -1,12 +1,13 @@
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
-import fake_vllm
+import arithmetic_vllm
 import pytest
-from fake_vllm import prompt_logprob
-from random_policy import FEED_FORWARD, HEADS, KV_HEADS, LAYERS, WIDTH, write_adapter
+from arithmetic_vllm import prompt_logprob
+from random_policy import MODEL_CONFIG, write_adapter
 
 from rollout_server import policies, vllm_server
 from rollout_server.adapter_check import AdapterError
@@ -14,15 +15,6 @@ from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.policies import PolicyStore, UnknownPolicy
 from rollout_server.router import ServerUnavailable
 from rollout_server.vllm_server import ServerGroup
-
-CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": WIDTH,
-    "intermediate_size": FEED_FORWARD,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-}
 
 
 class House:
@@ -33,10 +25,10 @@ class House:
         self.source = folder / "shared"
         self.model = folder / "model"
         self.model.mkdir()
-        (self.model / "config.json").write_text(json.dumps(CONFIG))
+        (self.model / "config.json").write_text(json.dumps(MODEL_CONFIG))
 
     async def open(self, count: int = 2, max_loras: int = 3) -> None:
-        pairs = [await fake_vllm.serve() for _ in range(count)]
+        pairs = [await arithmetic_vllm.serve() for _ in range(count)]
         self.fakes, self.http = [fake for fake, _ in pairs], [server for _, server in pairs]
         self.model_config = ModelConfig(path=str(self.model), dtype="float32", max_context=512, lora_rank=8)
         urls = [str(server.make_url("")) for server in self.http]
@@ -61,7 +53,7 @@ class House:
         return sorted(path.name for path in (self.folder / "policies").iterdir())
 
 
-@pytest.fixture()
+@pytest.fixture
 async def house(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
     monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
@@ -235,7 +227,7 @@ async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):
     for fake in house.fakes:
         fake.mode = "dead engine"
     await until(lambda: not house.group.ready)
-    with pytest.raises(ServerUnavailable, match="no vLLM server became ready in 0.2 s"):
+    with pytest.raises(ServerUnavailable, match=r"no vLLM server became ready in 0\.2 s"):
         await house.store.publish(1, house.adapter(1))
     assert house.folders() == []
 
@@ -250,7 +242,7 @@ async def test_paths_outside_the_root_and_links_out_of_it_are_refused(house, tmp
     inside = house.adapter(1)
     (inside / "adapter_model.safetensors").rename(tmp_path / "weights")
     (inside / "adapter_model.safetensors").symlink_to(tmp_path / "weights")
-    with pytest.raises(AdapterError, match="has no plain file adapter_model.safetensors"):
+    with pytest.raises(AdapterError, match=r"has no plain file adapter_model\.safetensors"):
         await house.store.publish(1, inside)
 
 
@@ -260,8 +252,7 @@ async def test_missing_pickled_and_oversized_files_are_refused_before_they_are_r
     with pytest.raises(AdapterError, match=r"holds optimizer.pt; only safetensors"):
         await house.store.publish(1, adapter)
     (adapter / "optimizer.pt").unlink()
-    with open(adapter / "adapter_model.safetensors", "r+b") as file:
-        file.truncate(10 << 30)  # sparse: ten gigabytes that take no room
+    os.truncate(adapter / "adapter_model.safetensors", 10 << 30)  # sparse: ten gigabytes that take no room
     with pytest.raises(AdapterError, match=r"has 10737418240 bytes; an adapter of this model has at most"):
         await house.store.publish(1, adapter)
     (adapter / "adapter_model.safetensors").unlink()
@@ -303,5 +294,5 @@ def test_one_lora_slot_is_too_few(tmp_path):
     house = House(tmp_path)
     model = ModelConfig(path=str(house.model))
     servers = ServersConfig(urls=["http://127.0.0.1:1"], max_loras=1)
-    with pytest.raises(ValueError, match="servers.max_loras must be at least 2"):
+    with pytest.raises(ValueError, match=r"servers\.max_loras must be at least 2"):
         PolicyStore(ServerGroup(model, servers, tmp_path), model, servers, tmp_path / "policies")

@@ -1,0 +1,135 @@
+"""The vLLM routes that a rollout node uses, over a few lines of arithmetic: for tests of what stands around vLLM.
+
+In this process by :func:`serve`, or as a process by ``python arithmetic_vllm.py --port P [--misbehave HOW]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+
+def prompt_logprob(adapter: Path) -> float:
+    """What the fake answers for every prompt token under this adapter: a function of its weights' bytes."""
+    return -1.0 - hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).digest()[0] / 256
+
+
+class FakeVllm:
+    """State and routes of one server. Tests set ``mode`` to have it fail, and read ``seen`` and ``loaded``."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Path] = {}
+        self.log: list[tuple[str, str]] = []
+        self.seen: list[dict] = []
+        self.mode = "well"
+        self.version = "0.32.0"
+        self.load_metrics = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0}
+        self.aborted = 0
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", self.health),
+                web.get("/version", self.get_version),
+                web.get("/metrics", self.metrics),
+                web.post("/v1/load_lora_adapter", self.load),
+                web.post("/v1/unload_lora_adapter", self.unload),
+                web.post("/inference/v1/generate", self.generate),
+            ]
+        )
+        return app
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self.mode == "dead engine" else 200)
+
+    async def get_version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        lines = [f'vllm:{name}{{engine="0",model_name="m"}} {value}' for name, value in self.load_metrics.items()]
+        return web.Response(text="\n".join(["# HELP vllm:x y", *lines, ""]))
+
+    async def load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name, path = body["lora_name"], Path(body["lora_path"])
+        self.log.append(("load", name))
+        if self.mode == "refuse load":
+            return web.json_response({"error": {"message": "no memory"}}, status=500)
+        if name in self.loaded:
+            return web.json_response({"error": {"message": f"'{name}' has already been loaded."}}, status=400)
+        self.loaded[name] = path
+        return web.Response(text="Success")
+
+    async def unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        known = self.loaded.pop(name, None)
+        # vLLM still reads the folder until its requests are done, so it must be there now.
+        self.log.append(("unload", name if known is None or known.is_dir() else f"{name} whose folder is gone"))
+        return web.Response(status=200 if known is not None else 404)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append(body)
+        token_ids, sampling = body["token_ids"], body["sampling_params"]
+        if body["model"] not in self.loaded:
+            return web.json_response({"error": {"message": f"The model {body['model']} does not exist."}}, status=404)
+        if self.mode == "error":
+            return web.json_response({"error": {"message": "EngineCore encountered an issue."}}, status=500)
+        try:
+            while self.mode == "hang":  # noqa: ASYNC110 - until the test sets another mode
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        if self.mode == "hang up":
+            request.transport.abort()
+            return web.Response()
+        if sampling.get("prompt_logprobs") is not None:
+            value = float("-9999") if self.mode == "poisoned" else prompt_logprob(self.loaded[body["model"]])
+            rows = [None, *({str(token): {"logprob": value}} for token in token_ids[1:])]
+            return web.json_response({"choices": [], "prompt_logprobs": rows})
+        sampled = [(sum(token_ids) + step) % 300 for step in range(sampling["max_tokens"])]
+        value = -9999.0 if self.mode == "poisoned" else -0.5
+        content = [{"token_id": token, "logprob": value} for token in sampled]
+        if self.mode == "cut short":
+            content = content[:-1]
+        finish = "abort" if self.mode == "abort" else "length"
+        choice = {"finish_reason": finish, "token_ids": sampled, "logprobs": {"content": content}}
+        usage = {"prompt_tokens": len(token_ids), "prompt_tokens_details": {"cached_tokens": len(token_ids) // 2}}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+async def serve() -> tuple[FakeVllm, TestServer]:
+    """Start one in this process; close the second of the pair."""
+    fake = FakeVllm()
+    server = TestServer(fake.app(), handler_cancellation=True)
+    await server.start_server()
+    return fake, server
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--misbehave", choices=["exit", "never ready", "ignore SIGTERM"])
+    arguments, _ = parser.parse_known_args()
+    # As vLLM has engine processes: one that changes session and would outlive a plain kill.
+    subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
+    print("the fake is starting", flush=True)
+    if arguments.misbehave == "exit":
+        print("ValueError: no such model", flush=True)
+        sys.exit(3)
+    if arguments.misbehave == "never ready":
+        asyncio.run(asyncio.sleep(600))
+    web.run_app(FakeVllm().app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The folder in which one pool keeps its sockets, its worlds' saved states, and two views of the dataset.
+
+    <base>/torchtune-loop-<uid>/run-<random>/
+        owner.lock          held by the pool's process for as long as it lives
+        agent/              APPWORLD_ROOT of the world server: no ground truth, only the tasks in use
+        grader/             APPWORLD_ROOT of the grader: the whole dataset
+        *.sock, *.log
+
+The base is a tmpfs where there is one, because the engine rewrites a dozen small files per step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+KEEP_MARK = "keep"
+MAX_SOCKET_PATH = 100
+
+
+class RunFolder:
+    """Created by :meth:`create`, which also removes what dead processes left behind; removed by :meth:`remove`."""
+
+    def __init__(self, path: Path, lock: int, keep: bool) -> None:
+        self.path = path
+        self.agent = path / "agent"
+        self.grader = path / "grader"
+        self._lock = lock
+        self._keep = keep
+
+    @classmethod
+    def create(cls, base: str | None, dataset_root: Path, keep: bool) -> RunFolder:
+        """Make a folder under ``base`` (None: tmpfs, else the temporary folder) with both views of ``dataset_root``.
+
+        Raises:
+            OSError: the base cannot be written, or its path is too long for a Unix socket.
+        """
+        parent = Path(base or _fastest_base()) / f"torchtune-loop-{os.getuid()}"
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if parent.stat().st_uid != os.getuid():
+            raise OSError(f"{parent} belongs to another user; set the environment's experiments_root to another folder")
+        parent.chmod(0o700)
+        remove_abandoned(parent)
+        path = Path(tempfile.mkdtemp(prefix="run-", dir=parent)).resolve()
+        if len(str(path / "world.sock")) > MAX_SOCKET_PATH:
+            path.rmdir()
+            raise OSError(f"experiments_root {parent} is too long a path for Unix sockets; choose a shorter one")
+        lock = os.open(path / "owner.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if keep:
+            (path / KEEP_MARK).touch()
+        folder = cls(path, lock, keep)
+        data = dataset_root.resolve() / "data"
+        (folder.agent / "data" / "tasks").mkdir(parents=True)
+        for shared in ("api_docs", "base_dbs"):
+            (folder.agent / "data" / shared).symlink_to(data / shared)
+        (folder.agent / "experiments" / "outputs").mkdir(parents=True)
+        folder.grader.mkdir()
+        (folder.grader / "data").symlink_to(data)
+        (folder.grader / "experiments").symlink_to(folder.agent / "experiments")
+        folder._tasks = data / "tasks"
+        return folder
+
+    _tasks: Path
+
+    def show_task(self, task_id: str) -> None:
+        """Put a task into the agent view: its specification and start state, without the ground truth."""
+        shown = self.agent / "data" / "tasks" / task_id
+        if shown.exists():
+            return
+        copy = Path(tempfile.mkdtemp(prefix=".", dir=shown.parent))
+        shutil.copy(self._tasks / task_id / "specs.json", copy / "specs.json")
+        shutil.copytree(self._tasks / task_id / "dbs", copy / "dbs")
+        try:
+            copy.rename(shown)
+        except OSError:  # another episode of the same task was quicker
+            shutil.rmtree(copy, ignore_errors=True)
+
+    def experiment(self, name: str) -> Path:
+        """Where the world of experiment ``name`` keeps its state."""
+        return self.agent / "experiments" / "outputs" / name
+
+    def remove_experiment(self, name: str) -> None:
+        if not self._keep:
+            shutil.rmtree(self.experiment(name), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove everything, or with ``keep`` everything but the saved states and logs. May be called twice."""
+        if self._lock < 0:
+            return
+        if self._keep:
+            for socket in self.path.glob("*.sock"):
+                socket.unlink()
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the run folders in ``parent`` whose owners are dead."""
+    for path in parent.glob("run-*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path / "owner.lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
+                if not (path / KEEP_MARK).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _fastest_base() -> str:
+    return "/dev/shm" if os.path.ismount("/dev/shm") and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()

@@ -1,0 +1,215 @@
+"""What a process that runs agent code gives up, through the kernel's own calls; nothing here needs a package.
+
+Levels, each with all that the one before it has:
+
+    none         a process of its own
+    rlimits      bounded memory, files and file sizes; no capabilities; no new privileges; memory unreadable to others
+    seccomp      no new processes or threads, no exec, no sockets, no signals to others, no writing to any file system;
+                 reading only below the Python installation (Landlock; on kernels without it no file can be opened)
+    bubblewrap   the whole world server runs in namespaces of its own, in which nothing but Python and the dataset's
+                 agent view exists (started that way by the pool; in here it is "seccomp")
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+import sysconfig
+from typing import Any
+
+import syscalls
+
+LEVELS = ("none", "rlimits", "seccomp", "bubblewrap")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_SECCOMP_MODE_FILTER = 2
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def die_with_parent() -> None:
+    """Have the kernel send SIGKILL when the parent dies; also if it already has."""
+    parent = os.getppid()
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def undumpable() -> None:
+    """Close /proc/<pid>/mem, ptrace and core dumps of this process to others of the same user."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
+
+
+def close_descriptors_except(kept: set[int]) -> None:
+    """Close every other descriptor this process has inherited."""
+    first = 0
+    for descriptor in sorted(kept):
+        if first < descriptor:  # CPython 3.11 closes everything when asked to close the empty range before 0
+            os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, 2**31 - 1)
+
+
+def confine(settings: dict[str, Any]) -> None:
+    """Give up, for good, what ``settings["level"]`` says; raises OSError if the kernel refuses."""
+    level = LEVELS.index(settings["level"])
+    if level >= LEVELS.index("rlimits"):
+        _limit_resources(settings["memory_mb"])
+        _drop_capabilities()
+        undumpable()
+        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+    if level >= LEVELS.index("seccomp"):
+        restricted = landlock_abi() > 0
+        if restricted:
+            _restrict_files(readable_folders())
+        _install_filter(may_open=restricted)
+
+
+def _limit_resources(memory_mb: int) -> None:
+    with open("/proc/self/statm") as file:
+        inherited = int(file.read().split()[0]) * resource.getpagesize()
+    limits = {
+        resource.RLIMIT_AS: inherited + memory_mb * 2**20,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 2**20,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_NPROC: 1,  # not enforced for uid 0; there it is seccomp that forbids new processes
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _drop_capabilities() -> None:
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break  # EPERM: there were none to drop; EINVAL: past the last one
+    header = struct.pack("Ii", 0x20080522, 0)  # version 3, this process
+    _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def landlock_abi() -> int:
+    """Version of the kernel's Landlock, 0 where there is none."""
+    return max(0, _libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, None, 0, 1))
+
+
+def readable_folders() -> list[str]:
+    """What Python needs to import modules and to look up time zones, and nothing else."""
+    folders = {os.path.join(sys.prefix, "lib"), os.path.join(sys.base_prefix, "lib"), sysconfig.get_path("stdlib")}
+    folders |= {"/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"}
+    return sorted(folder for folder in folders if os.path.isdir(folder))
+
+
+def _restrict_files(readable: list[str]) -> None:
+    abi = landlock_abi()
+    # All file-system rights this kernel knows are handled, that is, denied unless granted below; from version 4 on also
+    # TCP, from 6 on signals and abstract sockets to processes outside.
+    rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+    attributes = struct.pack("QQQ", rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    ruleset = _check(
+        _libc.syscall(syscalls.LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0), "landlock_create_ruleset"
+    )
+    read_file_and_folder = (1 << 2) | (1 << 3)
+    for folder in readable:
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", read_file_and_folder, descriptor)
+        _check(_libc.syscall(syscalls.LANDLOCK_ADD_RULE, ruleset, 1, rule, 0), "landlock_add_rule")
+        os.close(descriptor)
+    _check(_libc.syscall(syscalls.LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)
+
+
+def _install_filter(may_open: bool) -> None:
+    machine = platform.machine()
+    table = syscalls.TABLES.get(machine)
+    if table is None:
+        raise OSError(errno.ENOSYS, f"no seccomp filter is written for {machine}")
+    program = _filter_program(table, may_open)
+    instructions = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "PR_SET_SECCOMP")
+
+
+def _filter_program(table: syscalls.Table, may_open: bool) -> bytes:
+    """BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; unlisted calls are allowed."""
+    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
+    allow, kill, deny = 0x7FFF0000, 0x80000000, 0x00050000
+    program: list[tuple[int, int, int, int]] = []
+
+    def emit(code: int, k: int, if_true: int = 0, if_false: int = 0) -> None:
+        program.append((code, if_true, if_false, k))
+
+    emit(load, 4)
+    emit(equal, table.audit_arch, 1, 0)
+    emit(give, kill)  # another architecture's numbers would mean other calls
+    emit(load, 0)
+    emit(at_least, 0x40000000, 0, 1)  # x86's x32 numbers
+    emit(give, deny | errno.EPERM)
+    for number in sorted(table.denied):
+        emit(equal, number, 0, 1)
+        emit(give, deny | errno.EPERM)
+    for number in sorted(table.unknown):  # glibc falls back to the call that is looked at here
+        emit(equal, number, 0, 1)
+        emit(give, deny | errno.ENOSYS)
+    for number, flags_argument in sorted(table.opening.items()):
+        emit(equal, number, 0, 4)
+        emit(load, 16 + 8 * flags_argument if may_open else 0)
+        writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_TMPFILE & ~os.O_DIRECTORY
+        emit(any_bit, writing if may_open else 0xFFFFFFFF, 0, 1)
+        emit(give, deny | errno.EACCES)
+        emit(give, allow)
+    emit(give, allow)
+    return b"".join(struct.pack("HBBI", code, t, f, k) for code, t, f, k in program)
+
+
+def probe() -> str:
+    """The strongest level this machine lets a process enter, tried in a child: its name, never "bubblewrap"."""
+    for level in ("seccomp", "rlimits"):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                confine({"level": level, "memory_mb": 256})
+                status = 0 if level != "seccomp" or _cannot_escape() else 1
+            finally:
+                os._exit(status)
+        if os.waitpid(pid, 0)[1] == 0:
+            return level
+    return "none"
+
+
+def _cannot_escape() -> bool:
+    """Whether the filter really holds: tries a process, a socket, a signal to the parent and a file."""
+    import socket
+
+    attempts = (
+        os.fork,
+        socket.socket,
+        lambda: os.kill(os.getppid(), 0),
+        lambda: os.open("/tmp", os.O_WRONLY | os.O_TMPFILE),
+        lambda: os.open("/proc/self/environ", os.O_RDONLY),
+    )
+    for attempt in attempts:
+        try:
+            attempt()
+        except OSError:
+            continue
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""The world process: one per episode, holds the apps' databases and answers API requests; runs no agent code.
+
+Agent code runs in a sibling (interpreter.py) whose only way to the databases is to send, over one socket, the HTTP
+requests that its ``apis.<app>.<api>(...)`` calls come down to. The seam is the engine's own: the transport under
+Starlette's TestClient. What the agent can change is therefore what the apps' APIs let it change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote
+
+import databases
+import httpx
+import sandbox
+from appworld import AppWorld, environment, update_root
+from appworld.apps import get_all_apps
+from appworld.apps.model_lib import CachedDBHandler
+from appworld.common.utils import import_apis_module
+from appworld.task import Task
+from channel import Channel, ChannelClosed, ChannelGarbage, wait_readable
+from fastapi_login.secrets import to_secret
+
+WARM_UP_CODE = (
+    "print(apis.api_docs.show_app_descriptions())",
+    "print(apis.api_docs.show_api_descriptions(app_name='supervisor'))",
+    "print(apis.supervisor.show_account_passwords())",
+    "apis.spotify.login(username='nobody@example.com', password='wrong')",
+    "apis.spotify.show_playlist_library(access_token='wrong')",
+    "for",
+    "import os, string, uuid, yaml, textwrap, pprint, difflib, heapq, bisect, statistics\n",
+    "print(pendulum.now('America/New_York').add(days=1).isoformat(), DateTime.now().strftime('%A'), 1 / 0)",
+)
+"""Run once in the warm parent, so that children find imported whatever these paths import on first use."""
+
+
+class WorldServer:
+    """What a world server's children do."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        update_root(settings["root"])
+
+    def warm_up(self, task_id: str) -> dict[str, Any]:
+        """Make, use and close one world; the caller freezes what that leaves in memory."""
+        import interpreter  # noqa: F401  imported before the fork, so that the file need not be readable after it
+
+        world = AppWorld(task_id, **self._world_options("warm-up"))
+        for code in WARM_UP_CODE:
+            world.execute(code)
+        outputs = world.base_output_directory
+        world.close()
+        AppWorld.close_all()
+        shutil.rmtree(outputs, ignore_errors=True)
+        databases.preload(copies=1)
+        self._settings["sandbox"]["level"] = sandbox.probe()
+        return {"level": self._settings["sandbox"]["level"], "landlock": sandbox.landlock_abi()}
+
+    def _world_options(self, experiment: str) -> dict[str, Any]:
+        return {
+            "experiment_name": experiment,
+            "load_ground_truth": False,
+            "raise_on_unsafe_syntax": not self._settings["paper_parity"],
+            "timeout_seconds": int(self._settings["execute_timeout_s"]),
+        }
+
+    def serve(self, owner: Channel) -> None:
+        """One episode: fork the interpreter, bring up the world, then execute code until the owner hangs up."""
+        start = owner.receive()
+        options = self._world_options(start["experiment"])
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            from interpreter import run_interpreter
+
+            run_interpreter(Channel(theirs.detach()), start["task_id"], options, self._settings)
+        theirs.close()
+        sandbox.undumpable()
+        interpreter = Channel(ours.detach())
+        episode = Episode(owner, interpreter, ApiWorld(start["task_id"], **options))
+        if start.get("token_secret"):
+            set_token_secret(start["token_secret"])
+        episode.run()
+
+
+class Episode:
+    """The loop of a world process. Messages from the interpreter are written by agent code for all we know."""
+
+    def __init__(self, owner: Channel, interpreter: Channel, world: ApiWorld) -> None:
+        self._owner = owner
+        self._interpreter = interpreter
+        self._world = world
+
+    def run(self) -> None:
+        try:
+            self._await_interpreter("ready")
+            self._owner.send({"ok": True})
+            while True:
+                message = self._owner.receive()
+                self._interpreter.send({"code": message["code"]})
+                output = str(self._await_interpreter("output"))
+                self._world.save()
+                self._owner.send({"ok": True, "output": output, "completed": self._world.task_completed()})
+        except InterpreterDied as error:
+            self._world.save()
+            self._owner.send({"ok": False, "error": "interpreter_died", "message": str(error)})
+
+    def _await_interpreter(self, key: str) -> Any:
+        """Answers API requests until the interpreter sends ``key``."""
+        while True:
+            # While the interpreter works the owner has nothing to say: if its end is readable, it has hung up.
+            if self._owner in wait_readable([self._owner, self._interpreter]):
+                raise ChannelClosed("the owner hung up")
+            try:
+                message = self._interpreter.receive()
+                if key in message:
+                    return message[key]
+                request = message["request"]
+                self._interpreter.send({"id": message["id"], **self._world.answer(request)})
+            except (ChannelClosed, ChannelGarbage, KeyError, TypeError, ValueError) as error:
+                raise InterpreterDied(f"{type(error).__name__}: {error}") from error
+
+
+class InterpreterDied(Exception):
+    """The process that runs agent code ended, or sent what is not of the protocol."""
+
+
+class _NoShell:
+    """Stands where the engine wants an IPython shell; a world process executes nothing."""
+
+    def __init__(self, config: Any) -> None:
+        self.user_ns: dict[str, Any] = {}
+
+    def run_cell(self, code: str) -> None:
+        pass
+
+
+def _input_state_path(task: Task) -> SimpleNamespace:
+    """In place of ``Task.model_collection``, of which a world needs only the path: saves a second copy of the data."""
+    return SimpleNamespace(from_db_home_path=task.models_from_db_home_path)
+
+
+class ApiWorld:
+    """An AppWorld without a shell: databases, clock and APIs."""
+
+    def __init__(self, task_id: str, **options: Any) -> None:
+        environment.InteractiveShellEmbed = _NoShell
+        Task.model_collection = property(_input_state_path)
+        self._prefixes = tuple(f"/{app}/" for app in get_all_apps(skip_admin=True))
+        self._saved = 0
+        self._changes = -1
+        AppWorld.close_all = classmethod(lambda cls: None)  # nothing is open yet, and it would close what is inherited
+        AppWorld._save_state = lambda world, directory: None  # done by save(), in one step
+        self._world = AppWorld(task_id, **options)
+        self._transport = self._world.requester.client._transport
+        self.save()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The response to one HTTP request, or the exception that the app raised, as plain data."""
+        message = httpx.Request(
+            request["method"],
+            request["url"],
+            headers=[(str(name), str(value)) for name, value in request["headers"]],
+            content=request["body"].encode("latin-1"),
+        )
+        # The engine serves more than the apps: /dbs replaces databases, /seed and /date_time change what all worlds
+        # hold fixed, and the admin app is the bank's own side. Agents are meant to reach none of these.
+        path = unquote(message.url.path)
+        if not path.startswith(self._prefixes):
+            name = path.lstrip("/").partition("/")[0]
+            return {"status": 404, "headers": [], "body": json.dumps({"message": f"No app named '{name}' found."})}
+        try:
+            response = self._transport.handle_request(message)
+        except Exception as error:
+            kind = type(error)
+            return {"raised": {"module": kind.__module__, "name": kind.__qualname__, "text": str(error)}}
+        return {
+            "status": response.status_code,
+            "headers": list(response.headers.multi_items()),
+            "body": response.read().decode("latin-1"),
+        }
+
+    def task_completed(self) -> bool:
+        return bool(self._world.task_completed())
+
+    def save(self) -> None:
+        """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one."""
+        changes = sum(len(tracker.changes) for _, tracker in CachedDBHandler.cache.values())
+        if changes == self._changes:
+            return
+        link = self._world.output_db_home_path_on_disk
+        self._saved += 1
+        fresh = f"{link}-{self._saved}"
+        _save_state(self._world, fresh)
+        if not os.path.islink(link):
+            shutil.rmtree(link, ignore_errors=True)
+        os.symlink(os.path.basename(fresh), f"{link}.new")
+        os.replace(f"{link}.new", link)
+        shutil.rmtree(f"{link}-{self._saved - 1}", ignore_errors=True)
+        self._changes = changes
+
+
+_save_state = AppWorld._save_state
+
+
+def set_token_secret(secret: str) -> None:
+    """Sign log-in tokens with ``secret`` instead of the engine's constant, with which anyone can sign tokens."""
+    for app in get_all_apps(skip_admin=True):
+        manager = getattr(import_apis_module(app), "logging_manager", None)
+        if manager is not None:
+            manager.secret = to_secret({"algorithms": manager.algorithm, "secret": secret.encode()})

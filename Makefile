@@ -35,7 +35,7 @@ else
   endif
 endif
 
-.PHONY: help setup world demo test unit lint warm-start appworld-data lock clean
+.PHONY: help setup world demo test drills unit lint warm-start appworld-data lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,9 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 test: world ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --durations=15
+
+drills: world ## failure drills of the sbatch scripts on a real two-node Slurm (root, Debian packages)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slurm
 
 unit: world ## only the fast tests
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m "not integration"

@@ -76,7 +76,7 @@ drills: world ## failure drills of the sbatch scripts on a real two-node Slurm (
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slurm
 
 unit: world ## only the fast tests
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m "not integration"
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m "not integration and not slurm"
 
 lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

@@ -1,0 +1,239 @@
+"""Evaluates policies on AppWorld tasks: TGC and SGC over several runs, with their spread and protocol.
+
+tune run eval_appworld --config eval_appworld/tiny_cpu
+tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.url=http://node:8700
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+from torchtune import config
+
+import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
+from appworld_adapter.tasks import difficulty_of
+from loop_recipes.config_schema import ConfigError
+from loop_recipes.eval_collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
+from loop_recipes.eval_config import EvalConfig, PolicyUnderTest, find_policies, read_eval_config
+from loop_recipes.eval_report import (
+    Protocol,
+    compare_cells,
+    package_versions,
+    score_cells,
+    terminal_table,
+    write_report,
+)
+from loop_recipes.eval_scores import TaskResult
+from rollout_server.adapter_check import BaseModel
+from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
+from rollout_server.launch import NodeDied, NodeProcess
+
+_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout)
+
+
+class EvalAppWorldRecipe:
+    """Scores policies on a split or a list of tasks through a rollout node.
+
+    Features:
+        - **Policies.** The node's base model as it is, or with a PEFT adapter; several of them, or a pattern of adapter
+          folders to choose the best of, in one start of the node.
+        - **Protocol.** R runs per way of sampling, each with its own seeds; turns, tokens and context as configured; an
+          episode that runs over budget is a failure. All of it is printed beside every score.
+        - **Spread.** Mean and standard deviation over runs, bootstrap intervals over scenarios, by difficulty; paired
+          differences between policies with a permutation test.
+        - **Resumable.** The same command goes on where it was stopped; finished rollouts are never repeated.
+        - **Failures.** A task that gives no rollout is retried, then counted as failed and named.
+
+    Args:
+        cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
+            :class:`~loop_recipes.eval_config.EvalConfig`.
+
+    Raises:
+        ConfigError: anything wrong with the config or what it names, before any work begins.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("eval_appworld is one process: run it without --nproc_per_node")
+        self._config: EvalConfig = read_eval_config(cfg)
+        self._policies = find_policies(self._config)
+        self._output_dir = Path(self._config.output_dir).resolve()
+        try:
+            self._output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output_dir {self._output_dir} cannot be created: {error.strerror}") from error
+        # A log file has no width of its own, and a table in it should not be folded.
+        self._console = Console() if sys.stdout.isatty() else Console(width=180)
+        self._cleanup = ExitStack()
+
+    def setup(self) -> None:
+        """Start or find the node, and read the tasks and what the node serves."""
+        node = self._config.rollout_node
+        # A node of our own needs no secret that somebody has to know.
+        token = os.environ.get(node.token_env) or secrets.token_hex(16)
+        if node.launch:
+            self._console.print("starting the rollout node (vLLM servers and environment)")
+            child = self._cleanup.enter_context(NodeProcess(node.config, self._output_dir, token))
+            self._client = RolloutClient(child.url, token, alive=child.check)
+        else:
+            self._client = RolloutClient(str(node.url), token)
+            self._client.health()
+        health = self._client.wait_ready(node.start_deadline_s)
+        self._dataset, self._model = health["dataset"], health["model"]
+        self._tasks = list(self._config.tasks or self._client.tasks(str(self._config.split)).tasks)
+        self._store = ResultStore(self._output_dir / "journal.jsonl")
+        self._cleanup.callback(self._store.close)
+
+    def evaluate(self) -> list[Path]:
+        """Run what is missing, score it, print and write the report; returns the written files."""
+        cells = {policy: self._cells(policy) for policy in self._policies}
+        total = sum(len(cell.expected) for group in cells.values() for cell in group)
+        missing = sum(len(self._store.missing(cell)) for group in cells.values() for cell in group)
+        if missing < total:
+            self._console.print(f"going on with {total - missing} of {total} rollouts from an earlier start")
+        with self._progress() as progress:
+            bar = progress.add_task("evaluating", total=total, completed=total - missing)
+            for policy, group in cells.items():
+                if any(self._store.missing(cell) for cell in group):
+                    progress.update(bar, description=policy.name)
+                    self._run(policy, group, lambda cell, result: progress.advance(bar))
+        return self._report([cell for group in cells.values() for cell in group])
+
+    def cleanup(self) -> None:
+        """Stop a launched node and close files; safe to call at any point, and twice."""
+        self._cleanup.close()
+
+    def _cells(self, policy: PolicyUnderTest) -> list[Cell]:
+        conf = self._config
+        return [
+            Cell(
+                policy,
+                sampling,
+                evaluation_request(
+                    f"{policy.name}-t{sampling.temperature:g}",
+                    self._tasks,
+                    policy.served_version,
+                    sampling,
+                    conf.limits,
+                    conf.seed,
+                    [self._dataset, self._model, policy.digest],
+                ),
+            )
+            for sampling in conf.samplings
+        ]
+
+    def _run(self, policy: PolicyUnderTest, cells: list[Cell], on_result: Callable[[Cell, TaskResult], None]) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = policy.adapter or write_empty_adapter(Path(scratch) / "base", self._model)
+            self._client.publish_policy(policy.served_version, folder)
+        run_cells(
+            self._client,
+            cells,
+            self._store,
+            retries=self._config.retries,
+            deadline_s=self._config.deadline_s,
+            on_result=on_result,
+        )
+        self._client.retire_policy(policy.served_version)
+
+    def _report(self, cells: list[Cell]) -> list[Path]:
+        conf = self._config
+        environment: dict[str, Any] = conf.rollout_node.config.get("environment", {}).get("config", {})
+        protocol = Protocol(
+            dataset=self._dataset,
+            split=conf.split_name,
+            tasks=self._tasks,
+            difficulties=self._difficulties(),
+            model=self._model,
+            limits=vars(conf.limits),
+            seed=conf.seed,
+            level=conf.statistics.level,
+            resamples=conf.statistics.resamples,
+            packages=package_versions(environment.get("python")),
+        )
+        scored = score_cells([(cell, self._store.results(cell)) for cell in cells], protocol)
+        comparisons = compare_cells(scored, protocol)
+        terminal_table(protocol, scored, self._console)
+        for item in scored:
+            for task, run, reason in item.score.failed:
+                self._console.print(f"no rollout, counted as failed: {item.cell.label}: {task}, run {run}: {reason}")
+        return write_report(self._output_dir, conf, protocol, scored, comparisons)
+
+    def _difficulties(self) -> dict[str, int]:
+        """Difficulties where the dataset is on this machine; the real test splits may come without them."""
+        root = self._config.metadata_root
+        if root is None:
+            return {}
+        try:
+            return {task: difficulty_of(root, task) for task in self._tasks}
+        except (FileNotFoundError, KeyError):
+            return {}
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+
+
+def write_empty_adapter(folder: Path, model: str) -> Path:
+    """An adapter that changes nothing (B = 0), under which the node serves its base model exactly.
+
+    Args:
+        model: the base model's folder; its config.json gives the shapes.
+
+    Raises:
+        ConfigError: the folder is not on this machine.
+    """
+    try:
+        shapes = BaseModel.read(model).shapes(["q_proj"], 8)
+    except ValueError as error:
+        raise ConfigError(f"the base model alone cannot be evaluated: {error}; give an adapter instead") from error
+    folder.mkdir(parents=True)
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}'
+    )
+    return folder
+
+
+@config.parse
+def recipe_main(cfg: DictConfig) -> int | str:
+    """Entry point of `tune run eval_appworld`.
+
+    Parameters come from the file given by ``--config`` and ``key=value`` on the command line.
+    """
+    recipe: EvalAppWorldRecipe | None = None
+    try:
+        recipe = EvalAppWorldRecipe(cfg)
+        recipe.setup()
+        files = recipe.evaluate()
+        print("written:", *files, sep="\n  ")
+    except (ConfigError, *_NODE_ERRORS) as error:
+        return f"eval_appworld: {error}"
+    except KeyboardInterrupt:
+        return "eval_appworld: stopped; the same command goes on from here"
+    finally:
+        if recipe is not None:
+            recipe.cleanup()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(recipe_main())

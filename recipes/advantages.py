@@ -7,6 +7,7 @@ A group of one has nothing to be compared with: its advantage is 0, and the low-
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import torch
@@ -75,3 +76,20 @@ class BatchNormalized:
         _, mean, _ = _group_statistics(rewards, groups)
         centred = rewards.double() - (mean if self.group_baseline else rewards.double().mean())
         return (centred / centred.square().mean().sqrt().clamp(min=self.floor)).float()
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A negative control: :class:`LeaveOneOut` advantages, each given to some other rollout of the collection.
+
+    Everything but the credit stays as it is (spread, filter, gradient sizes), so a policy must not learn from it. The
+    order is drawn from the rewards themselves and ``seed``, so that a resumed run draws the same.
+    """
+
+    seed: int = 0
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        advantages = LeaveOneOut()(rewards, groups)
+        content = rewards.double().numpy().tobytes() + groups.long().numpy().tobytes()
+        generator = torch.Generator().manual_seed(zlib.crc32(content, self.seed))
+        return advantages[torch.randperm(len(advantages), generator=generator)]

@@ -107,6 +107,10 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             self._device = utils.get_device(self._config.device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device {self._config.device!r} cannot be used: {error}") from error
+        if self._device.type != torch.device(self._config.device).type:
+            raise ConfigError(
+                f"device {self._config.device!r} cannot be used: torch sees only a {self._device.type} here"
+            )
         self._dtype = _DTYPES[self._config.dtype]
         self._output_dir = Path(self._config.output_dir).resolve()
         self._iteration = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from loop_recipes.config_schema import ConfigError, check_component, read_config
+from loop_recipes.config_schema import ConfigError, build, check_component, read_config
 from rollout_server.collection import Limits, Sampling
 from rollout_server.config import NodeConfig, from_mapping
 
@@ -157,9 +157,12 @@ def read_loop_config(cfg: DictConfig) -> LoopConfig:
     config = read_config(cfg, LoopConfig)
     check_component("model", config.model)
     check_component("checkpointer", config.checkpointer)
-    check_component("advantage", config.advantage)
-    check_component("loss", config.loss)
-    check_component("log_probs", config.log_probs)
+    for path in ("advantage", "loss", "log_probs"):
+        check_component(path, getattr(config, path))
+        try:
+            build(getattr(config, path))  # cheap, and they check their own arguments
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
     check_component("optimizer", config.optimizer, positional=1)
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     for number, logger in enumerate(config.metric_logger):
@@ -176,7 +179,8 @@ def read_loop_config(cfg: DictConfig) -> LoopConfig:
 
 def holds_run(output_dir: Path) -> bool:
     """Whether a run has written its metrics or checkpoints here."""
-    return (output_dir / "metrics.jsonl").exists() or any((output_dir / "checkpoints").glob("iteration_*"))
+    metrics = output_dir / "metrics.jsonl"
+    return (metrics.exists() and metrics.stat().st_size > 0) or any((output_dir / "checkpoints").glob("iteration_*"))
 
 
 def _require(holds: bool, message: str) -> None:

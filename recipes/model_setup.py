@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from loop_recipes.config_schema import ConfigError, build
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -21,6 +20,8 @@ from torchtune import training
 from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
+
+from loop_recipes.config_schema import ConfigError, build
 
 _WRAPPER = "_checkpoint_wrapped_module."
 
@@ -31,8 +32,11 @@ def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> TransformerD
     Raises:
         ConfigError: the component is not a decoder with LoRA.
     """
-    with training.set_default_dtype(dtype), torch.device("meta"):
-        model = build(component)
+    try:
+        with training.set_default_dtype(dtype), torch.device("meta"):
+            model = build(component)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"model: {component['_component_']} cannot be built: {str(error).splitlines()[0]}") from error
     lora = [module for module in model.modules() if isinstance(module, LoRALinear)]
     if not lora:
         raise ConfigError(f"model: {component['_component_']} has no LoRA layers; name a lora_* builder of torchtune")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,11 @@ def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **change
     file = folder / "config.yaml"
     OmegaConf.save(OmegaConf.create(config | changes), file)
     return file
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """Made-up advantages of both signs, whatever the rewards; for policies that never earn different rewards."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return torch.arange(len(rewards), dtype=torch.float32) % 3 - 1.0

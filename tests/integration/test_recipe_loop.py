@@ -1,0 +1,97 @@
+"""The whole loop on a real rollout node: `tune run` starts it, trains on what it sends, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import replay_config
+
+pytestmark = pytest.mark.integration
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def node_section() -> dict:
+    return {
+        "launch": True,
+        "config": {
+            "port": 0,
+            "root": "${output_dir}/node",
+            "model": {
+                "path": "${checkpointer.checkpoint_dir}",
+                "dtype": "float32",
+                "max_context": 512,
+                "lora_rank": "${model.lora_rank}",
+            },
+            "servers": {
+                "count": 1,
+                "max_num_seqs": 16,
+                "kv_cache_bytes": 134217728,
+                "max_loras": 2,
+                "max_cpu_loras": 4,
+            },
+            "environment": {"name": "counter"},
+            "max_concurrent_episodes": 16,
+        },
+    }
+
+
+def children(pid: int) -> set[int]:
+    """All descendants of a process."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found |= {int(child)} | children(int(child))
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+
+
+def test_log_probs_agree_over_an_adapter_swap_and_sigterm_leaves_no_process(tmp_path):
+    config = replay_config(
+        tmp_path,
+        iterations=50,
+        rollout_node=node_section(),
+        # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
+        advantage={"_component_": "small_runs.ByPosition"},
+        optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchtune._cli.tune", "run", "loop_appworld", "--config", str(config)],
+        cwd=TESTS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 240
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+    family = children(process.pid)
+    assert len(family) >= 2, "the node and its vLLM server"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "resume_from_checkpoint=True goes on" in output or "asked to by a signal" in output
+    assert not alive(family)
+
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["policy_version"] for line in lines] == list(range(1, len(lines) + 1))
+    for line in lines:
+        assert line["gap_max"] < 1e-3, line
+        assert line["gap_verdict"] == "ok"
+        assert line["ratio_max"] != 1.0
+    # Version 3 is far from version 0: had an old adapter been served, the gap would show it.
+    assert lines[0]["grad_norm"] > 0
+    last = lines[-1]["iteration"]
+    assert (tmp_path / f"run/policies/policy-v{last:04d}/adapter_model.safetensors").exists()
+    assert (tmp_path / f"run/checkpoints/iteration_{last:04d}/state.json").exists()
+    assert (tmp_path / "run/node/collections/made-up-i0001.jsonl").read_text().count("\n") == lines[0]["rollouts"]

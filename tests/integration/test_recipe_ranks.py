@@ -1,0 +1,91 @@
+"""`tune run` with two ranks (gloo): the numbers of one process, and an exact resume after SIGKILL."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from small_runs import replay_config
+
+from loop_recipes.loop_appworld import LoopAppWorldRecipe
+from loop_recipes.run_metrics import MACHINE_KEYS
+from loop_recipes.training_state import load_training_state
+
+pytestmark = pytest.mark.integration
+ITERATIONS = 4
+TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
+
+
+def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
+    launcher = ["--nproc_per_node", str(ranks)] if ranks > 1 else []
+    return subprocess.Popen(
+        [*TUNE, *launcher, "loop_appworld", "--config", str(config), *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def lines(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_path):
+    config = replay_config(tmp_path, iterations=ITERATIONS)
+    cfg = OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(tmp_path / "one")})
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    recipe.train()
+    recipe.cleanup()
+    output = finish(tune(config, f"output_dir={tmp_path / 'two'}", ranks=2))
+    assert output.count(f"iteration   {ITERATIONS}/{ITERATIONS}") == 1, "only rank 0 speaks"
+    for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
+        for key in ("loss", "grad_norm", "grad_norm_max", "gap_mean", "approx_kl", "ratio_p99"):
+            assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7), (one["iteration"], key)
+        for key in ("iteration", "rollouts", "steps", "kept_fraction", "reward", "policy_version"):
+            assert two[key] == one[key], key
+
+    broken = tmp_path / "broken"
+    process = tune(config, f"output_dir={broken}", ranks=2)
+    deadline = time.monotonic() + 120
+    while not (broken / "checkpoints/iteration_0002").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    finish(tune(config, f"output_dir={broken}", "resume_from_checkpoint=True", ranks=2))
+
+    def numbers(run: Path) -> list[dict]:
+        return [
+            {k: v for k, v in line.items() if not k.startswith("seconds") and k not in MACHINE_KEYS}
+            for line in lines(run)
+        ]
+
+    assert numbers(broken) == numbers(tmp_path / "two")
+    last = f"checkpoints/iteration_{ITERATIONS:04d}"
+    for file in sorted((tmp_path / "two" / last).glob("*.safetensors")):
+        assert file.read_bytes() == (broken / last / file.name).read_bytes(), file.name
+    assert sorted(load_training_state(broken / last).rng) == ["rank0", "rank1"]
+
+
+def test_an_error_on_every_rank_is_one_line_and_a_status(tmp_path):
+    config = replay_config(tmp_path, iterations=1)
+    process = tune(config, "collection.rollouts_per_task=1", ranks=1)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert output.strip().splitlines()[-1].startswith("loop_appworld: collection.rollouts_per_task is 1; leave-one-out")
+    assert "Traceback" not in output

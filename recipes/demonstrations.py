@@ -1,0 +1,197 @@
+"""Supervised data for the warm start: reference turns of train tasks, run in the real world, as conversations.
+
+A reference solution is a list of turns {"thought", "code"}; some copies are given a deliberate flaw (a skipped look-up,
+a wrong amount, another account's password). Each is executed turn by turn through the environment pool, so every
+observation, error messages included, is what the engine really printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
+
+from appworld_adapter.environment import EnvironmentPool, Message
+from appworld_adapter.observation import REMINDER_HEAD
+from rollout_server.tokens import ChatTokens
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused."""
+
+    task_id: str
+    flawed: bool
+    reward: float
+    success: bool
+    opening: tuple[Message, ...]
+    steps: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Demonstration:
+        data = json.loads(line)
+        opening = tuple(Message(**message) for message in data.pop("opening"))
+        return cls(opening=opening, steps=tuple((action, shown) for action, shown in data.pop("steps")), **data)
+
+    def texts(self) -> list[str]:
+        """What the tokenizer is trained on: every message, but no observation of an API's documentation.
+
+        The reminder of the task, which ends most observations, stands in it once.
+        """
+        shown = [observation for action, observation in self.steps if "apis.api_docs." not in action]
+        once = [*shown[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in shown[1:])]
+        return [*(message.content for message in self.opening), *(action for action, _ in self.steps), *once]
+
+
+def format_action(turn: Mapping[str, str]) -> str:
+    """A turn as the policy writes it: the thought, then one fenced block."""
+    return f"{turn['thought']}\n```python\n{turn['code']}\n```"
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one episode will do."""
+
+    task_id: str
+    flawed: bool
+    turns: tuple[Mapping[str, str], ...]
+
+
+def draw_scripts(root: Path, tasks: Sequence[str], count: int, flawed_share: float, seed: int) -> list[Script]:
+    """``count`` scripts, task after task in a shuffled order; a share of them with a flaw drawn anew each time."""
+    rng = random.Random(f"demonstrations {seed}")
+    order = rng.sample(list(tasks), len(tasks))
+    scripts = []
+    for index in range(count):
+        folder = root / "data" / "tasks" / order[index % len(order)] / "ground_truth"
+        turns = json.loads((folder / "turns.json").read_text())
+        flawed = rng.random() < flawed_share
+        if flawed:
+            from appworld_adapter.worker.synthetic.flaws import flawed_turns
+
+            turns = flawed_turns(turns, json.loads((folder / "metadata.json").read_text()), rng)
+        scripts.append(Script(order[index % len(order)], flawed, tuple(turns)))
+    return scripts
+
+
+async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
+    environment = await pool.acquire(episode_id)
+    try:
+        opening = await environment.start(script.task_id)
+        steps = []
+        for turn in script.turns:
+            action = format_action(turn)
+            result = await environment.step(action)
+            steps.append((action, result.observation))
+            if result.done:
+                break
+        grade = await environment.grade()
+    finally:
+        await environment.close()
+    return Demonstration(script.task_id, script.flawed, grade.reward, grade.success, tuple(opening), tuple(steps))
+
+
+async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
+    """Play all scripts, ``at_once`` at a time, in a pool that is opened and closed here."""
+    columns = (TextColumn("demonstrations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    places = asyncio.Semaphore(at_once)
+    await pool.open()
+    try:
+        with Progress(*columns) as progress:
+            bar = progress.add_task("", total=len(scripts))
+
+            async def play(index: int, script: Script) -> Demonstration:
+                async with places:
+                    demonstration = await _play(pool, script, f"demonstration/{script.task_id}/{index}.0")
+                progress.advance(bar)
+                return demonstration
+
+            return list(await asyncio.gather(*(play(index, script) for index, script in enumerate(scripts))))
+    finally:
+        await pool.close()
+
+
+def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
+    """One JSON object a line; the file appears only when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
+    partial.replace(path)
+
+
+def load(path: Path) -> list[Demonstration]:
+    return [Demonstration.from_json(line) for line in path.read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation as it would be served. ``token_ids`` [s] int64; ``mask`` [s] is true where the agent speaks."""
+
+    token_ids: Tensor
+    mask: Tensor
+
+
+def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
+    """Token ids through the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
+    token_ids = tokens.prompt(demonstration.opening)
+    mask = [False] * len(token_ids)
+    for number, (action, _) in enumerate(demonstration.steps):
+        if number:
+            between = tokens.continuation(demonstration.steps[number - 1][1], closed=True)
+            token_ids += between
+            mask += [False] * len(between)
+        spoken = [*tokens.encode_text(action), tokens.im_end]
+        token_ids += spoken
+        mask += [True] * len(spoken)
+    return Example(torch.tensor(token_ids), torch.tensor(mask))
+
+
+_ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
+_PASSWORD = re.compile(r"password='([a-z]{6,})'")
+_ACCOUNT = re.compile(r"^[a-z_]+ ([a-z]{6,})$", re.MULTILINE)
+_PHONE = re.compile(r"\b555\d{7}\b")
+_SYLLABLE = re.compile(r"[bdfgklmnprstv][aeiou]")
+
+
+def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demonstration:
+    """The same conversation about people with other names, addresses, passwords and phone numbers.
+
+    A name or password is replaced, wherever it stands, by one of the same shape with other syllables; that no value is
+    seen twice is what makes a small model copy them instead of knowing them.
+    """
+    text = "\n".join(
+        [*(m.content for m in demonstration.opening), *(part for step in demonstration.steps for part in step)]
+    )
+    words = {word for pair in _ADDRESS.findall(text) for word in pair}
+    words |= {*_PASSWORD.findall(text), *_ACCOUNT.findall(text)}
+    new = {}
+    for word in sorted(words):
+        other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
+        new |= {word: other, word.capitalize(): other.capitalize()}
+    new |= {phone: f"555{rng.randrange(10**7):07d}" for phone in sorted(set(_PHONE.findall(text)))}
+    if not new:
+        return demonstration
+    pattern = re.compile("|".join(sorted(map(re.escape, new), key=len, reverse=True)))
+
+    def renamed(content: str) -> str:
+        return re.sub(rf"(?<![A-Za-z0-9])(?:{pattern.pattern})(?![A-Za-z0-9])", lambda found: new[found[0]], content)
+
+    return Demonstration(
+        demonstration.task_id,
+        demonstration.flawed,
+        demonstration.reward,
+        demonstration.success,
+        tuple(Message(message.role, renamed(message.content)) for message in demonstration.opening),
+        tuple((renamed(action), renamed(observation)) for action, observation in demonstration.steps),
+    )

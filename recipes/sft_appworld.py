@@ -1,0 +1,305 @@
+"""The warm start: builds the tiny policy from nothing, by supervised training on executed reference solutions.
+
+tune run sft_appworld --config sft_appworld/tiny_cpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torchtune import config
+
+import appworld_adapter
+import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
+from appworld_adapter.environment import create_pool
+from appworld_adapter.tasks import load_split
+from loop_recipes import demonstrations, tiny_model, tiny_tokenizer
+from loop_recipes.config_schema import ConfigError, read_config
+from loop_recipes.logprobs import FullLogProbs, attach_head
+from loop_recipes.sft_batches import Batch, collate, copy_batches, demonstration_batches
+from rollout_server.tokens import ChatTokens
+
+GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "generate.py"
+PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
+
+
+@dataclass(frozen=True)
+class PracticeWorld:
+    """A synthetic world of its own to practise in: other people, other tasks than the one trained and tested on."""
+
+    root: str
+    seed: int
+    scenarios_per_template: int
+    people: int
+
+
+@dataclass(frozen=True)
+class DemonstrationConfig:
+    """``count`` episodes on the practice world's ``split``, ``flawed_share`` of them flawed; kept under ``cache``."""
+
+    split: str
+    count: int
+    flawed_share: float
+    held_out: int
+    at_once: int
+    cache: str
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """``demonstrations``: how many clean episodes, cut by pre-tokens, the vocabulary is trained on."""
+
+    vocab_size: int
+    min_frequency: int
+    demonstrations: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """See :class:`loop_recipes.tiny_model.Architecture`; ``sharpness`` is that of its look-back start."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    embed_dim: int
+    intermediate_dim: int
+    max_seq_len: int
+    norm_eps: float
+    rope_base: float
+    sharpness: float
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """One cosine from ``lr`` to zero over both phases, ``lr_warmup_steps`` of it rising."""
+
+    copy_steps: int
+    steps: int
+    tokens_per_step: int
+    lr: float
+    lr_warmup_steps: int
+    weight_decay: float
+    clip_grad_norm: float
+    log_every: int
+    max_held_out_loss: float
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    output_dir: str
+    policy_dir: str
+    seed: int
+    practice_world: PracticeWorld
+    demonstrations: DemonstrationConfig
+    environment: dict[str, Any]
+    tokenizer: TokenizerConfig
+    model: ModelConfig
+    training: TrainingConfig
+
+
+class SFTAppWorldRecipe:
+    """Supervised warm start of a tiny policy, on one process and a CPU.
+
+    - Generates a practice world and runs its train tasks' reference turns, some flawed on purpose, in the real engine.
+    - Trains a byte-level BPE on these conversations.
+    - Starts a Qwen2 model with heads that look back, and teaches it to copy on random streams.
+    - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass.
+    - Refuses to write a policy whose loss on held-out clean demonstrations is above the gate: reinforcement learning
+      would find nothing to reinforce.
+    - Writes a folder that transformers, vLLM and torchtune load.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.config = read_config(cfg, SFTConfig)
+        options = self.config.demonstrations
+        if not 0 <= options.flawed_share < 1:
+            raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
+        if options.count <= options.held_out:
+            raise ConfigError("demonstrations.count must be above demonstrations.held_out")
+        self.output_dir = Path(self.config.output_dir)
+        self.cache = Path(options.cache)
+
+    def setup(self) -> None:
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        self._setup_practice_world()
+        self._setup_demonstrations()
+        self._setup_model()
+        self._setup_optimizers()
+
+    def _setup_practice_world(self) -> None:
+        world = self.config.practice_world
+        python = self.config.environment["config"]["python"]
+        command = [python, str(GENERATOR), "--root", world.root, "--seed", str(world.seed)]
+        command += ["--scenarios-per-template", str(world.scenarios_per_template), "--people", str(world.people)]
+        try:
+            subprocess.run(command, check=True)
+        except OSError as error:
+            raise ConfigError(f"no AppWorld interpreter at {python}: run `make setup` ({error})") from error
+        except subprocess.CalledProcessError as error:
+            raise ConfigError(f"the practice world could not be generated (exit {error.returncode})") from error
+
+    def _fingerprint(self) -> str:
+        """Of everything that the cached demonstrations depend on."""
+        digest = hashlib.sha256()
+        digest.update((Path(self.config.practice_world.root) / "dataset.json").read_bytes())
+        for part in (self.config.demonstrations, self.config.tokenizer):
+            digest.update(json.dumps(asdict(part)).encode())
+        digest.update(json.dumps(self.config.environment, sort_keys=True).encode())
+        for source in (PROMPTS / f"{self.config.environment['config']['prompt']}.txt", GENERATOR.parent / "flaws.py"):
+            digest.update(source.read_bytes() if source.exists() else b"")
+        return digest.hexdigest()
+
+    def _setup_demonstrations(self) -> None:
+        """Two passes, because observations are cut by tokens and the tokenizer is made of observations."""
+        options, fingerprint = self.config.demonstrations, self._fingerprint()
+        mark, kept = self.cache / "fingerprint", self.cache / "demonstrations.jsonl"
+        if not (mark.exists() and mark.read_text() == fingerprint):
+            self.cache.mkdir(parents=True, exist_ok=True)
+            mark.unlink(missing_ok=True)
+            tasks = load_split(self.config.practice_world.root, options.split)
+            first = self._play(tasks, self.config.tokenizer.demonstrations, 0.0, tiny_tokenizer.piece_spans)
+            rng = random.Random(self.config.seed)
+            variants = (demonstrations.with_other_names(one, rng) for one in first for _ in range(4))
+            texts = chain.from_iterable(one.texts() for one in variants)
+            sizes = self.config.tokenizer.vocab_size, self.config.tokenizer.min_frequency
+            tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self.cache, self.config.model.max_seq_len)
+            spans = ChatTokens(self.cache).spans
+            clean = self._play(tasks, options.held_out, 0.0, spans)
+            rest = self._play(tasks, options.count - options.held_out, options.flawed_share, spans, seed=1)
+            demonstrations.save([*clean, *rest], kept)
+            mark.write_text(fingerprint)
+        self.tokens = ChatTokens(self.cache)
+        played = demonstrations.load(kept)
+        self.held_out, self.demonstrations = played[: options.held_out], played[options.held_out :]
+        self._log(
+            demonstrations=len(self.demonstrations),
+            demonstration_reward=sum(one.reward for one in self.demonstrations) / len(self.demonstrations),
+            demonstration_success=sum(one.success for one in self.demonstrations) / len(self.demonstrations),
+            vocab_size=self.tokens.vocab_size,
+        )
+
+    def _play(self, tasks: list[str], count: int, flawed_share: float, spans: Any, seed: int = 0) -> list:
+        environment = self.config.environment
+        root = self.config.practice_world.root
+        pool = create_pool(environment["name"], {**environment["config"], "root": root}, spans)
+        scripts = demonstrations.draw_scripts(Path(root), tasks, count, flawed_share, self.config.seed + seed)
+        return asyncio.run(demonstrations.collect(pool, scripts, self.config.demonstrations.at_once))
+
+    def _setup_model(self) -> None:
+        numbers = asdict(self.config.model)
+        sharpness = numbers.pop("sharpness")
+        self.architecture = tiny_model.Architecture(vocab_size=self.tokens.vocab_size, **numbers)
+        decoder = tiny_model.build(self.architecture)
+        tiny_model.initialise(decoder, self.architecture, self.config.seed, sharpness)
+        self.model = attach_head(decoder, FullLogProbs())
+
+    def _setup_optimizers(self) -> None:
+        """Muon turns a hidden matrix as a whole; embeddings, norms and biases are no such matrices."""
+        options = self.config.training
+        hidden, others = [], []
+        for name, parameter in self.model.named_parameters():
+            is_matrix = parameter.ndim == 2 and name.startswith("layers.")
+            (hidden if is_matrix else others).append(parameter)
+        self.optimizers = [
+            torch.optim.Muon(hidden, lr=options.lr, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+
+    def train(self) -> None:
+        options, seed = self.config.training, self.config.seed
+        total = options.copy_steps + options.steps
+        batches = chain(
+            copy_batches(options.copy_steps, options.tokens_per_step, self.tokens.vocab_size, self.tokens.pad_id, seed),
+            demonstration_batches(self.demonstrations, options.steps, options.tokens_per_step, self.tokens, seed),
+        )
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        losses: list[float] = []
+        started = time.monotonic()
+        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+            bar = progress.add_task("copying", total=total)
+            for step, batch in enumerate(batches):
+                losses.append(self._step(batch, step, total))
+                phase = "copying" if step < options.copy_steps else "demonstrations"
+                progress.update(bar, advance=1, description=f"{phase}, loss {losses[-1]:.3f}")
+                if (step + 1) % options.log_every == 0 or step + 1 == total:
+                    recent = losses[-options.log_every :]
+                    seconds = time.monotonic() - started
+                    self._log(step=step + 1, phase=phase, loss=sum(recent) / len(recent), seconds=round(seconds, 1))
+        loss = self.held_out_loss()
+        self._log(step=total, held_out_loss=loss)
+        if loss > options.max_held_out_loss:
+            raise ConfigError(
+                f"the loss on held-out demonstrations is {loss:.3f}, above training.max_held_out_loss "
+                f"{options.max_held_out_loss}: no policy was written; train longer, or try another seed"
+            )
+
+    def _step(self, batch: Batch, step: int, total: int) -> float:
+        options = self.config.training
+        rate = min((step + 1) / options.lr_warmup_steps, 0.5 + 0.5 * math.cos(math.pi * step / total))
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr * rate
+            optimizer.zero_grad(set_to_none=True)
+        loss = -self.model(batch.tokens, rows=batch.rows, targets=batch.targets).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip_grad_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """Mean over the agent's tokens of the held-out, clean demonstrations."""
+        total, count = 0.0, 0
+        for one in self.held_out:
+            batch = collate([demonstrations.render(one, self.tokens)], self.tokens.pad_id)
+            logprobs = self.model(batch.tokens, rows=batch.rows, targets=batch.targets)
+            total, count = total - logprobs.sum().item(), count + len(logprobs)
+        return total / count
+
+    def save_checkpoint(self) -> None:
+        folder = Path(self.config.policy_dir)
+        marks = {"pad_id": self.tokens.pad_id, "stop_id": self.tokens.im_end}
+        tiny_model.save(self.model, self.architecture, folder, **marks)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).write_bytes((self.cache / name).read_bytes())
+        print(f"tiny policy: {folder}")
+
+    def _log(self, **values: Any) -> None:
+        """One line of metrics.jsonl, and the same on the terminal."""
+        with (self.output_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(values) + "\n")
+        print(
+            "  ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+            )
+        )
+
+
+@config.parse
+def recipe_main(cfg: DictConfig) -> None:
+    try:
+        recipe = SFTAppWorldRecipe(cfg)
+        recipe.setup()
+        recipe.train()
+        recipe.save_checkpoint()
+    except (ConfigError, FileNotFoundError, PermissionError) as error:
+        sys.exit(f"sft_appworld: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(recipe_main())

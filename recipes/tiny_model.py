@@ -1,0 +1,189 @@
+"""The architecture of the tiny policy, its look-back start, and its files in Hugging Face's layout.
+
+A Qwen2 model of about one million parameters. Random initialisation alone does not get it to copy within a few minutes
+of training. So its heads start with a rough idea of how: layer 0 looks a fixed number of tokens back, through the query
+and key biases that Qwen2 has anyway, and layer 1 looks for the same token earlier in the text. Nothing but the numbers
+in the checkpoint is unusual, and all of it goes on learning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torchtune.models.qwen2 import qwen2
+from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune, qwen2_tune_to_hf
+from torchtune.modules import TransformerDecoder
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The numbers of a Qwen2 decoder with tied embeddings; the arguments of :func:`torchtune.models.qwen2.qwen2`."""
+
+    vocab_size: int
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    embed_dim: int = 128
+    intermediate_dim: int = 384
+    max_seq_len: int = 4096
+    norm_eps: float = 1e-6
+    rope_base: float = 1_000_000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed_dim // self.num_heads
+
+
+def build(architecture: Architecture) -> TransformerDecoder:
+    """A torchtune Qwen2 decoder with tied embeddings; its weights are whatever torchtune's layers start with."""
+    return qwen2(**asdict(architecture), tie_word_embeddings=True)
+
+
+EMBEDDING_STD = 0.1
+MATCH_GAIN = 2.5
+SLOW_FREQUENCY = 6e-3
+
+
+@torch.no_grad()
+def initialise(model: TransformerDecoder, architecture: Architecture, seed: int, sharpness: float) -> None:
+    """Random weights (0.02; embeddings 0.1, which outlast the first steps of AdamW), then the look-back start."""
+    generator = torch.Generator().manual_seed(seed)
+    residual_std = 0.02 / math.sqrt(2 * architecture.num_layers)
+    for name, parameter in model.named_parameters():
+        if name.startswith("tok_embeddings"):
+            parameter.normal_(0.0, EMBEDDING_STD, generator=generator)
+        elif parameter.ndim == 2:
+            residual = name.endswith(("attn.output_proj.weight", "mlp.w2.weight"))
+            parameter.normal_(0.0, residual_std if residual else 0.02, generator=generator)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            parameter.fill_(1.0)
+    look_back(model, architecture, sharpness, generator)
+    match_and_copy(model, architecture, generator)
+
+
+@torch.no_grad()
+def look_back(
+    model: TransformerDecoder, architecture: Architecture, sharpness: float, generator: torch.Generator
+) -> None:
+    """Make head ``h`` of layer 0 attend ``h + 1`` tokens back, whatever the tokens are, and write down what it saw.
+
+    RoPE turns dimension pair ``f`` of a query at position i and a key at position j by i*w_f and j*w_f. With a key bias
+    of length a at angle 0 and a query bias of length a at angle -g*w_f, their product is
+    ``sum_f a^2 cos(w_f (i - j - g))``, which is largest at i - j = g. ``sharpness`` is a^2 / sqrt(head_dim): one token
+    off the gap costs about 0.6 * sharpness in the attention logit. Each head adds its token to the residual stream in a
+    subspace of its own, half as long as the token's embedding.
+    """
+    head_dim = architecture.head_dim
+    half = head_dim // 2
+    frequencies = model.layers[0].attn.pos_embeddings.theta
+    length = math.sqrt(sharpness * math.sqrt(head_dim))
+    attention = model.layers[0].attn
+    key = attention.k_proj.bias.view(architecture.num_kv_heads, head_dim)
+    query = attention.q_proj.bias.view(architecture.num_heads, head_dim)
+    key[:, :half] = length
+    for head in range(architecture.num_heads):
+        angle = -(head + 1) * frequencies
+        query[head, :half] = length * angle.cos()
+        query[head, half:] = length * angle.sin()
+    for weight in (attention.q_proj.weight, attention.k_proj.weight):
+        weight.mul_(0.1)
+    nn.init.orthogonal_(attention.v_proj.weight, generator=generator)
+    nn.init.orthogonal_(attention.output_proj.weight, gain=EMBEDDING_STD, generator=generator)
+
+
+@torch.no_grad()
+def match_and_copy(model: TransformerDecoder, architecture: Architecture, generator: torch.Generator) -> None:
+    """Make layer 1 find the last place where the present token stood before another, and carry over what followed.
+
+    The first half of its heads compare the present token with what layer 0's head 0 saw (one back); the second half
+    the token one back with what head 1 saw (two back). Only the slow dimension pairs of RoPE are used, those that turn
+    little over an episode. The value path is a projection and its transpose, so what is attended to is predicted.
+    """
+    head_dim, heads, groups = architecture.head_dim, architecture.num_heads, architecture.num_kv_heads
+    below, attention = model.layers[0].attn, model.layers[1].attn
+    slow = (attention.pos_embeddings.theta < SLOW_FREQUENCY).nonzero().flatten()
+    rows = torch.cat([slow, slow + head_dim // 2])
+    seen = below.output_proj.weight.view(-1, heads, head_dim).permute(1, 2, 0) / EMBEDDING_STD
+    present = below.v_proj.weight[: len(rows)]
+    one_back, two_back = seen[0, : len(rows)], seen[1, : len(rows)]
+    queries = attention.q_proj.weight.view(heads, head_dim, -1)
+    keys = attention.k_proj.weight.view(groups, head_dim, -1)
+    values = attention.v_proj.weight.view(groups, head_dim, -1)
+    for group, key in enumerate(keys):
+        key[rows] = MATCH_GAIN * (one_back if group < groups / 2 else two_back)
+    for head, query in enumerate(queries):
+        query[rows] = MATCH_GAIN * (present if head < heads / 2 else one_back)
+    nn.init.orthogonal_(attention.v_proj.weight, generator=generator)
+    copied = values.repeat_interleave(heads // groups, dim=0).flatten(0, 1)
+    attention.output_proj.weight.copy_(copied.T)
+
+
+def hf_config(architecture: Architecture, pad_id: int, stop_id: int) -> dict[str, object]:
+    """The content of config.json that transformers and vLLM need to build the same model."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": architecture.vocab_size,
+        "hidden_size": architecture.embed_dim,
+        "intermediate_size": architecture.intermediate_dim,
+        "num_hidden_layers": architecture.num_layers,
+        "num_attention_heads": architecture.num_heads,
+        "num_key_value_heads": architecture.num_kv_heads,
+        "max_position_embeddings": architecture.max_seq_len,
+        "rms_norm_eps": architecture.norm_eps,
+        "rope_theta": architecture.rope_base,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_sliding_window": False,
+        "use_cache": True,
+        "bos_token_id": pad_id,
+        "eos_token_id": stop_id,
+        "pad_token_id": pad_id,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def save(model: TransformerDecoder, architecture: Architecture, folder: Path, pad_id: int, stop_id: int) -> None:
+    """Write config.json, generation_config.json and model.safetensors (bf16, tied head left out) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: weight for name, weight in model.state_dict().items() if not name.startswith("output.")}
+    weights = {
+        name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in qwen2_tune_to_hf(state).items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    generation = {"bos_token_id": pad_id, "eos_token_id": [stop_id, pad_id], "pad_token_id": pad_id, "do_sample": True}
+    for name, content in (
+        ("config.json", hf_config(architecture, pad_id, stop_id)),
+        ("generation_config.json", generation),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def load(folder: Path) -> tuple[TransformerDecoder, Architecture]:
+    """The torchtune model (fp32) of a folder written by :func:`save`, and its architecture."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = Architecture(
+        vocab_size=config["vocab_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        embed_dim=config["hidden_size"],
+        intermediate_dim=config["intermediate_size"],
+        max_seq_len=config["max_position_embeddings"],
+        norm_eps=config["rms_norm_eps"],
+        rope_base=config["rope_theta"],
+    )
+    model = build(architecture)
+    weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    model.load_state_dict(qwen2_hf_to_tune(weights, tie_word_embeddings=True))
+    return model, architecture

@@ -1,0 +1,85 @@
+"""A byte-level BPE for the tiny policy: Qwen2.5's special tokens and chat format, a vocabulary of its own.
+
+What a small model has to copy out of an observation (passwords, e-mail addresses, ids) must fall into the same few
+pieces wherever it stands. So unlike Qwen2.5's own rule the pre-tokeniser never joins a quote, bracket or blank to the
+letters after it (a blank goes with the lower-case word before it), keeps an identifier with its underscores in one
+piece (API names become single tokens) and cuts numbers into pairs of digits from the left. And pairs of digits and open
+syllables, which the names of the synthetic world are made of, are merged before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PAD_TOKEN, STOP_TOKEN = "<|endoftext|>", "<|im_end|>"
+
+PIECES = r"[a-z_]+ ?|[A-Z][a-z]+|[A-Z]+|\d{1,2}|[^A-Za-z0-9\s]+(?: [^A-Za-z0-9\s]+)* ?|\n *|\s+"
+"""Pre-token pattern. In order: lower-case words and identifiers, capitalised words, capitals, digits by twos,
+punctuation (with single blanks inside, as in `": "`), a line break with its indentation, other white space."""
+
+DIGIT_PAIRS = tuple(f"{number:02d}" for number in range(100))
+SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstv" for vowel in "aeiou")
+MERGED_FIRST = (*DIGIT_PAIRS, *SYLLABLES, *(syllable.capitalize() for syllable in SYLLABLES))
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def piece_spans(text: str) -> Sequence[tuple[int, int]]:
+    """(start, end) offsets of the pre-tokens of ``text``: a stand-in for token spans before a vocabulary exists."""
+    return [span for _, span in pre_tokenizers.Split(Regex(PIECES), "isolated").pre_tokenize_str(text)]
+
+
+def train(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
+    """Train on ``texts``; the special tokens come last, as in Qwen2.5, and take their share of ``vocab_size``.
+
+    A pair of pieces seen fewer than ``min_frequency`` times is not merged, which keeps single passwords and names from
+    becoming tokens that are too rare to be learnt; the vocabulary may then stay smaller than asked.
+    """
+    texts = list(texts)
+    # A pair of characters stands about once in a text, so that these pieces come out on top.
+    first = ["\n".join(MERGED_FIRST)] * (4 * len(texts))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        min_frequency=min_frequency,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chain(texts, first), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json (with the chat template) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "bos_token": None,
+        "eos_token": STOP_TOKEN,
+        "pad_token": PAD_TOKEN,
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

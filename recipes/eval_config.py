@@ -122,7 +122,7 @@ class PolicyUnderTest:
     def served_version(self) -> int:
         """The number under which it is published: far from a training run's, and the same for the same content."""
         number = int(hashlib.sha256(self.digest.encode()).hexdigest()[:7], 16)
-        return 1_000_000_000 + number
+        return 100_000_000 + number
 
 
 def read_eval_config(cfg: DictConfig) -> EvalConfig:

@@ -1,0 +1,210 @@
+"""The recipe against a whole rollout node over HTTP: the counter environment, a scripted policy in vLLM's place."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from random_policy import write_adapter, write_model
+
+from loop_recipes.config_schema import ConfigError
+from loop_recipes.eval_appworld import EvalAppWorldRecipe
+from loop_recipes.eval_collect import EvaluationTimeout
+from loop_recipes.eval_config import adapter_digest, find_policies, read_eval_config
+
+sys.path.append(str(Path(__file__).parents[1] / "rollout_server"))
+from counter_node import TOKEN, local_node
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    write_model(folder / "model")
+    for version in range(2):
+        write_adapter(folder / f"run/policies/policy-v000{version}", seed=version)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch):
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", TOKEN)
+
+
+def config(policy, tmp_path, url="http://127.0.0.1:1", **changes):
+    return OmegaConf.create(
+        {
+            "output_dir": str(tmp_path / "evaluation"),
+            "policies": [{"name": "base"}, {"name": "trained", "adapter": str(policy / "run")}],
+            "rollout_node": {"url": url},
+            "limits": {"max_turns": 6, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 20},
+            "split": "dev",
+            "samplings": [{"temperature": 0.0, "runs": 1}, {"temperature": 1.0, "runs": 3}],
+            "statistics": {"resamples": 500},
+            **changes,
+        }
+    )
+
+
+def run(cfg):
+    recipe = EvalAppWorldRecipe(cfg)
+    try:
+        recipe.setup()
+        return recipe.evaluate()
+    finally:
+        recipe.cleanup()
+
+
+def reports(files):
+    results, report, markdown = (Path(file).read_text() for file in files)
+    return [json.loads(line) for line in results.splitlines()], json.loads(report), markdown
+
+
+def solve(target):
+    """What the scripted policy says to reach ``target`` in one turn."""
+    steps = "\n".join(f"add({min(9, target - done)})" for done in range(0, target, 9))
+    return f"I assume nothing.\n```python\n{steps}\nfinish()\n```"
+
+
+async def test_a_whole_evaluation(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        local.vllm.speak = lambda rng: solve(4)  # dev asks for 4, 6, 8 and 10, 12, 14: one task of six
+        files = await asyncio.to_thread(run, config(policy, tmp_path, local.url))
+        assert local.node.policies.versions() == []  # nothing of ours stays behind
+        served = {request["model"] for request in local.vllm.requests}
+        assert len(served) == 2
+        temperatures = {request["sampling_params"]["temperature"] for request in local.vllm.requests}
+        assert temperatures == {0.0, 1.0}
+    results, report, markdown = reports(files)
+    assert len(results) == 2 * (6 + 18)
+    assert {(line["policy"], line["sampling"], line["run"]) for line in results} == {
+        (name, sampling, number)
+        for name in ("base", "trained")
+        for sampling, runs in (("T=0", 1), ("T=1", 3))
+        for number in range(runs)
+    }
+    assert report["dataset"] == "counter"
+    assert report["packages"]["torch"]
+    assert [score["tgc"]["mean"] for score in report["scores"]] == pytest.approx([100 / 6] * 4)
+    assert [score["sgc"]["mean"] for score in report["scores"]] == [0.0] * 4
+    assert report["scores"][1]["tgc"]["std"] == 0.0
+    assert report["scores"][0]["behavior"]["turns"] == 1.0
+    assert report["scores"][0]["behavior"]["assume"] == 1.0
+    assert report["policies"][1]["sha256"] == adapter_digest(policy / "run/policies/policy-v0001")
+    assert len(report["comparisons"]) == 2
+    assert report["comparisons"][0]["tgc"]["p_value"] == 1.0
+    assert "# Evaluation on counter, dev" in markdown
+    assert "AppWorld" not in markdown
+    assert "6 turns, 64 tokens a turn, 1000 tokens of context" in markdown
+    assert "Best policy (T=0): **base**" in markdown
+
+
+async def test_an_interrupted_evaluation_goes_on_where_it_was(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        cfg = config(policy, tmp_path, local.url)
+        local.vllm.delay = lambda body: 0.02
+        with pytest.raises(EvaluationTimeout):
+            await asyncio.to_thread(run, OmegaConf.merge(cfg, {"deadline_s": 0.3}))
+        journal = tmp_path / "evaluation/journal.jsonl"
+        before = [line["rollout_id"] for line in map(json.loads, journal.read_text().splitlines())]
+        assert 0 < len(before) < 48
+        with journal.open("a") as file:
+            file.write('{"cell": "cut sh')
+        results, _, _ = reports(await asyncio.to_thread(run, cfg))
+        asked = len(local.vllm.requests)
+        assert set(before) <= {line["rollout_id"] for line in results}
+        assert len({line["rollout_id"] for line in results}) == len(results) == 48
+        again, _, _ = reports(await asyncio.to_thread(run, cfg))
+        assert again == results
+        assert len(local.vllm.requests) == asked  # all was there, nothing was sampled again
+
+
+async def test_a_hopeless_task_is_retried_then_named(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        hopeless = local.node.tokens.encode_text("from 0 to 8")
+
+        def fault(body):
+            ids = body["token_ids"]
+            found = any(ids[i : i + len(hopeless)] == hopeless for i in range(len(ids)))
+            return 400 if found else None
+
+        local.vllm.fault = fault
+        local.vllm.speak = lambda rng: solve(4)
+        cfg = config(policy, tmp_path, local.url, samplings=[{"temperature": 0.0, "runs": 1}], retries=1)
+        results, report, markdown = reports(await asyncio.to_thread(run, cfg))
+        assert report["scores"][0]["tgc"]["mean"] == pytest.approx(100 / 6)
+        ((task, number, reason),) = report["scores"][0]["failed"]
+        assert (task, number) == ("reach4_3", 0)
+        assert "server_error" in reason
+        assert f"base, T=0: {task}, run 0:" in markdown
+        assert [line["failure"] is None for line in results if line["task_id"] == task] == [False, False]
+        # The same command tries it again, and only it.
+        local.vllm.fault = lambda body: None
+        asked = len(local.vllm.requests)
+        _, report, _ = reports(await asyncio.to_thread(run, cfg))
+        assert report["scores"][0]["failed"] == []
+        assert len(local.vllm.requests) == asked + 2
+
+
+async def test_the_base_model_is_served_by_an_adapter_without_effect(policy, tmp_path):
+    from safetensors.numpy import load_file
+
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        taken = []
+        publish = local.node.policies.publish
+
+        async def keep(version, folder, canary=None):
+            taken.append(load_file(Path(folder) / "adapter_model.safetensors"))
+            return await publish(version, folder, canary)
+
+        local.node.policies.publish = keep
+        cfg = config(policy, tmp_path, local.url, policies=[{"name": "base"}], tasks=["reach4_1"], split=None)
+        await asyncio.to_thread(run, cfg)
+    assert len(taken) == 1
+    assert all(not values.any() for values in taken[0].values())
+
+
+def test_patterns_and_runs_name_adapters(policy, tmp_path):
+    cfg = config(policy, tmp_path, policies=[{"name": "at-", "adapter": str(policy / "run/policies/policy-v*")}])
+    found = find_policies(read_eval_config(cfg))
+    assert [item.name for item in found] == ["at-policy-v0000", "at-policy-v0001"]
+    assert found[0].served_version != found[1].served_version
+    newest = find_policies(read_eval_config(config(policy, tmp_path)))[1]
+    assert newest.adapter.name == "policy-v0001"
+    assert newest.digest == found[1].digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"splitt": "dev"}, "unknown key 'splitt'; did you mean 'split'"),
+        ({"policies": [{"name": "a", "adaptr": None}]}, r"unknown key 'policies\[0\].adaptr'; did you mean 'adapter'"),
+        ({"policies": []}, "at least one policy"),
+        ({"policies": [{"name": "a", "adapter": "/nowhere"}]}, "neither a PEFT adapter .* nor a training run"),
+        ({"policies": [{"name": "a", "adapter": "/nowhere/*"}]}, "no adapter folder matches"),
+        ({"policies": [{"name": "a"}, {"name": "a"}]}, "'a' is there twice"),
+        ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be"),
+        ({"tasks": ["reach4_1"]}, "exactly one of split and tasks"),
+        ({"samplings": [{"temperature": -1}]}, "temperature must be 0 to 10"),
+        ({"samplings": [{"runs": 0}]}, "runs must be at least 1"),
+        ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
+        ({"dataset_root": "/nowhere"}, "dataset_root /nowhere holds no folder data"),
+        ({"rollout_node": {"replay": "/logs"}}, "cannot be evaluated"),
+    ],
+)
+def test_config_errors_are_one_clear_line(policy, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        EvalAppWorldRecipe(config(policy, tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "evaluation").exists()
+
+
+def test_missing_keys_and_token_are_named(policy, tmp_path, monkeypatch):
+    cfg = config(policy, tmp_path)
+    del cfg["limits"]
+    with pytest.raises(ConfigError, match="missing key 'limits'"):
+        EvalAppWorldRecipe(cfg)
+    monkeypatch.delenv("ROLLOUT_SERVER_TOKEN")
+    with pytest.raises(ConfigError, match="ROLLOUT_SERVER_TOKEN must hold"):
+        EvalAppWorldRecipe(config(policy, tmp_path))

@@ -108,12 +108,23 @@ class ForkServer:
             reader, writer = await asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
         except OSError as error:
             raise EnvironmentCrashed(f"the {self._spec.role} server is gone: {error}") from error
-        return Connection(self, reader, writer)
+        connection = Connection(self, reader, writer)
+        try:
+            connection.pid = (await connection.call(None))["pid"]
+        except BaseException:
+            connection.kill()
+            raise
+        return connection
 
     def kill_child(self, pid: int) -> None:
         """Have the server send SIGKILL to the process group of its child ``pid``."""
         with contextlib.suppress(OSError, RuntimeError):
             self._process.stdin.write(json.dumps({"op": "kill", "pid": pid}).encode() + b"\n")
+
+    def kill(self) -> None:
+        """End it, and by that all its children, at once; for one that no longer answers."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def stop(self) -> None:
         """End it and all its children; by force if it does not end by itself."""
@@ -122,8 +133,7 @@ class ForkServer:
         try:
             await asyncio.wait_for(asyncio.shield(self._watcher), STOP_TIMEOUT_S)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
             await self._watcher
 
 
@@ -136,26 +146,18 @@ class Connection:
         self._writer = writer
         self.pid: int | None = None
 
-    async def call(self, request: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        """Send ``request`` (None: nothing) and return the next message.
-
-        Raises:
-            EnvironmentCrashed: the child is gone.
-            TimeoutError: no answer in time; the child is still there.
-        """
+    async def call(self, request: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Send ``request`` (None: nothing) and return the next message; EnvironmentCrashed if the child is gone."""
         try:
-            async with asyncio.timeout(timeout_s):
-                if request is not None:
-                    self._writer.write(json.dumps(request).encode() + b"\n")
-                    await self._writer.drain()
-                line = await self._reader.readline()
-                if not line.endswith(b"\n"):
-                    raise EnvironmentCrashed("the connection to the process was lost")
+            if request is not None:
+                self._writer.write(json.dumps(request).encode() + b"\n")
+                await self._writer.drain()
+            line = await self._reader.readline()
+            if line.endswith(b"\n"):
                 return json.loads(line)
         except (OSError, ValueError) as error:
-            if isinstance(error, TimeoutError):
-                raise
             raise EnvironmentCrashed(f"the connection to the process was lost: {error}") from error
+        raise EnvironmentCrashed("the connection to the process was lost")
 
     def kill(self) -> None:
         """Kill the child's process group and hang up."""

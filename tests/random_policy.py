@@ -29,15 +29,6 @@ MODEL_CONFIG = {
     "num_key_value_heads": KV_HEADS,
 }
 """What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
-_PROJECTIONS = {
-    "self_attn.q_proj": (WIDTH, WIDTH),
-    "self_attn.k_proj": (WIDTH * KV_HEADS // HEADS, WIDTH),
-    "self_attn.v_proj": (WIDTH * KV_HEADS // HEADS, WIDTH),
-    "self_attn.o_proj": (WIDTH, WIDTH),
-    "mlp.gate_proj": (FEED_FORWARD, WIDTH),
-    "mlp.up_proj": (FEED_FORWARD, WIDTH),
-    "mlp.down_proj": (WIDTH, FEED_FORWARD),
-}
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -89,12 +80,34 @@ def write_model(folder: Path, seed: int = 0, tied: bool = True) -> None:
     model.save_pretrained(folder)
 
 
-def write_adapter(folder: Path, seed: int, rank: int = 8, scale: float = 0.2, base: str = "base") -> None:
-    """A random LoRA adapter for :func:`write_model`'s policy in PEFT's format; ``scale`` 0 gives B = 0."""
+def projections(model: Path | None) -> tuple[int, dict[str, tuple[int, int]]]:
+    """Layers, and (out, in) of every linear projection, of the Qwen2 in a folder; None: :func:`write_model`'s."""
+    width, layers, heads, kv_heads, feed_forward = WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD
+    if model is not None:
+        config = Qwen2Config.from_pretrained(model)
+        width, layers, feed_forward = config.hidden_size, config.num_hidden_layers, config.intermediate_size
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    keys = width * kv_heads // heads
+    return layers, {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (feed_forward, width),
+        "mlp.up_proj": (feed_forward, width),
+        "mlp.down_proj": (width, feed_forward),
+    }
+
+
+def write_adapter(
+    folder: Path, seed: int, rank: int = 8, scale: float = 0.2, base: str = "base", model: Path | None = None
+) -> None:
+    """A random LoRA adapter in PEFT's format for the policy in ``model``; ``scale`` 0 gives B = 0."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(LAYERS):
-        for name, (rows, columns) in _PROJECTIONS.items():
+    layers, shapes = projections(model)
+    for layer in range(layers):
+        for name, (rows, columns) in shapes.items():
             key = f"base_model.model.model.layers.{layer}.{name}"
             tensors[f"{key}.lora_A.weight"] = torch.randn(rank, columns, generator=generator) * 0.2
             tensors[f"{key}.lora_B.weight"] = torch.randn(rows, rank, generator=generator) * scale
@@ -109,7 +122,7 @@ def write_adapter(folder: Path, seed: int, rank: int = 8, scale: float = 0.2, ba
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        "target_modules": sorted(name.split(".")[1] for name in _PROJECTIONS),
+        "target_modules": sorted(name.split(".")[1] for name in shapes),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 

@@ -62,7 +62,7 @@ class TiledLogProbs:
     """
 
     token_tile: int = 1024
-    vocab_tile: int = 4096
+    vocab_tile: int = 2048
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
         _refuse_trained_head(weight, type(self).__name__)

@@ -79,7 +79,7 @@ class Behavior:
     assume: float
     dummy: float
 
-    def as_metrics(self, prefix: str = "behavior/") -> dict[str, float]:
+    def as_metrics(self, prefix: str = "behavior_") -> dict[str, float]:
         """Flat names for a metric logger; a rate that is not defined is left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {f"{prefix}{name}": float(value) for name, value in values.items() if value is not None}

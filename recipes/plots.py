@@ -132,14 +132,20 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
 
 
 def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
-    """Reward and success over iterations."""
+    """Reward and success over iterations; diamonds are evaluations on dev tasks."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True)
     for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
         for number, curve in enumerate(curves):
             draw(axes[place], curve, key, _colour(number), window)
+            iterations, values = curve.series(f"dev_{key}")
+            if len(iterations):
+                label = f"{curve.label}, dev" if place == 0 else None
+                axes[place].plot(
+                    iterations, _nan_mean(values, 0), "D--", color=_colour(number), ms=5, lw=1, label=label
+                )
         axes[place].set(title=title, xlabel="iteration", ylim=(0, 1))
-    if len(curves) > 1 or len(curves[0].runs) > 1:
-        axes[0].legend(frameon=False)
+    if len(axes[0].get_legend_handles_labels()[1]) > 1:
+        _legend(axes[0])
     seeds = max(len(curve.runs) for curve in curves)
     notes = [f"moving average over {window} iterations"] if window > 1 else []
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []

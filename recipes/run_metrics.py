@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from appworld_adapter.behavior import aggregate, rollout_behavior
 from rollout_server.record import Rollout
 
 METRICS: dict[str, str] = {
@@ -28,6 +29,14 @@ METRICS: dict[str, str] = {
     "tokens": "mean tokens per rollout, prompt and observations included",
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
+    "behavior_turns": "agent turns that were answered, per rollout (LOOP, appendix A.1, as all of behavior_*)",
+    "behavior_code_characters": "characters of code per rollout",
+    "behavior_multiple_cells_per_turn": "share of turns with more than one code block",
+    "behavior_execution_errors_per_turn": "share of turns whose code failed",
+    "behavior_give_up_rate": "share of failed API endpoints that were not called successfully later on",
+    "behavior_show_api_doc": "show_api_doc calls per rollout",
+    "behavior_assume": "occurrences of assume, assumed, assuming per rollout",
+    "behavior_dummy": "occurrences of dummy per rollout",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "groups": "tasks with at least one rollout",
     "groups_without_signal": "tasks none of whose rollouts was kept",
@@ -58,11 +67,15 @@ METRICS: dict[str, str] = {
     "seconds_publishing": "exporting the adapter and having it loaded by the servers",
     "seconds": "the whole iteration, checkpoint excluded",
     "tokens_per_second": "tokens through forward and backward, per second of updating, all ranks together",
+    "model_flops_utilization": "share of device_peak_tflops that model FLOPs of the update make up, recomputation not "
+    "counted; only where device_peak_tflops is given",
+    "dev_reward": "mean reward on dev_evaluation.split, where this iteration was evaluated",
+    "dev_success": "share of its tasks solved",
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
 """Every key that may stand in metrics.jsonl, and what it means."""
 
-MACHINE_KEYS = ("tokens_per_second", "peak_memory_gib")
+MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 
 class RunMetrics:
@@ -113,6 +126,15 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
         "sampled_tokens": sampled / count,
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
+
+
+def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out."""
+    counts = [rollout_behavior(rollout.messages, len(rollout.turns)) for rollout in rollouts if rollout.messages]
+    if not counts:
+        return {}
+    behavior = aggregate(counts)
+    return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

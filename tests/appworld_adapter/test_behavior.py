@@ -79,7 +79,7 @@ def test_give_up_rate_is_pooled_over_rollouts_not_averaged():
 def test_give_up_rate_is_undefined_without_failures():
     behavior = aggregate([rollout_behavior(conversation((code("apis.x.a()"), "ok")), 1)])
     assert behavior.give_up_rate is None
-    assert "behavior/give_up_rate" not in behavior.as_metrics()
+    assert "behavior_give_up_rate" not in behavior.as_metrics()
 
 
 def test_the_prompts_worked_example_is_not_the_agents():

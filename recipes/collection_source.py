@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -210,21 +210,19 @@ def open_source(
         if child is not None:
             undo.callback(child.stop)
             child.start()
-        client = RolloutClient(
-            child.url if child is not None else str(node.url),
-            token,
-            alive=child.check if child is not None else lambda: None,
-        )
+
+        def alive() -> None:
+            if stop_requested():
+                raise StopRequested
+            if child is not None:
+                child.check()
+
+        client = RolloutClient(child.url if child is not None else str(node.url), token, alive=alive)
         source = NodeSource(client, child, node.start_deadline_s, collection.deadline_s, stop_requested)
         if child is None:
             source.wait_ready()
         undo.pop_all()
     return source
-
-
-def collection_id(run_name: str, iteration: int) -> str:
-    """``<run_name>-i0007``: unique per run and iteration, so asking twice gives the same collection."""
-    return f"{run_name}-i{iteration:04d}"
 
 
 def read_log(path: Path) -> list[Rollout]:
@@ -240,6 +238,38 @@ def read_log(path: Path) -> list[Rollout]:
         except ValueError as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
     return rollouts
+
+
+def collect(source: CollectionSource, request: CollectionRequest) -> dict[str, Any] | None:
+    """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile.
+
+    Returns JSON-able data: ``rollouts`` (see :func:`slim_record`) and, by their keys, what goes into the metrics.
+    """
+    source.start(request)
+    try:
+        collected = source.read(request)
+    except StopRequested:
+        return None
+    return {
+        "rollouts": [slim_record(rollout) for rollout in collected.rollouts],
+        "dropped_rollouts": collected.end.dropped,
+        "failed_attempts": sum(collected.end.failures.values()),
+        "seconds_collecting": collected.end.seconds,
+        "seconds_waiting": collected.seconds_waiting,
+    }
+
+
+def check_versions(rollouts: Sequence[Rollout], oldest: int, newest: int) -> None:
+    """
+    Raises:
+        NoRollouts: a token was sampled by a policy version outside ``oldest`` to ``newest``.
+    """
+    for rollout in rollouts:
+        if not all(oldest <= version <= newest for version in rollout.policy_versions):
+            raise NoRollouts(
+                f"rollout {rollout.rollout_id} was sampled by policy versions {rollout.policy_versions}; the update "
+                f"takes {oldest} to {newest} (collection.max_policy_lag)"
+            )
 
 
 def slim_record(rollout: Rollout) -> dict[str, Any]:

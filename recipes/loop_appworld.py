@@ -1,17 +1,16 @@
-"""LOOP on AppWorld: reinforcement learning of an LLM agent with leave-one-out advantages and a clipped objective.
+r"""LOOP on AppWorld: reinforcement learning of an LLM agent with leave-one-out advantages and a clipped objective.
 
 tune run loop_appworld --config loop_appworld/tiny_cpu
-tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b rollout_node.url=http://node:8700
+tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b \
+    rollout_node.launch=False rollout_node.url=http://node:8700
 """
 
 from __future__ import annotations
 
-import json
-import re
-import secrets
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,15 @@ from torchtune import config, training, utils
 from torchtune.recipe_interfaces import FTRecipeInterface
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
-from appworld_adapter.tasks import TaskSampler
 from loop_recipes.batching import Sample
+from loop_recipes.collection_plan import CollectionPlan, run_name
 from loop_recipes.collection_source import (
     SOURCE_ERRORS,
     CollectionSource,
     StopRequested,
-    collection_id,
+    check_versions,
+    collect,
     open_source,
-    slim_record,
 )
 from loop_recipes.config_schema import ConfigError, build
 from loop_recipes.logprobs import attach_head
@@ -38,6 +37,7 @@ from loop_recipes.loop_config import LoopConfig, read_loop_config
 from loop_recipes.model_setup import (
     AdapterVersions,
     adapter_parameters,
+    check_adapter,
     check_shapes,
     meta_model,
     new_adapter,
@@ -116,6 +116,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         self._iteration = 0
         self._policy_version = 0
         self._idle_iterations = 0
+        self._best: dict[str, Any] | None = None
         self._pending: CollectionRequest | None = None
         self._stop_signal = False
         self._source: CollectionSource | None = None
@@ -140,16 +141,21 @@ class LoopAppWorldRecipe(FTRecipeInterface):
                 f"collection.limits.max_context is {conf.collection.limits.max_context}, more than the model's "
                 f"max_seq_len {model.max_seq_len}"
             )
-        self._run_name = on_main_rank(self._name_run)
+        self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
         on_main_rank(self._open_source)
         self._setup_model(model, base, checkpoint, shard=world_size > 1 or self._dtype != torch.float32)
         self._setup_update(checkpoint)
+        if conf.stress_test:
+            seconds = self._update.stress(conf.collection.limits.max_context)
+            self._say(
+                f"stress test: {conf.collection.limits.max_context} tokens forward and backward in {seconds:.1f} s, "
+                f"peak memory {self._peak_memory_gib():.1f} GiB"
+            )
         self._setup_run(cfg, checkpoint)
 
     def _open_source(self) -> None:
-        self._source = open_source(
-            self._config.rollout_node, self._config.collection, self._output_dir, lambda: self._stop_signal
-        )
+        conf = self._config
+        self._source = open_source(conf.rollout_node, conf.collection, self._output_dir, self._stop_requested)
 
     def _await_source(self) -> tuple[list[int], str, list[str]]:
         self._say("waiting for the rollout node to be ready")
@@ -165,16 +171,6 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             return None
         return load_training_state(folder)
 
-    def _name_run(self) -> str:
-        """The configured name, or one that no other run on the same node has, kept in ``run.json``."""
-        if self._config.run_name is not None:
-            return self._config.run_name
-        file = self._output_dir / "run.json"
-        if not file.exists():
-            stem = re.sub(r"[^A-Za-z0-9._-]", "-", self._output_dir.name).lstrip("._-") or "run"
-            file.write_text(json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
-        return json.loads(file.read_text())["run_name"]
-
     def _setup_model(self, model: Any, base: dict[str, Tensor], checkpoint: TrainingState | None, shard: bool) -> None:
         conf = self._config
         if checkpoint is not None:
@@ -183,7 +179,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             adapter, _, _ = read_adapter(Path(conf.initial_adapter))
         else:
             adapter = new_adapter(model, conf.seed)
-        self._check_adapter(model, adapter)
+        check_adapter(model, adapter)
         self._model = place_model(
             attach_head(model, build(conf.log_probs)),
             base,
@@ -197,15 +193,6 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         self._versions = AdapterVersions(self._model)
         for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
             self._versions.put(version, tensors)
-
-    def _check_adapter(self, model: Any, adapter: dict[str, Tensor]) -> None:
-        for name, parameter in adapter_parameters(model).items():
-            if name not in adapter or adapter[name].shape != parameter.shape:
-                found = list(adapter[name].shape) if name in adapter else "missing"
-                raise ConfigError(
-                    f"adapter: {name} is {found}, the config's model wants {list(parameter.shape)}; "
-                    "make lora_rank, lora_attn_modules and apply_lora_to_mlp those it was made with"
-                )
 
     def _setup_update(self, checkpoint: TrainingState | None) -> None:
         conf = self._config
@@ -231,16 +218,14 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             gap=conf.sampler_gap,
             device=self._device,
             seed=conf.seed,
+            peak_tflops=conf.device_peak_tflops,
         )
 
     def _setup_run(self, cfg: DictConfig, checkpoint: TrainingState | None) -> None:
         """Tasks, counters, metrics, and the policy the next collection is sampled with."""
         conf = self._config
         served, self._dataset, tasks = on_main_rank(self._await_source)
-        try:
-            self._sampler = TaskSampler(conf.collection.tasks or tasks, conf.collection.tasks_per_iteration, conf.seed)
-        except ValueError as error:
-            raise ConfigError(f"collection: {error}") from error
+        self._plan = CollectionPlan(conf, self._run_name, tasks)
         if checkpoint is not None:
             self._restore(checkpoint)
         if self._rank == 0:
@@ -262,58 +247,57 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         self._policy_version = state["policy_version"]
         self._idle_iterations = state["idle_iterations"]
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
-        try:
-            self._sampler.load_state_dict(state["sampler"])
-        except ValueError as error:
-            raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
-        ranks = checkpoint.rng
-        if f"rank{self._rank}" in ranks:
-            restore_generators(ranks[f"rank{self._rank}"])
+        self._plan.load_state_dict(state["sampler"])
+        self._best = state["best"]
+        generators = checkpoint.rng.get(f"rank{self._rank}")
+        if generators is not None:  # else the run had fewer ranks
+            restore_generators(generators)
 
     def train(self) -> None:
         """Collect, update, publish, log and save until ``max_iterations`` or a reason to stop."""
         while self._iteration < self._config.max_iterations:
             started = time.perf_counter()
-            request = self._pending or self._next_request(self._iteration + 1)
+            request = self._pending or self._plan.training(self._iteration + 1, self._policy_version)
             self._pending = None
-            collected = on_main_rank(lambda request=request: self._read(request))
+            collected = on_main_rank(lambda request=request: collect(self._source, request))
             if collected is None:
-                self._say(f"stopped while waiting for rollouts; resume_from_checkpoint=True goes on with {request.id}")
-                return
+                return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
             if self._config.collection.max_policy_lag and self._iteration + 1 < self._config.max_iterations:
-                self._pending = self._next_request(self._iteration + 2)
+                self._pending = self._plan.training(self._iteration + 2, self._policy_version)
                 on_main_rank(self._start_pending)
             metrics = self.update([Rollout.from_dict(record) for record in collected.pop("rollouts")])
             published = time.perf_counter()
             if metrics["steps"]:
                 self._publish(self._policy_version)
-            now = time.perf_counter()
-            metrics |= collected | {"seconds_publishing": now - published, "seconds": now - started}
+            metrics |= collected | {"seconds_publishing": time.perf_counter() - published}
+            every = self._config.dev_evaluation.every
+            if every and self._iteration % every == 0:
+                metrics |= on_main_rank(self._evaluate)
+                if "dev_success" in metrics and metrics["dev_success"] > (self._best or {}).get("dev_success", -1.0):
+                    self._best = {"iteration": self._iteration, "dev_success": metrics["dev_success"]}
+            metrics["seconds"] = time.perf_counter() - started
             self._log(metrics)
             self.save_checkpoint()
             reason = on_main_rank(lambda metrics=metrics: self._reason_to_stop(metrics))
             if any_rank(self._stop_signal) or reason:
-                self._say(f"stopped after iteration {self._iteration}: {reason or 'asked to by a signal'}")
-                return
+                return self._end(f"stopped after iteration {self._iteration}: {reason or 'asked to'}")
 
     def update(self, rollouts: list[Rollout]) -> dict[str, Any]:
         """Train on one collection (the same list on every rank) and count it as an iteration; returns metrics.
 
         Raises:
-            ConfigError: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+            NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
         oldest = self._policy_version - self._config.collection.max_policy_lag
-        for rollout in rollouts:
-            if not all(oldest <= version <= self._policy_version for version in rollout.policy_versions):
-                raise ConfigError(
-                    f"rollout {rollout.rollout_id} was sampled by policy versions {rollout.policy_versions}; the "
-                    f"update takes {oldest} to {self._policy_version} (collection.max_policy_lag)"
-                )
+        check_versions(rollouts, oldest, self._policy_version)
         samples = [Sample.from_rollout(rollout) for rollout in rollouts]
         metrics = self._update.run(samples, self._policy_version, self._iteration + 1)
-        self._lr_scheduler.step()
         self._iteration += 1
+        with warnings.catch_warnings():
+            # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self._lr_scheduler.step()
         if metrics["steps"]:
             self._policy_version += 1
             self._versions.keep(self._policy_version)
@@ -331,7 +315,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             "policy_version": self._policy_version,
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
-            "sampler": self._sampler.state_dict(),
+            "sampler": self._plan.state_dict(),
+            "best": self._best,
             "optimizer_groups": optimizer_groups(self._optimizer),
             "run_name": self._run_name,
             "dataset": self._dataset,
@@ -344,7 +329,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         def write() -> None:
             root = self._output_dir / "checkpoints"
             save_training_state(root, self._iteration, TrainingState(state, adapters, optimizer, rng))
-            prune_checkpoints(root, self._config.keep_last_checkpoints)
+            best = set() if self._best is None else {self._best["iteration"]}
+            prune_checkpoints(root, self._config.keep_last_checkpoints, best)
 
         on_main_rank(write)
 
@@ -358,38 +344,19 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             self._metrics = None
         destroy_process_group()
 
-    def _next_request(self, iteration: int) -> CollectionRequest:
-        """The next tasks, to be tried under the present policy version."""
-        conf = self._config.collection
-        return CollectionRequest(
-            id=collection_id(self._run_name, iteration),
-            tasks=self._sampler.next(),
-            rollouts_per_task=conf.rollouts_per_task,
-            policy_version=self._policy_version,
-            min_rollouts_per_task=conf.min_rollouts_per_task,
-            min_rollouts_fraction=conf.min_rollouts_fraction,
-            seed=self._config.seed + iteration,
-            policy_mode=conf.policy_mode,
-            sampling=conf.sampling,
-            limits=conf.limits,
-        )
-
     def _start_pending(self) -> None:
         self._source.start(self._pending)
 
-    def _read(self, request: CollectionRequest) -> dict[str, Any] | None:
-        """On rank 0: wait for a collection; None when the run was asked to stop meanwhile."""
-        self._source.start(request)
-        try:
-            collected = self._source.read(request)
-        except StopRequested:
-            return None
+    def _evaluate(self) -> dict[str, float]:
+        """On rank 0: one rollout of every dev task under the present version, and the best success so far."""
+        _, tasks = self._source.tasks(self._config.dev_evaluation.split)
+        collected = collect(self._source, self._plan.evaluation(self._iteration, self._policy_version, tasks))
+        if collected is None:
+            return {}
+        rollouts = collected["rollouts"]
         return {
-            "rollouts": [slim_record(rollout) for rollout in collected.rollouts],
-            "dropped_rollouts": collected.end.dropped,
-            "failed_attempts": sum(collected.end.failures.values()),
-            "seconds_collecting": collected.end.seconds,
-            "seconds_waiting": collected.seconds_waiting,
+            "dev_reward": sum(record["reward"] for record in rollouts) / len(rollouts),
+            "dev_success": sum(record["success"] for record in rollouts) / len(rollouts),
         }
 
     def _publish(self, version: int) -> None:
@@ -418,32 +385,38 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         self._versions.forget_before(oldest)
 
     def _reason_to_stop(self, metrics: dict[str, Any]) -> str | None:
-        stop_file, limits = self._output_dir / "stop", self._config.stop
-        if stop_file.exists():
-            stop_file.unlink()
-            return f"{stop_file} was there"
-        if limits.iterations_without_signal and self._idle_iterations >= limits.iterations_without_signal:
-            return f"{self._idle_iterations} iterations without signal (stop.iterations_without_signal)"
-        if limits.max_approx_kl is not None and metrics.get("approx_kl", 0.0) > limits.max_approx_kl:
-            return f"approximate KL {metrics['approx_kl']:.3g} is over stop.max_approx_kl {limits.max_approx_kl}"
-        return None
+        """On rank 0."""
+        if self._stop_requested():
+            return "asked to"
+        return self._config.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
 
     def _log(self, metrics: dict[str, Any]) -> None:
-        peak = torch.cuda.max_memory_allocated() / 2**30 if self._device.type == "cuda" else 0.0
         metrics = {
             "iteration": self._iteration,
             "policy_version": self._policy_version,
             "dataset": self._dataset,
             **metrics,
-            "peak_memory_gib": peak,
+            "peak_memory_gib": self._peak_memory_gib(),
         }
         if self._metrics is not None:
             self._metrics.log(metrics)
         self._say(summary_line(metrics, self._config.max_iterations))
 
+    def _peak_memory_gib(self) -> float:
+        return torch.cuda.max_memory_allocated() / 2**30 if self._device.type == "cuda" else 0.0
+
     def _say(self, line: str) -> None:
         if self._rank == 0:
             print(line, flush=True)
+
+    def _end(self, line: str) -> None:
+        """Say why the run ends before its time; a stop file has then done its work."""
+        self._say(line)
+        if self._rank == 0:
+            (self._output_dir / "stop").unlink(missing_ok=True)
+
+    def _stop_requested(self) -> bool:
+        return self._stop_signal or (self._output_dir / "stop").exists()
 
     def _on_signal(self, number: int, frame: Any) -> None:
         """First signal: stop at the next safe point. Second: at once."""
@@ -464,6 +437,8 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe.train()
     except (ConfigError, NonFiniteLoss, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
+    except StopRequested:
+        print("loop_appworld: stopped before the first collection", file=sys.stderr)
     except RemoteError:
         return 1
     finally:

@@ -37,8 +37,17 @@ class RolloutNodeConfig:
 
 
 @dataclass(frozen=True)
+class HorizonStage:
+    """From this iteration on, episodes may take this many turns."""
+
+    from_iteration: int
+    max_turns: int
+
+
+@dataclass(frozen=True)
 class CollectionConfig:
-    """What one iteration asks of the rollout node. ``tasks`` replaces the tasks of ``split``."""
+    """What one iteration asks of the rollout node. ``tasks`` replaces the tasks of ``split``; ``horizons`` replaces
+    ``limits.max_turns`` from the first stage's iteration on."""
 
     tasks_per_iteration: int
     rollouts_per_task: int
@@ -48,6 +57,7 @@ class CollectionConfig:
     split: str = "train"
     tasks: list[str] | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    horizons: list[HorizonStage] = field(default_factory=list)
     max_policy_lag: int = 0
     policy_mode: str = "pinned"
     deadline_s: float = 7200.0
@@ -96,11 +106,30 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True)
+class DevEvaluationConfig:
+    """One rollout of every task of ``split`` after each ``every`` iterations (0: never); the checkpoint with the best
+    success is kept. A score made on the way, for choosing a checkpoint; `eval_appworld` makes those to report."""
+
+    every: int = 0
+    split: str = "dev"
+    temperature: float = 0.0
+    max_turns: int = 50
+
+
+@dataclass(frozen=True)
 class StopConfig:
     """When to stop by itself, saying why: too many iterations in a row without signal, the KL estimate too large."""
 
     iterations_without_signal: int | None = 10
     max_approx_kl: float | None = None
+
+    def reason(self, idle_iterations: int, approx_kl: float) -> str | None:
+        """Why to stop now, or None."""
+        if self.iterations_without_signal is not None and idle_iterations >= self.iterations_without_signal:
+            return f"{idle_iterations} iterations without signal (stop.iterations_without_signal)"
+        if self.max_approx_kl is not None and approx_kl > self.max_approx_kl:
+            return f"approximate KL {approx_kl:.3g} is over stop.max_approx_kl {self.max_approx_kl}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -129,6 +158,7 @@ class LoopConfig:
     max_iterations: int
     update: UpdateConfig = field(default_factory=UpdateConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
     sampler_gap: GapConfig = field(default_factory=GapConfig)
     run_name: str | None = None
     seed: int = 0
@@ -139,6 +169,8 @@ class LoopConfig:
     initial_adapter: str | None = None
     resume_from_checkpoint: bool = False
     keep_last_checkpoints: int = 2
+    stress_test: bool = False
+    device_peak_tflops: float | None = None
     metric_logger: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -219,6 +251,7 @@ def _check_output_dir(config: LoopConfig) -> None:
 def _check_rollout_node(config: LoopConfig) -> None:
     node = config.rollout_node
     if node.replay is not None:
+        _require(config.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
         if not any(Path(node.replay).glob("*.jsonl")):
             raise ConfigError(f"rollout_node.replay {node.replay} holds no *.jsonl log")
     elif node.launch:

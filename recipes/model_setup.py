@@ -67,6 +67,21 @@ def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> No
             raise ConfigError(f"checkpoint {where} has {name}, the config's model has not; wrong number of layers?")
 
 
+def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor]) -> None:
+    """Compare an adapter's tensors with the model's LoRA layers.
+
+    Raises:
+        ConfigError: names the first tensor that is missing or of another shape.
+    """
+    for name, parameter in adapter_parameters(model).items():
+        if name not in adapter or adapter[name].shape != parameter.shape:
+            found = list(adapter[name].shape) if name in adapter else "missing"
+            raise ConfigError(
+                f"adapter: {name} is {found}, the config's model wants {list(parameter.shape)}; "
+                "make lora_rank, lora_attn_modules and apply_lora_to_mlp those it was made with"
+            )
+
+
 def place_model(
     model: TransformerDecoder,
     base: Mapping[str, Tensor],

@@ -75,6 +75,7 @@ class PolicyUpdate:
     gap: GapConfig
     device: torch.device
     seed: int
+    peak_tflops: float | None = None
     _ranks: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,12 +100,55 @@ class PolicyUpdate:
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= self._train(kept, iteration) if kept else {"steps": 0}
         seconds = time.perf_counter() - recomputed
-        tokens = self.config.epochs * sum(sample.tokens for sample in kept)
-        return metrics | {
+        lengths = [sample.tokens for sample in kept]
+        metrics |= {
             "seconds_recomputing": recomputed - started,
             "seconds_updating": seconds,
-            "tokens_per_second": tokens / seconds,
+            "tokens_per_second": self.config.epochs * sum(lengths) / seconds,
         }
+        if self.peak_tflops is not None:
+            flops = self.config.epochs * sum(map(self._training_flops, lengths))
+            metrics["model_flops_utilization"] = flops / seconds / (self.peak_tflops * 1e12 * self._ranks[0])
+        return metrics
+
+    def _training_flops(self, length: int) -> float:
+        """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.
+
+        Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
+        is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
+        """
+        weights = sum(parameter.numel() for parameter in self.model.layers.parameters())
+        width = self.model.num_heads * self.model.head_dim
+        return 4.0 * weights * length + 6.0 * len(self.model.layers) * width * length**2
+
+    def stress(self, length: int) -> float:
+        """Forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
+
+        What it leaves behind is only the peak memory. Returns its seconds.
+        """
+        vocab_size = self.model.tok_embeddings.weight.shape[0]
+        generator = torch.Generator().manual_seed(self.seed)
+        mask = torch.arange(length) > 0
+        sample = Sample(
+            rollout_id="stress",
+            task_id="stress",
+            token_ids=torch.randint(vocab_size, (length,), generator=generator),
+            mask=mask,
+            turn_ids=mask.long() - 1,
+            sampler_logprobs=torch.zeros(length - 1),
+            policy_versions=torch.zeros(length - 1, dtype=torch.long),
+            reward=0.0,
+            advantage=1.0,
+            old_logprobs=torch.zeros(length - 1),
+            ref_logprobs=torch.zeros(length - 1),
+        )
+        started = time.perf_counter()
+        self.model.train()
+        for batch in micro_batches([sample], self.config.micro_batch_tokens, PAD_ID, self.config.packed):
+            batch = batch.to(self.device)
+            self.loss(self.model(**batch.inputs()), batch).per_rollout_loss.sum().backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - started
 
     def _with_advantages(self, samples: list[Sample]) -> list[Sample]:
         numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in samples}))}

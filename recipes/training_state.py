@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,12 @@ def load_training_state(folder: Path) -> TrainingState:
     return TrainingState(state, adapters, optimizer, rng)
 
 
-def prune_checkpoints(root: Path, keep_last: int) -> None:
-    """Remove all but the newest ``keep_last`` checkpoints."""
-    for path in sorted(path for path in root.glob("*") if _FOLDER.fullmatch(path.name))[:-keep_last]:
-        shutil.rmtree(path)
+def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
+    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``."""
+    found = sorted((int(match[1]), path) for path in root.glob("*") if (match := _FOLDER.fullmatch(path.name)))
+    for iteration, path in found[:-keep_last]:
+        if iteration not in keep:
+            shutil.rmtree(path)
 
 
 def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 from small_runs import replay_config
 
 from loop_recipes.config_schema import ConfigError
 from loop_recipes.loop_appworld import LoopAppWorldRecipe
 from loop_recipes.policy_update import NonFiniteLoss
 from loop_recipes.run_metrics import MACHINE_KEYS
-from loop_recipes.training_state import TrainingState, latest_checkpoint, load_training_state, save_training_state
+from loop_recipes.training_state import (
+    TrainingState,
+    latest_checkpoint,
+    load_training_state,
+    prune_checkpoints,
+    save_training_state,
+)
 
 
 class Killed(BaseException):
@@ -79,7 +86,7 @@ def test_a_stop_file_saves_and_ends_the_run(tmp_path, capsys):
     run(config)
     assert latest_checkpoint(tmp_path / "run/checkpoints").name == "iteration_0001"
     assert not (tmp_path / "run/stop").exists()
-    assert f"stopped after iteration 1: {tmp_path / 'run/stop'} was there" in capsys.readouterr().out
+    assert "stopped after iteration 1: asked to" in capsys.readouterr().out
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
@@ -120,3 +127,25 @@ def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_p
         load_training_state(folder)
     shutil.rmtree(folder)
     assert latest_checkpoint(tmp_path) is None
+
+
+def test_bf16_trains_float32_masters_and_serves_bf16(tmp_path):
+    config = replay_config(tmp_path, iterations=2, stress_test=True)
+    run(config, "dtype=bf16", "adapter_dtype=bf16", "enable_activation_checkpointing=True")
+    before, after = (
+        load_file(tmp_path / f"run/policies/policy-v000{version}/adapter_model.safetensors") for version in (0, 2)
+    )
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    masters = load_training_state(tmp_path / "run/checkpoints/iteration_0002").adapters[2]
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    assert all(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
+    assert len(deterministic(tmp_path / "run/metrics.jsonl")) == 2
+
+
+def test_old_checkpoints_go_but_not_the_best(tmp_path):
+    training = TrainingState({"policy_version": 1}, {1: {"a": torch.ones(2)}}, {}, {"rank0": torch.zeros(1)})
+    for iteration in range(1, 6):
+        save_training_state(tmp_path, iteration, training)
+    prune_checkpoints(tmp_path, keep_last=2, keep={2})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_0002", "iteration_0004", "iteration_0005"]

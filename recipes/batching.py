@@ -102,7 +102,7 @@ class MicroBatch:
         rollout_index: [n], 0..b-1.
         turn_index: [n], 0..t-1, dense over the micro-batch.
         turn_rollout: [t], the rollout of each turn.
-        advantages: [b].
+        rewards, advantages: [b].
         sampler_logprobs: [n].
         policy_versions: [n].
         old_logprobs, ref_logprobs, token_advantages: [n], or None where the samples have none.
@@ -117,6 +117,7 @@ class MicroBatch:
     rollout_index: Tensor
     turn_index: Tensor
     turn_rollout: Tensor
+    rewards: Tensor
     advantages: Tensor
     sampler_logprobs: Tensor
     policy_versions: Tensor
@@ -212,6 +213,7 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
         rollout_index=_cat(rollout_index, torch.long),
         turn_index=_cat(turn_index, torch.long),
         turn_rollout=_cat(turn_rollout, torch.long),
+        rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
         advantages=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         sampler_logprobs=_cat([sample.sampler_logprobs for sample in samples], torch.float32),
         policy_versions=_cat([sample.policy_versions for sample in samples], torch.long),

@@ -171,15 +171,15 @@ class AutoLogProbs:
 
 
 class TokenOutputs(NamedTuple):
-    """What a decoder with ``details=True`` gives for each of n sampled tokens.
+    """What a decoder gives for each of n sampled tokens when asked for more than log-probs.
 
-    ``logprobs`` [n] with gradient; ``entropy`` [n] and ``hidden`` [n, d] (the normed last hidden states a value
-    function reads) without.
+    ``logprobs`` [n] with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden`` [n, d], the
+    normed last hidden states that a value function reads.
     """
 
     logprobs: Tensor
-    entropy: Tensor
-    hidden: Tensor
+    entropy: Tensor | None
+    hidden: Tensor | None
 
 
 class LogProbDecoder(TransformerDecoder):
@@ -228,7 +228,8 @@ class LogProbDecoder(TransformerDecoder):
         targets: Tensor,
         input_pos: Tensor | None = None,
         mask: Documents | Tensor | None = None,
-        details: bool = False,
+        with_entropy: bool = False,
+        with_hidden: bool = False,
     ) -> Tensor | TokenOutputs:
         """
         Args:
@@ -237,10 +238,10 @@ class LogProbDecoder(TransformerDecoder):
             targets: [n].
             input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
             mask: None for causal attention, the documents of a packed row, or whatever torchtune's decoder takes.
-            details: also return entropies and hidden states.
+            with_entropy, with_hidden: return these too.
 
         Returns:
-            Log-probs [n], fp32, or with ``details`` a :class:`TokenOutputs`.
+            Log-probs [n], fp32; where anything else is asked for, a :class:`TokenOutputs`.
 
         Raises:
             ValueError: a rollout is longer than ``max_seq_len``.
@@ -256,9 +257,10 @@ class LogProbDecoder(TransformerDecoder):
         h = self.norm(h.flatten(0, 1).index_select(0, rows))
         weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
         logprobs = self.head(h, weight, targets, self.temperature)
-        if not details:
+        if not with_entropy and not with_hidden:
             return logprobs
-        return TokenOutputs(logprobs, self.head.entropy(h, weight, self.temperature), h.detach())
+        entropy = self.head.entropy(h, weight, self.temperature) if with_entropy else None
+        return TokenOutputs(logprobs, entropy, h.detach() if with_hidden else None)
 
 
 def attach_head(decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> LogProbDecoder:

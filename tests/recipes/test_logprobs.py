@@ -145,7 +145,7 @@ def test_the_decoder_equals_log_softmax_of_the_plain_models_logits(tied):
 
     decoder = attach_head(plain, TiledLogProbs(16, 32), temperature=0.8)
     assert list(decoder.state_dict()) == list(plain.state_dict())
-    details = decoder(**batch.inputs(), details=True)
+    details = decoder(**batch.inputs(), with_entropy=True, with_hidden=True)
     assert isinstance(details, TokenOutputs)
     (details.logprobs * batch.old_logprobs).sum().backward()
     torch.testing.assert_close(details.logprobs, expected, rtol=0, atol=1e-5)

@@ -80,7 +80,7 @@ def test_log_probs_agree_over_an_adapter_swap_and_sigterm_leaves_no_process(tmp_
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert "resume_from_checkpoint=True goes on" in output or "asked to by a signal" in output
+    assert "resume_from_checkpoint=True goes on" in output or "asked to" in output
     assert not alive(family)
 
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -88,9 +88,8 @@ def test_log_probs_agree_over_an_adapter_swap_and_sigterm_leaves_no_process(tmp_
     for line in lines:
         assert line["gap_max"] < 1e-3, line
         assert line["gap_verdict"] == "ok"
-        assert line["ratio_max"] != 1.0
-    # Version 3 is far from version 0: had an old adapter been served, the gap would show it.
-    assert lines[0]["grad_norm"] > 0
+    # The adapter moves far in three iterations: had an old one been served, the gap would show it.
+    assert lines[-1]["clip_fraction"] > 0.01
     last = lines[-1]["iteration"]
     assert (tmp_path / f"run/policies/policy-v{last:04d}/adapter_model.safetensors").exists()
     assert (tmp_path / f"run/checkpoints/iteration_{last:04d}/state.json").exists()

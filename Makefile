@@ -13,6 +13,8 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 WORLD ?= worlds/synthetic
 RUN ?= runs/demo
+# Two busy cores are faster with one thread a program.
+export OMP_NUM_THREADS ?= 1
 
 UV_VERSION := 0.13.8
 ifdef GPU
@@ -66,23 +68,33 @@ world: setup ## generate the synthetic world, if it is not there yet
 	.venv-appworld/bin/python appworld_adapter/worker/synthetic/generate.py --root $(WORLD)
 
 demo: world ## train the tiny policy on the synthetic world and show the result in runs/demo
-	.ci/demo $(RUN)
+	@echo "==> 1/3 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
+	@test -e $(RUN)/.trained || { \
+	  .venv/bin/tune run loop_appworld --config loop_appworld/tiny_cpu output_dir=$(abspath $(RUN)) resume_from_checkpoint=True && \
+	  touch $(RUN)/.trained; }
+	@echo "==> 2/3 evaluating before and after on held-out tasks"
+	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN))
+	@echo "==> 3/3 drawing the curves"
+	.venv/bin/loop-plots $(RUN)
+	@echo "==> done; see"
+	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
+	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
 
 test: world ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --durations=15
+	.venv/bin/python -m pytest -q --durations=15
 
 drills: world ## failure drills of the sbatch scripts on a real two-node Slurm (root, Debian packages)
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slurm
+	.venv/bin/python -m pytest -q -m slurm
 
 unit: world ## only the fast tests
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m "not integration and not slurm"
+	.venv/bin/python -m pytest -q -m "not integration and not slurm"
 
 lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 warm-start: world ## build recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
-	OMP_NUM_THREADS=1 .venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
+	.venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
 
 appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld
 	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld

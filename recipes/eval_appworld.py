@@ -26,7 +26,8 @@ import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs u
 from appworld_adapter.tasks import difficulty_of
 from loop_recipes.config_schema import ConfigError
 from loop_recipes.eval_collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
-from loop_recipes.eval_config import EvalConfig, PolicyUnderTest, find_policies, read_eval_config
+from loop_recipes.eval_config import EvalConfig, PolicyUnderTest, child_node_config, find_policies, read_eval_config
+from loop_recipes.eval_experiments import MissingState, write_experiments
 from loop_recipes.eval_report import (
     Protocol,
     compare_cells,
@@ -40,7 +41,7 @@ from rollout_server.adapter_check import BaseModel
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.launch import NodeDied, NodeProcess
 
-_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout)
+_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState)
 
 
 class EvalAppWorldRecipe:
@@ -74,6 +75,7 @@ class EvalAppWorldRecipe:
             self._output_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"output_dir {self._output_dir} cannot be created: {error.strerror}") from error
+        self._worlds = self._output_dir / "worlds"
         # A log file has no width of its own, and a table in it should not be folded.
         self._console = Console() if sys.stdout.isatty() else Console(width=180)
         self._cleanup = ExitStack()
@@ -85,7 +87,8 @@ class EvalAppWorldRecipe:
         token = os.environ.get(node.token_env) or secrets.token_hex(16)
         if node.launch:
             self._console.print("starting the rollout node (vLLM servers and environment)")
-            child = self._cleanup.enter_context(NodeProcess(node.config, self._output_dir, token))
+            settings = child_node_config(self._config, self._worlds)
+            child = self._cleanup.enter_context(NodeProcess(settings, self._output_dir, token))
             self._client = RolloutClient(child.url, token, alive=child.check)
         else:
             self._client = RolloutClient(str(node.url), token)
@@ -169,7 +172,24 @@ class EvalAppWorldRecipe:
         for item in scored:
             for task, run, reason in item.score.failed:
                 self._console.print(f"no rollout, counted as failed: {item.cell.label}: {task}, run {run}: {reason}")
-        return write_report(self._output_dir, conf, protocol, scored, comparisons)
+        files = write_report(self._output_dir, conf, protocol, scored, comparisons)
+        if conf.appworld_experiments:
+            self._write_experiments(cells)
+        return files
+
+    def _write_experiments(self, cells: list[Cell]) -> None:
+        split = str(self._config.split or "chosen")
+        for cell in cells:
+            for name in write_experiments(
+                self._store.results(cell),
+                cell.policy.name,
+                cell.sampling.label,
+                split,
+                self._worlds,
+                Path(str(self._config.metadata_root)),
+                self._output_dir / "appworld",
+            ):
+                self._console.print(f"appworld evaluate {name} {split} --root {self._output_dir / 'appworld'}")
 
     def _difficulties(self) -> dict[str, int]:
         """Difficulties where the dataset is on this machine; the real test splits may come without them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import hashlib
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -71,7 +73,8 @@ class EvalConfig:
 
     ``retries`` is how often a task that gave no rollout is asked for again, beyond the attempts that the node makes by
     itself. ``dataset_root`` (the folder that holds ``data/``) is where difficulties are read; null takes the root of a
-    launched node. ``run`` is a training run, for other keys to refer to.
+    launched node. ``appworld_experiments`` also writes every run in AppWorld's own layout, from the final states that a
+    launched node then keeps. ``run`` is a training run, for other keys to refer to.
     """
 
     output_dir: str
@@ -86,6 +89,7 @@ class EvalConfig:
     retries: int = 2
     deadline_s: float = 14_400.0
     dataset_root: str | None = None
+    appworld_experiments: bool = False
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
@@ -108,6 +112,14 @@ class EvalConfig:
         """Folder to read difficulties from, if any is known."""
         root = self.dataset_root or self.rollout_node.config.get("environment", {}).get("config", {}).get("root")
         return Path(root) if root else None
+
+
+def child_node_config(config: EvalConfig, worlds: Path) -> dict[str, Any]:
+    """The configuration of a launched node; with ``appworld_experiments`` it keeps final states in ``worlds``."""
+    node = copy.deepcopy(config.rollout_node.config)
+    if config.appworld_experiments:
+        node["environment"]["config"] |= {"keep_experiments": True, "experiments_root": str(worlds)}
+    return node
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,12 @@ def read_eval_config(cfg: DictConfig) -> EvalConfig:
                 f"limits.max_context is {config.limits.max_context}, more than the node's "
                 f"rollout_node.config.model.max_context, {child.model.max_context}"
             )
+        if config.appworld_experiments and child.environment.name != "appworld":
+            raise ConfigError(f"appworld_experiments: the environment is {child.environment.name!r}, not 'appworld'")
+    elif config.appworld_experiments:
+        raise ConfigError(
+            "appworld_experiments needs rollout_node.launch: true, a node whose states are on this machine"
+        )
     elif not os.environ.get(node.token_env):
         raise ConfigError(f"the environment variable {node.token_env} must hold the rollout node's bearer token")
     if config.dataset_root is not None and not Path(config.dataset_root, "data").is_dir():

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from counter_node import TOKEN, local_node
 from omegaconf import OmegaConf
 from random_policy import write_adapter, write_model
 
@@ -13,9 +13,6 @@ from loop_recipes.config_schema import ConfigError
 from loop_recipes.eval_appworld import EvalAppWorldRecipe
 from loop_recipes.eval_collect import EvaluationTimeout
 from loop_recipes.eval_config import adapter_digest, find_policies, read_eval_config
-
-sys.path.append(str(Path(__file__).parents[1] / "rollout_server"))
-from counter_node import TOKEN, local_node
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +187,7 @@ def test_patterns_and_runs_name_adapters(policy, tmp_path):
         ({"samplings": [{"runs": 0}]}, "runs must be at least 1"),
         ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
         ({"dataset_root": "/nowhere"}, "dataset_root /nowhere holds no folder data"),
+        ({"appworld_experiments": True}, "needs rollout_node.launch: true"),
         ({"rollout_node": {"replay": "/logs"}}, "cannot be evaluated"),
     ],
 )

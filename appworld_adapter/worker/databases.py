@@ -28,14 +28,18 @@ _get_db_args = model_lib.get_db_args
 _inherited: dict[str, list[sqlite3.Connection]] = {}
 
 
-def preload(copies: int) -> None:
-    """Forget what the engine has cached, load every base database ``copies`` times, and hand those out from now on.
-
-    A child can take each copy once: ``copies`` is the number of states it works with.
-    """
+def forget() -> None:
+    """Drop every database that the engine has cached."""
     CachedDBHandler.reset()
     ModelHashHandler.reset()
     model_lib.get_direct_cached_sqlite3_connection.cache_clear()
+
+
+def preload(copies: int) -> None:
+    """Load every base database ``copies`` times, and hand those out from now on.
+
+    A child can take each copy once: ``copies`` is the number of states it works with.
+    """
     base = get_db_home_path(storage_type="disk", type="base")
     for app in get_all_apps():
         path = db_home_to_app_path(base, app)

@@ -27,19 +27,23 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import sandbox
 from channel import Channel, ChannelClosed, ChannelGarbage
 
+if TYPE_CHECKING:
+    from interpreter_server import InterpreterServer
+
 
 class ForkServer:
     """Accepts connections and forks ``serve(connection)`` for each; single-threaded, so that forking is safe."""
 
-    def __init__(self, socket_path: str, serve: Callable[[Channel], None]) -> None:
+    def __init__(self, socket_path: str, serve: Callable[[Channel], None], helper: InterpreterServer | None) -> None:
         self._serve = serve
+        self._helper = helper
         self._children: set[int] = set()
         self._control = Channel(0, 1)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -113,7 +117,8 @@ class ForkServer:
             null = os.open(os.devnull, os.O_RDWR)
             for standard in (0, 1):
                 os.dup2(null, standard)
-            sandbox.close_descriptors_except({0, 1, 2, descriptor})
+            kept = {self._helper.descriptor} if self._helper else set()
+            sandbox.close_descriptors_except({0, 1, 2, descriptor} | kept)
             owner = Channel(descriptor)
             owner.send({"pid": os.getpid()})  # with which the owner can have this child killed
             self._serve(owner)
@@ -138,6 +143,8 @@ class ForkServer:
                 return
             if pid == 0:
                 return
+            if self._helper and pid == self._helper.pid:
+                raise SystemExit("the interpreter server died")
             self._children.discard(pid)
             _kill_group(pid)
             with contextlib.suppress(ChannelClosed):
@@ -170,7 +177,7 @@ def main() -> None:
     os.dup2(control, 1)
     os.close(control)
     sandbox.undumpable()
-    ForkServer(arguments["socket"], server.serve).run(ready)
+    ForkServer(arguments["socket"], server.serve, server.helper).run(ready)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class GraderServer:
     def __init__(self, settings: dict[str, Any]) -> None:
         update_root(settings["root"])
 
+    helper = None
+
     def warm_up(self, task_id: str) -> dict[str, Any]:
         """Evaluate the untouched state of one task, so that children inherit the code and the tables' definitions."""
         experiment = "warm-up-grader"
@@ -29,6 +31,7 @@ class GraderServer:
         os.makedirs(folder, exist_ok=True)
         os.symlink(Task.load(task_id).models_from_db_home_path, os.path.join(folder, "dbs"))
         evaluate_task(task_id, experiment, save_report=False)
+        databases.forget()
         databases.preload(copies=2)  # the state at the start of the task and the one at its end
         os.unlink(os.path.join(folder, "dbs"))
         os.removedirs(folder)

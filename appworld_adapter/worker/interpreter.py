@@ -7,6 +7,7 @@ agent code has no use for (sandbox.py).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -21,6 +22,7 @@ from appworld.common.utils import get_stack_trace_from_exception
 from appworld.task import Task
 from channel import Channel, ChannelClosed
 from fastapi.testclient import TestClient
+from IPython.core.interactiveshell import InteractiveShell
 
 _mask = signal.pthread_sigmask
 _exit = os._exit
@@ -58,6 +60,8 @@ def make_world(channel: Channel, task_id: str, options: dict[str, Any], output_l
             return len(text)
 
     IPython.utils.capture.StringIO = BoundedText
+    # The shell would keep a copy of all that is printed, for a history that nobody reads.
+    InteractiveShell._tee = lambda shell, channel: contextlib.nullcontext()
     client = TestClient(_no_app)
     client._transport = PipeTransport(channel)
     requester.Requester._get_client = lambda self: client

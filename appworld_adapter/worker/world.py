@@ -7,10 +7,10 @@ Starlette's TestClient. What the agent can change is therefore what the apps' AP
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
-import socket
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
@@ -25,11 +25,12 @@ from appworld.common.utils import import_apis_module
 from appworld.task import Task
 from channel import Channel, ChannelClosed, ChannelGarbage, wait_readable
 from fastapi_login.secrets import to_secret
+from interpreter_server import InterpreterServer
 
 WARM_UP_CODE = (
     "print(apis.api_docs.show_app_descriptions())",
     "print(apis.api_docs.show_api_descriptions(app_name='supervisor'))",
-    "print(apis.supervisor.show_account_passwords())",
+    "print(apis.supervisor.show_active_task())",
     "apis.spotify.login(username='nobody@example.com', password='wrong')",
     "apis.spotify.show_playlist_library(access_token='wrong')",
     "for",
@@ -46,10 +47,16 @@ class WorldServer:
         self._settings = settings
         update_root(settings["root"])
 
+    @property
+    def helper(self) -> InterpreterServer:
+        """The process without which this server is of no use."""
+        return self._interpreters
+
     def warm_up(self, task_id: str) -> dict[str, Any]:
-        """Make, use and close one world; the caller freezes what that leaves in memory."""
+        """Make, use and close one world, fork the interpreter server off what that leaves, then load the databases."""
         import interpreter  # noqa: F401  imported before the fork, so that the file need not be readable after it
 
+        sandbox.scrub_freed_memory(True)  # of the warm-up's databases nothing may be left for interpreters to inherit
         world = AppWorld(task_id, **self._world_options("warm-up"))
         for code in WARM_UP_CODE:
             world.execute(code)
@@ -57,8 +64,14 @@ class WorldServer:
         world.close()
         AppWorld.close_all()
         shutil.rmtree(outputs, ignore_errors=True)
-        databases.preload(copies=1)
+        databases.forget()
+        sandbox.scrub_freed_memory(False)
+        sandbox.undumpable()
         self._settings["sandbox"]["level"] = sandbox.probe()
+        gc.collect()
+        gc.freeze()
+        self._interpreters = InterpreterServer(self._settings)
+        databases.preload(copies=1)
         return {"level": self._settings["sandbox"]["level"], "landlock": sandbox.landlock_abi()}
 
     def _world_options(self, experiment: str) -> dict[str, Any]:
@@ -70,17 +83,10 @@ class WorldServer:
         }
 
     def serve(self, owner: Channel) -> None:
-        """One episode: fork the interpreter, bring up the world, then execute code until the owner hangs up."""
+        """One episode: have an interpreter forked, bring up the world, then execute code until the owner hangs up."""
         start = owner.receive()
         options = self._world_options(start["experiment"])
-        ours, theirs = socket.socketpair()
-        if os.fork() == 0:
-            from interpreter import run_interpreter
-
-            run_interpreter(Channel(theirs.detach()), start["task_id"], options, self._settings)
-        theirs.close()
-        sandbox.undumpable()
-        interpreter = Channel(ours.detach())
+        interpreter = self._interpreters.ask(start["task_id"], options)
         episode = Episode(owner, interpreter, ApiWorld(start["task_id"], **options))
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])

@@ -1,0 +1,182 @@
+"""What agent code can do to the host, to the reward and to the pool: nothing.
+
+The attacks run with the paper's syntax settings where those give more (any module may be imported), except that
+log-in tokens are signed with the pool's own key, as by default. Run with ``-s`` to see the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from adapter_attacks import ATTACKS, HANGS
+from adapter_support import (
+    ROOT,
+    fenced,
+    honest_code,
+    make_pool,
+    needs_world,
+    no_op_reward,
+    play,
+    processes,
+    volume_task,
+)
+
+from appworld_adapter.environment import EnvironmentTimeout
+
+pytestmark = [pytest.mark.integration, needs_world]
+
+AT_ONCE = 4
+EXECUTE_TIMEOUT_S = 3
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one attack came to."""
+
+    shown: str
+    reward: float
+    success: bool
+    seconds: float
+    whole_again_s: float
+
+
+class Listener:
+    """A TCP listener on the host; remembers whether anyone came."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen()
+        self._socket.setblocking(False)
+        self.port = self._socket.getsockname()[1]
+
+    def visited(self) -> bool:
+        try:
+            self._socket.accept()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sealed():
+    """A pool whose engine lets agent code import anything, so that it is the kernel that must hold."""
+    pool = make_pool(execute_timeout_s=EXECUTE_TIMEOUT_S, memory_limit_mb=256, max_worlds=AT_ONCE)
+    settings_of = pool._server_spec
+
+    async def with_any_import(role):
+        spec = await settings_of(role)
+        return dataclasses.replace(spec, settings={**spec.settings, "paper_parity": True})
+
+    pool._server_spec = with_any_import
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def attack(pool, code: str) -> Outcome:
+    card, _ = volume_task()
+    environment = await pool.acquire("attack")
+    began = time.monotonic()
+    try:
+        await environment.start(card.task_id)
+        try:
+            shown = (await environment.step(fenced(code))).observation
+        except EnvironmentTimeout as error:
+            shown = f"EnvironmentTimeout: {error}"
+        grade = await environment.grade()
+        ended = time.monotonic()
+    finally:
+        await environment.close()
+    return Outcome(shown, grade.reward, grade.success, ended - began, time.monotonic() - ended)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.timeout(900)
+async def test_attacks(sealed, tmp_path_factory):
+    assert len(ATTACKS) >= 40
+    sentinel = tmp_path_factory.mktemp("sentinel")
+    card, volume = volume_task()
+    truth = ROOT / "data" / "tasks" / card.task_id / "ground_truth"
+    listener = Listener()
+    values = {
+        "sentinel": sentinel,
+        "truth": truth,
+        "socket": sealed.run_folder.path / "world.sock",
+        "port": listener.port,
+        "email": card.email,
+        "volume": volume,
+        "task": card.task_id,
+    }
+    truth_before = {path.name: path.read_bytes() for path in truth.iterdir()}
+    server = sealed.world_server.pid
+    servers = set(processes(str(sealed.run_folder.path)))
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def run(name: str, code: str) -> tuple[str, Outcome]:
+        async with places:
+            return name, await attack(sealed, code.format(**values))
+
+    outcomes = dict(await asyncio.gather(*(run(name, code) for name, code in ATTACKS.items())))
+
+    baseline = no_op_reward(card.task_id)
+    print(f"\n{'attack':<48} {'seconds':>7} {'whole':>6} {'reward':>6}  shown (doing nothing is worth {baseline:.2f})")
+    for name, outcome in outcomes.items():
+        last = outcome.shown.partition("\nAs a reminder")[0].strip().splitlines() or [""]
+        print(
+            f"{name:<48} {outcome.seconds:7.2f} {outcome.whole_again_s:6.3f} {outcome.reward:6.2f}  {last[-1][:70]!r}"
+        )
+
+    # The host: nothing written or read, nobody called, nothing left running, and the server that forks is the same.
+    assert list(sentinel.iterdir()) == []
+    assert {path.name: path.read_bytes() for path in truth.iterdir()} == truth_before
+    assert not listener.visited()
+    assert sealed.world_server.pid == server
+    assert sealed.world_server.alive
+    assert await only_these_run(servers, sealed.run_folder.path)
+    secrets = [line.strip() for line in (truth / "private_data.json").read_text().splitlines()]
+    secrets = [line for line in secrets if len(line) > 12] + passwords()
+    for name, outcome in outcomes.items():
+        # The reward: no more than doing nothing is worth.
+        assert outcome.reward <= baseline, name
+        assert not outcome.success, name
+        assert not any(secret in outcome.shown for secret in secrets), name
+        # The pool: the place is free again at once.
+        assert outcome.whole_again_s < 2, name
+    for name in HANGS:
+        assert outcomes[name].seconds < EXECUTE_TIMEOUT_S + 60, name
+
+    # And it still works: the honest way is paid in full.
+    _, grade = await play(sealed, card.task_id, [honest_code(card, volume)])
+    assert grade.success
+
+
+def passwords() -> list[str]:
+    """Those of everybody in the world; none of the attacks asks an API for one."""
+    with contextlib.closing(sqlite3.connect(ROOT / "data" / "base_dbs" / "admin.db")) as database:
+        return [row[0] for row in database.execute("select password from account_passwords")]
+
+
+async def only_these_run(expected: set[int], run_folder: Path) -> bool:
+    """Whether, after at most a few seconds, the pool's processes are the ones it had before it had episodes."""
+    for _ in range(50):
+        if processes(str(run_folder)).keys() == expected:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_agent_that_only_completes_is_paid_no_more_than_nothing(sealed):
+    card, _ = volume_task()
+    nothing = await play(sealed, card.task_id, [])
+    only_completes = await play(sealed, card.task_id, ["apis.supervisor.complete_task()"])
+    assert only_completes[1].reward <= nothing[1].reward == no_op_reward(card.task_id)

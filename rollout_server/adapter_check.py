@@ -24,7 +24,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
 
 # The integer type to view an element as, and its exponent bits: all set means an infinity or a NaN.
-_FLOATS: dict[str, tuple[type, int]] = {
+FLOATS: dict[str, tuple[type, int]] = {
     "F32": (np.uint32, 0x7F800000),
     "BF16": (np.uint16, 0x7F80),
     "F16": (np.uint16, 0x7C00),
@@ -132,6 +132,12 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
     _check_weights(folder / WEIGHTS_FILE, base.shapes(target_modules, rank))
 
 
+def all_finite(data: bytes | bytearray, dtype: str) -> bool:
+    """Whether no element of a tensor's bytes is a NaN or an infinity; ``dtype`` is a key of :data:`FLOATS`."""
+    view, exponent = FLOATS[dtype]
+    return not bool(np.any((np.frombuffer(data, dtype=view) & exponent) == exponent))
+
+
 def _check_config(file: Path, base: BaseModel, rank_limit: int) -> tuple[list[str], int]:
     try:
         config = json.loads(file.read_text())
@@ -183,11 +189,9 @@ def _check_weights(file: Path, expected: dict[str, tuple[int, int]]) -> None:
         shape, dtype = tuple(tensor["shape"]), tensor["dtype"]
         if shape != expected[name]:
             raise AdapterError(f"{WEIGHTS_FILE}: {name} has shape {list(shape)}, must be {list(expected[name])}")
-        if dtype not in _FLOATS:
-            raise AdapterError(f"{WEIGHTS_FILE}: {name} is {dtype}, must be one of {', '.join(_FLOATS)}")
-        view, exponent = _FLOATS[dtype]
-        bits = np.frombuffer(tensor["data"], dtype=view)
-        if bool(np.any((bits & exponent) == exponent)):
+        if dtype not in FLOATS:
+            raise AdapterError(f"{WEIGHTS_FILE}: {name} is {dtype}, must be one of {', '.join(FLOATS)}")
+        if not all_finite(tensor["data"], dtype):
             raise AdapterError(f"{WEIGHTS_FILE}: {name} holds a NaN or an infinity")
 
 

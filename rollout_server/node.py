@@ -21,6 +21,7 @@ from rollout_server.collection import CollectionRequest
 from rollout_server.collection_run import CollectionRun, StoredCollection
 from rollout_server.config import ConfigError, NodeConfig
 from rollout_server.episode import EpisodeServices
+from rollout_server.merged_policies import MergedPolicyStore
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies import PolicyStore, UnknownPolicy
 from rollout_server.router import Router
@@ -59,9 +60,8 @@ class Node:
         self.tokens = ChatTokens(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
-        self.policies = PolicyStore(
-            self.servers, config.model, config.servers, self.root / "policies", config.policy_root
-        )
+        store = PolicyStore if config.servers.weight_sync == "adapter" else MergedPolicyStore
+        self.policies = store(self.servers, config.model, config.servers, self.root / "policies", config.policy_root)
         self.router = Router(self.servers, config.servers.max_num_seqs)
         self.metrics = NodeMetrics()
         self.metrics.watch(self.status)

@@ -88,11 +88,14 @@ class Canary:
 
 
 @dataclass
-class _Policy:
+class ServedPolicy:
+    """A version; ``name`` is that of its content and folder, ``served_as`` what requests call it."""
+
     version: int
     name: str
     folder: Path
     canary: Canary | None
+    served_as: str
     seconds: float = 0.0
     references: int = 0
     retiring: bool = False
@@ -125,11 +128,14 @@ class PolicyStore:
         self._max_live = servers.max_loras
         self._base = BaseModel.read(model.path)
         source = Path(source_root) if source_root is not None else None
-        self._folder = PolicyFolder(Path(folder), source, self._base, model.lora_rank)
-        self._live: dict[int, _Policy] = {}
+        self._folder = self._open_folder(Path(folder), source)
+        self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
         group.add_ready_hook(self.on_server_ready)
+
+    def _open_folder(self, folder: Path, source: Path | None) -> PolicyFolder:
+        return PolicyFolder(folder, source, self._base, self._model.lora_rank)
 
     @property
     def max_adapter_bytes(self) -> int:
@@ -156,9 +162,9 @@ class PolicyStore:
 
     def name_of(self, version: int) -> str:
         """The model name to send to vLLM; also of a version that is retiring."""
-        return self._get(version).name
+        return self._get(version).served_as
 
-    def _get(self, version: int) -> _Policy:
+    def _get(self, version: int) -> ServedPolicy:
         if version not in self._live:
             served = ", ".join(map(str, self.versions())) or "none"
             raise UnknownPolicy(f"policy version {version} is not served; served: {served}")
@@ -170,7 +176,7 @@ class PolicyStore:
         if policy.retiring:
             raise UnknownPolicy(f"policy version {version} is being retired")
         policy.references += 1
-        return policy.name
+        return policy.served_as
 
     def release(self, version: int) -> None:
         """One user less. The last one of a retiring version sets off its removal."""
@@ -215,10 +221,13 @@ class PolicyStore:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
 
-    async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> _Policy:
+    def _policy(self, version: int, folder: Path, canary: Canary | None) -> ServedPolicy:
+        return ServedPolicy(version, folder.name, folder, canary, served_as=folder.name)
+
+    async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
         await self._make_room()
         folder = await asyncio.to_thread(self._folder.settle, incoming, version)
-        policy = _Policy(version, folder.name, folder, canary)
+        policy = self._policy(version, folder, canary)
         try:
             await self._place(policy)
         except BaseException:
@@ -248,18 +257,17 @@ class PolicyStore:
                 raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
             await self._remove(unused[0])
 
-    async def _place(self, policy: _Policy) -> None:
-        """Load and prove on every ready server, or on none. A server that dies meanwhile catches up when it is back."""
+    async def _place(self, policy: ServedPolicy) -> None:
+        """Load and prove on every ready server, or raise. A server that dies meanwhile catches up when it is back."""
         servers = self._group.ready
         results = await asyncio.gather(*(self._load(server, policy) for server in servers), return_exceptions=True)
-        refusals = [result for result in results if isinstance(result, AdapterError)]
-        lost = [result for result in results if isinstance(result, _TRANSPORT_ERRORS)]
-        other = [result for result in results if isinstance(result, BaseException) and result not in refusals + lost]
-        if not refusals and not other and len(lost) < len(servers):
-            return
-        if refusals or other:
-            raise (refusals + other)[0]
-        raise ServerUnavailable(f"no server could load {policy.name}: {lost[0]!r}" if lost else "no server is ready")
+        failures = [result for result in results if isinstance(result, BaseException)]
+        lost = [failure for failure in failures if isinstance(failure, _TRANSPORT_ERRORS)]
+        for failure in failures:
+            if failure not in lost:
+                raise failure
+        if len(lost) == len(servers):
+            raise ServerUnavailable(f"no server could load {policy.name}: {lost!r}")
 
     async def on_server_ready(self, server: VllmServer) -> None:
         """Load and prove the live versions on a server that has just come up; raises if it cannot serve them."""
@@ -267,19 +275,22 @@ class PolicyStore:
             for policy in self._live.values():
                 await self._load(server, policy)
 
-    async def _load(self, server: VllmServer, policy: _Policy) -> None:
+    async def _load(self, server: VllmServer, policy: ServedPolicy) -> None:
         payload = {"lora_name": policy.name, "lora_path": str(policy.folder)}
         status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
-        # An external server may have it from before; the name stands for the content, so it is the right one.
-        if status != 200 and "already been loaded" not in body:
+        if status != 200 and "already been loaded" in body:
+            # An external server has it from before: the same content, but perhaps from a folder that will go away.
+            await self._unload(server, policy)
+            status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+        if status != 200:
             raise AdapterError(f"{server.name} cannot load {policy.name}: HTTP {status} {body[:300]}")
         await self._prove(server, policy)
 
-    async def _prove(self, server: VllmServer, policy: _Policy) -> None:
+    async def _prove(self, server: VllmServer, policy: ServedPolicy) -> None:
         """Without a canary, at least the log-probs of a few ids must be numbers."""
         token_ids = policy.canary.token_ids if policy.canary is not None else list(range(8))
         payload = {
-            "model": policy.name,
+            "model": policy.served_as,
             "token_ids": token_ids,
             "request_id": f"canary-{uuid.uuid4().hex[:12]}",
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
@@ -310,34 +321,30 @@ class PolicyStore:
         await self._retire_unused(policy)
         return version not in self._live
 
-    async def _retire_unused(self, policy: _Policy) -> None:
+    async def _retire_unused(self, policy: ServedPolicy) -> None:
         async with self._change:
             if policy.references == 0 and self._live.get(policy.version) is policy:
                 await self._remove(policy)
 
-    async def _remove(self, policy: _Policy) -> None:
+    async def _remove(self, policy: ServedPolicy) -> None:
         """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
         del self._live[policy.version]
         await self._discard(policy)
         logger.info("policy version %d (%s) is retired", policy.version, policy.name)
 
-    async def _discard(self, policy: _Policy) -> None:
-        await self._unload_everywhere(policy)
+    async def _discard(self, policy: ServedPolicy) -> None:
+        await asyncio.gather(*(self._unload(server, policy) for server in self._group.ready))
         await self._drain(policy)
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
 
-    async def _unload_everywhere(self, policy: _Policy) -> None:
-        async def unload(server: VllmServer) -> None:
-            with contextlib.suppress(*_TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
-                status, body = await server.request(
-                    "POST", "/v1/unload_lora_adapter", {"lora_name": policy.name}, timeout_s=LOAD_TIMEOUT_S
-                )
-                if status not in (200, 404):
-                    logger.warning("%s did not unload %s: HTTP %d %s", server.name, policy.name, status, body[:200])
+    async def _unload(self, server: VllmServer, policy: ServedPolicy) -> None:
+        with contextlib.suppress(*_TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
+            payload = {"lora_name": policy.name}
+            status, body = await server.request("POST", "/v1/unload_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+            if status not in (200, 404):
+                logger.warning("%s did not unload %s: HTTP %d %s", server.name, policy.name, status, body[:200])
 
-        await asyncio.gather(*(unload(server) for server in self._group.ready))
-
-    async def _drain(self, policy: _Policy) -> None:
+    async def _drain(self, policy: ServedPolicy) -> None:
         """Wait until no ready server works on a request of this policy, such as one whose client has just gone."""
         give_up = time.monotonic() + DRAIN_S
         for server in self._group.ready:
@@ -355,5 +362,5 @@ class PolicyStore:
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():
-                self._live[version] = _Policy(version, folder.name, folder, canary=None)
+                self._live[version] = self._policy(version, folder, canary=None)
         return self.versions()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_server.adapter_check import (
-    ADAPTER_FILES,
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
     WEIGHTS_FILE,
@@ -55,6 +54,14 @@ class PolicyFolder:
         self._rank_limit = rank_limit
         self._limits = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: base.max_adapter_bytes(rank_limit)}
 
+    def files(self, source: Path) -> dict[str, int]:
+        """The files that make up a version, and the most bytes each can have."""
+        return self._limits
+
+    def check(self, folder: Path) -> None:
+        """Raises AdapterError with the reason if what lies in ``folder`` must not be served."""
+        check_adapter(folder, self._base, self._rank_limit)
+
     def staging(self) -> Path:
         """A new folder, from which adapters may be taken in; the caller removes it."""
         folder = self.root / f".upload-{uuid.uuid4().hex}"
@@ -73,9 +80,9 @@ class PolicyFolder:
         folder.mkdir()
         digest = hashlib.sha256()
         try:
-            for name in ADAPTER_FILES:
-                self._copy(source / name, folder / name, digest)
-            check_adapter(folder, self._base, self._rank_limit)
+            for name, limit in self.files(source).items():
+                self._copy(source / name, folder / name, limit, digest)
+            self.check(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -92,16 +99,16 @@ class PolicyFolder:
         pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLED)
         if pickled:
             raise AdapterError(f"{source} holds {pickled[0]}; only safetensors weights are taken")
-        for name, limit in self._limits.items():
+        for name, limit in self.files(source).items():
             file = source / name
             if file.is_symlink() or not file.is_file():
                 raise AdapterError(f"{source} has no plain file {name}")
             size = file.stat().st_size
             if size > limit:
-                raise AdapterError(f"{name} has {size} bytes; an adapter of this model has at most {limit}")
+                raise AdapterError(f"{name} has {size} bytes; one of this model has at most {limit}")
 
-    def _copy(self, source: Path, target: Path, digest: hashlib._Hash) -> None:
-        left = self._limits[source.name]
+    def _copy(self, source: Path, target: Path, limit: int, digest: hashlib._Hash) -> None:
+        left = limit
         with open(source, "rb") as reader, open(target, "wb") as writer:
             while chunk := reader.read(min(1 << 20, left + 1)):
                 left -= len(chunk)
@@ -140,10 +147,12 @@ class PolicyFolder:
 
     def _is_whole(self, folder: Path, digest: str) -> bool:
         try:
-            check_adapter(folder, self._base, self._rank_limit)
+            self.check(folder)
             content = hashlib.sha256()
-            for name in ADAPTER_FILES:
-                content.update((folder / name).read_bytes())
+            for name in self.files(folder):
+                with open(folder / name, "rb") as reader:
+                    while chunk := reader.read(1 << 20):
+                        content.update(chunk)
         except (AdapterError, OSError):
             return False
         return content.hexdigest().startswith(digest)

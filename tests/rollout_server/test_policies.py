@@ -253,7 +253,7 @@ async def test_missing_pickled_and_oversized_files_are_refused_before_they_are_r
         await house.store.publish(1, adapter)
     (adapter / "optimizer.pt").unlink()
     os.truncate(adapter / "adapter_model.safetensors", 10 << 30)  # sparse: ten gigabytes that take no room
-    with pytest.raises(AdapterError, match=r"has 10737418240 bytes; an adapter of this model has at most"):
+    with pytest.raises(AdapterError, match=r"has 10737418240 bytes; one of this model has at most"):
         await house.store.publish(1, adapter)
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(AdapterError, match=r"no plain file adapter_model.safetensors"):

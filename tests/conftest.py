@@ -1,1 +1,17 @@
 """Puts this folder on the import path, so that tests of all rooms can import its helper modules."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random policy, ``model``, and two adapters for it, ``adapter0`` and ``adapter1``."""
+    from random_policy import write_adapter, write_model  # imports torch, which most sessions of one test do without
+
+    folder = tmp_path_factory.mktemp("policy")
+    write_model(folder / "model")
+    for seed in range(2):
+        write_adapter(folder / f"adapter{seed}", seed)
+    return folder

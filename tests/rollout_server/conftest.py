@@ -5,17 +5,6 @@ from pathlib import Path
 
 import pytest
 from counter_node import LocalNode, local_node
-from random_policy import write_adapter, write_model
-
-
-@pytest.fixture(scope="session")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``model`` and two adapters, ``adapter0`` and ``adapter1``."""
-    folder = tmp_path_factory.mktemp("policy")
-    write_model(folder / "model")
-    for seed in range(2):
-        write_adapter(folder / f"adapter{seed}", seed)
-    return folder
 
 
 @pytest.fixture

@@ -1,0 +1,205 @@
+"""How long a collection takes, by the order in which its episodes start and by when it stops. A simulation.
+
+    python benchmarks/scheduling.py [--rollouts runs/demo/node/collections/*.jsonl] [--json results.json]
+
+240 episodes (40 tasks x 6) on 32, 64, 128 and 240 slots. An episode holds a slot for its duration; durations do not
+depend on how many slots are in use, so what is shown is the effect of order and stop alone.
+
+- ``synchronous``: task by task, and all 240 are waited for.
+- ``authors``: task by task, stop at 4 rollouts of each task and 90 % of all (the order of the paper's authors).
+- ``ours``: rollout_server.collector.Collector, the class that runs in the node, with the same floors.
+
+Durations: ``long_tailed`` is log-normal, median 60 s, with a factor per task (sigma 0.5) times one per rollout (sigma
+0.7). ``measured`` draws tasks, and rollouts of them, from the log files given with --rollouts. With ``stuck``, 2 % of
+the episodes run into the deadline, which is 30 times the median.
+
+Every case is the mean over ``--draws`` draws of the durations, the same draws for all three. Metrics: ``makespan``
+(seconds), ``makespan_ratio`` (synchronous over this one, the mean of the ratios), ``kept_fraction`` (rollouts that
+count, of 240), ``wasted_fraction`` (slot time spent on episodes that were dropped).
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout_server.collection import CollectionRequest
+from rollout_server.collector import Collector, EpisodeKey
+
+TASKS, ROLLOUTS, FLOOR, FRACTION = 40, 6, 4, 0.9
+SLOTS = (32, 64, 128, 240)
+STUCK_RATE, STUCK_MEDIANS = 0.02, 30.0
+MEDIAN_S, TASK_SIGMA, ROLLOUT_SIGMA = 60.0, 0.5, 0.7
+
+Durations = dict[tuple[str, int], float]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What came of one simulated collection."""
+
+    makespan: float
+    kept: int
+    wasted: float
+    busy: float
+
+
+class TaskByTask:
+    """Every rollout of the first task, then of the second, and so on; ``early_stop`` as the floors say."""
+
+    def __init__(self, request: CollectionRequest, early_stop: bool):
+        order = [EpisodeKey(task, index, 0) for task in request.tasks for index in range(request.rollouts_per_task)]
+        self._waiting = iter(order)
+        self._early_stop = early_stop
+        self._all = len(order)
+        self._finished: dict[str, int] = dict.fromkeys(request.tasks, 0)
+        self._request = request
+
+    def start_next(self) -> EpisodeKey | None:
+        return next(self._waiting, None)
+
+    def finished(self, key: EpisodeKey) -> None:
+        self._finished[key.task_id] += 1
+
+    @property
+    def outcome(self) -> str | None:
+        total = sum(self._finished.values())
+        floors = total >= self._request.floor_total and min(self._finished.values()) >= self._request.floor_per_task
+        return "over" if total == self._all or (self._early_stop and floors) else None
+
+
+def simulate(policy: Collector | TaskByTask, durations: Durations, slots: int) -> Schedule:
+    """Run one collection on ``slots`` slots."""
+    now, kept, busy = 0.0, 0, 0.0
+    running: list[tuple[float, float, int, EpisodeKey]] = []
+    number = 0
+    while policy.outcome is None:
+        while len(running) < slots and (key := policy.start_next()) is not None:
+            heapq.heappush(running, (now + durations[key.task_id, key.index], now, number, key))
+            number += 1
+        now, started, _, key = heapq.heappop(running)
+        busy += now - started
+        kept += 1
+        policy.finished(key)
+    wasted = sum(now - started for _, started, _, _ in running)
+    return Schedule(now, kept, wasted, busy + wasted)
+
+
+def long_tailed(rng: random.Random) -> Durations:
+    durations = {}
+    for task in task_names():
+        factor = math.exp(rng.gauss(0.0, TASK_SIGMA))
+        for index in range(ROLLOUTS):
+            durations[task, index] = MEDIAN_S * factor * math.exp(rng.gauss(0.0, ROLLOUT_SIGMA))
+    return durations
+
+
+def measured(seconds: list[list[float]]) -> Callable[[random.Random], Durations]:
+    """Draws from per-task lists of measured durations."""
+
+    def draw(rng: random.Random) -> Durations:
+        durations = {}
+        for task in task_names():
+            of_task = rng.choice(seconds)
+            for index in range(ROLLOUTS):
+                durations[task, index] = rng.choice(of_task)
+        return durations
+
+    return draw
+
+
+def with_stuck(draw: Callable[[random.Random], Durations]) -> Callable[[random.Random], Durations]:
+    def stuck(rng: random.Random) -> Durations:
+        durations = draw(rng)
+        deadline = STUCK_MEDIANS * statistics.median(durations.values())
+        return {
+            key: deadline if rng.random() < STUCK_RATE else min(value, deadline) for key, value in durations.items()
+        }
+
+    return stuck
+
+
+def task_names() -> list[str]:
+    return [f"task_{number}" for number in range(TASKS)]
+
+
+def read_seconds(files: list[Path]) -> list[list[float]]:
+    """Per task, the durations of its rollouts in the log files."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for file in files:
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            if "seconds" in record and "task_id" in record:
+                seconds[record["task_id"]].append(record["seconds"])
+    return list(seconds.values())
+
+
+def run_case(draw: Callable[[random.Random], Durations], slots: int, draws: int) -> dict[str, dict[str, float]]:
+    """Metrics per implementation."""
+    request = CollectionRequest(
+        id="benchmark",
+        tasks=task_names(),
+        rollouts_per_task=ROLLOUTS,
+        policy_version=0,
+        min_rollouts_per_task=FLOOR,
+        min_rollouts_fraction=FRACTION,
+    )
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for seed in range(draws):
+        durations = draw(random.Random(seed))
+        schedules = {
+            "synchronous": simulate(TaskByTask(request, early_stop=False), durations, slots),
+            "authors": simulate(TaskByTask(request, early_stop=True), durations, slots),
+            "ours": simulate(Collector(request), durations, slots),
+        }
+        for name, schedule in schedules.items():
+            sums[name]["makespan"] += schedule.makespan / draws
+            sums[name]["makespan_ratio"] += schedules["synchronous"].makespan / schedule.makespan / draws
+            sums[name]["kept_fraction"] += schedule.kept / (TASKS * ROLLOUTS) / draws
+            sums[name]["wasted_fraction"] += schedule.wasted / schedule.busy / draws
+    return sums
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--rollouts", type=Path, nargs="*", default=sorted(Path("runs/demo/node/collections").glob("*"))
+    )
+    parser.add_argument("--draws", type=int, default=50)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    distributions = {"long_tailed": long_tailed}
+    files = [file for file in options.rollouts if not file.name.endswith(".meta.jsonl")]
+    seconds = read_seconds(files)
+    if seconds:
+        count = sum(map(len, seconds))
+        print(f"measured: {count} rollouts of {len(seconds)} tasks from {len(files)} files")
+        distributions["measured"] = measured(seconds)
+    else:
+        print("measured: no log files (give --rollouts), left out")
+    rows = []
+    units = {"makespan": "s", "makespan_ratio": "x", "kept_fraction": "", "wasted_fraction": ""}
+    print(f"{'case':44}" + "".join(f"{name:>17}" for name in units))
+    for name, draw in distributions.items():
+        for kind, drawn in ((name, draw), (f"{name}_stuck", with_stuck(draw))):
+            for slots in SLOTS:
+                for implementation, metrics in run_case(drawn, slots, options.draws).items():
+                    case = f"{implementation} 240_episodes_{slots}_slots_{kind}"
+                    print(f"{case:44}" + "".join(f"{metrics[metric]:17.3f}" for metric in units))
+                    rows += [
+                        {"case": case, "metric": m, "value": metrics[m], "unit": unit} for m, unit in units.items()
+                    ]
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

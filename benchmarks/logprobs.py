@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from peak_memory import PeakMemory
 from torch import Tensor
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
@@ -30,7 +31,6 @@ from loop_recipes.logprobs import CutCrossEntropyLogProbs, TiledLogProbs
 
 TRL_VERSION = "1.16.0"
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]
-MIB = 2**20
 
 
 class Unavailable(Exception):
@@ -87,27 +87,6 @@ CASES: dict[str, Callable[[], Head]] = {
 }
 
 
-def resident_bytes(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
-class PeakMemory:
-    """How far memory rises above where it stands now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-            self.before = torch.cuda.memory_allocated()
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # sets the recorded peak back to the present value
-            self.before = resident_bytes("VmRSS")
-
-    def rise(self) -> int:
-        return (torch.cuda.max_memory_allocated() if self.cuda else resident_bytes("VmHWM")) - self.before
-
-
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """One case in this process."""
     torch.manual_seed(0)
@@ -133,7 +112,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         logprobs = step(slice(0, tokens))
         seconds.append(time.perf_counter() - started)
         cpu_seconds.append(time.process_time() - cpu_started)
-    result = {"peak_mib": peak.rise() / MIB, "seconds": min(seconds)}
+    result = {"peak_mib": peak.rise_mib(), "seconds": min(seconds)}
     if device.type == "cpu":
         result["cpu_seconds"] = min(cpu_seconds)
     if logprobs.ndim:

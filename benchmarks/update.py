@@ -1,0 +1,265 @@
+"""One policy update on the same 48 rollouts: ours against a straightforward transformers + peft loop.
+
+    python benchmarks/update.py [--vocab 4096 --width 128 --layers 4] [--json results.json]
+
+Both start from the same Qwen2-architecture weights and LoRA adapter (rank 16 on all projections, float32), recompute
+the old log-probs without gradient, then take one epoch of clipped steps (AdamW) over minibatches of 16 rollouts.
+
+- ``ours``: torchtune decoder, packed micro-batches, only rows that predict sampled tokens reach the tiled head.
+- ``ours_padded``: the same with padded micro-batches.
+- ``peft_one_by_one``: transformers + peft, one rollout at a time, all logits.
+
+The rollouts are random tokens in the shape of agent episodes: a prompt shared within a task, then turns of sampled
+tokens with longer observations between them. ``tokens_per_s`` counts all tokens of the rollouts once, against the wall
+clock; ``tokens_per_cpu_s`` against processor time. ``peak_mib`` is how far memory rose above model and rollouts. Every
+case runs in a process of its own; the losses and gradient norms of all steps must agree, and the largest relative
+difference from the last case is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peak_memory import PeakMemory
+from torch import Tensor, nn
+from torchtune.models.qwen2 import lora_qwen2
+from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from loop_recipes.batching import Sample, micro_batches
+from loop_recipes.logprobs import TiledLogProbs, attach_head
+from loop_recipes.losses import ClippedPolicyLoss
+from loop_recipes.peft_export import peft_name
+
+ROLLOUTS, GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 48, 6, 16, 0.1, 16, 32, 1e-3
+
+
+def make_rollouts(vocab: int) -> list[Sample]:
+    """Episodes of about 1,000 tokens in groups of six, one quarter to one third of them sampled."""
+    generator = torch.Generator().manual_seed(0)
+
+    def integer(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    samples = []
+    for number in range(ROLLOUTS):
+        if number % GROUP == 0:
+            prompt = torch.randint(0, vocab, (300,), generator=generator)
+        pieces, turn_ids = [prompt], [torch.full((300,), -1)]
+        for turn in range(integer(3, 8)):
+            for length, label in ((integer(25, 90), turn), (integer(50, 250), -1)):
+                pieces.append(torch.randint(0, vocab, (length,), generator=generator))
+                turn_ids.append(torch.full((length,), label))
+        turns = torch.cat(turn_ids)
+        sampled = int((turns >= 0).sum())
+        samples.append(
+            Sample(
+                rollout_id=f"rollout-{number:02d}",
+                task_id=f"task-{number // GROUP}",
+                token_ids=torch.cat(pieces),
+                mask=turns >= 0,
+                turn_ids=turns,
+                sampler_logprobs=torch.zeros(sampled),
+                policy_versions=torch.zeros(sampled, dtype=torch.long),
+                reward=0.0,
+                advantage=float(torch.randn((), generator=generator)),
+            )
+        )
+    return samples
+
+
+def hf_model(args: argparse.Namespace) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=args.vocab,
+        hidden_size=args.width,
+        intermediate_size=3 * args.width,
+        num_hidden_layers=args.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def adapter(shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """LoRA weights by torchtune's names; B is not zero, so that A has a gradient too."""
+    generator = torch.Generator().manual_seed(1)
+    return {name: 0.02 * torch.randn(shapes[name], generator=generator) for name in sorted(shapes)}
+
+
+def tune_model(args: argparse.Namespace) -> nn.Module:
+    """The torchtune twin of :func:`hf_model` with the adapter in it and the tiled head on it."""
+    model = lora_qwen2(
+        ["q_proj", "k_proj", "v_proj", "output_proj"],
+        apply_lora_to_mlp=True,
+        vocab_size=args.vocab,
+        num_layers=args.layers,
+        num_heads=4,
+        num_kv_heads=2,
+        embed_dim=args.width,
+        intermediate_dim=3 * args.width,
+        max_seq_len=4096,
+        norm_eps=1e-6,
+        rope_base=1e6,
+        tie_word_embeddings=True,
+        lora_rank=RANK,
+        lora_alpha=ALPHA,
+    )
+    base = qwen2_hf_to_tune(
+        hf_model(args).state_dict(), num_heads=4, num_kv_heads=2, dim=args.width, tie_word_embeddings=True
+    )
+    lora = adapter({name: p.shape for name, p in model.named_parameters() if ".lora_" in name})
+    model.load_state_dict({**base, **lora})
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    return attach_head(model, TiledLogProbs())
+
+
+def peft_model(args: argparse.Namespace) -> nn.Module:
+    """:func:`hf_model` with the same adapter through peft."""
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model = get_peft_model(hf_model(args), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=projections))
+    shapes = {name: p.shape for name, p in tune_model(args).named_parameters() if ".lora_" in name}
+    result = set_peft_model_state_dict(model, {peft_name(name): value for name, value in adapter(shapes).items()})
+    assert not result.unexpected_keys, result.unexpected_keys
+    return model
+
+
+def ours(args: argparse.Namespace, packed: bool) -> tuple[nn.Module, Callable, Callable]:
+    model, loss = tune_model(args), ClippedPolicyLoss(eps=EPS)
+
+    def old_logprobs(samples: list[Sample]) -> list[Sample]:
+        with torch.no_grad():
+            old = {}
+            for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
+                old |= batch.split(model(**batch.inputs()))
+        return [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
+
+    def gradient(samples: list[Sample]) -> float:
+        total = 0.0
+        for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
+            value = loss(model(**batch.inputs()), batch).per_rollout_loss.sum() / len(samples)
+            value.backward()
+            total += value.item()
+        return total
+
+    return model, old_logprobs, gradient
+
+
+def one_by_one(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
+    model = peft_model(args)
+
+    def logprobs(sample: Sample) -> Tensor:
+        logits = model(input_ids=sample.token_ids[None]).logits[0, :-1].float()
+        return logits.log_softmax(-1).gather(1, sample.token_ids[1:, None]).squeeze(1)[sample.mask[1:]]
+
+    def old_logprobs(samples: list[Sample]) -> list[Sample]:
+        with torch.no_grad():
+            return [replace(sample, old_logprobs=logprobs(sample)) for sample in samples]
+
+    def gradient(samples: list[Sample]) -> float:
+        total = 0.0
+        for sample in samples:
+            ratio = (logprobs(sample) - sample.old_logprobs).exp()
+            clipped = ratio.clamp(1 - EPS, 1 + EPS)
+            value = -torch.minimum(ratio * sample.advantage, clipped * sample.advantage).mean() / len(samples)
+            value.backward()
+            total += value.item()
+        return total
+
+    return model, old_logprobs, gradient
+
+
+CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Callable]]] = {
+    "ours": lambda args: ours(args, packed=True),
+    "ours_padded": lambda args: ours(args, packed=False),
+    "peft_one_by_one": one_by_one,
+}
+
+
+def measure(args: argparse.Namespace) -> dict[str, float | list[float]]:
+    """One case in this process: a small warm-up, then the update."""
+    samples = make_rollouts(args.vocab)
+    model, old_logprobs, gradient = CASES[args.case](args)
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradient(old_logprobs(samples[:2]))
+    optimizer = torch.optim.AdamW(parameters, lr=LR)
+    optimizer.zero_grad()
+
+    peak, losses, norms = PeakMemory(torch.device("cpu")), [], []
+    started, cpu_started = time.perf_counter(), time.process_time()
+    samples = old_logprobs(samples)
+    order = torch.randperm(ROLLOUTS, generator=torch.Generator().manual_seed(2)).tolist()
+    for start in range(0, ROLLOUTS, MINIBATCH):
+        losses.append(gradient([samples[i] for i in order[start : start + MINIBATCH]]))
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    tokens = sum(sample.tokens for sample in samples)
+    return {
+        "tokens_per_s": tokens / (time.perf_counter() - started),
+        "tokens_per_cpu_s": tokens / (time.process_time() - cpu_started),
+        "peak_mib": peak.rise_mib(),
+        "steps": [*losses, *norms],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096)
+    parser.add_argument("--case", choices=list(CASES), help="measure this one in this process and print JSON")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(measure(args)))
+        return
+
+    samples = make_rollouts(args.vocab)
+    tokens, sampled = sum(s.tokens for s in samples), sum(len(s.sampler_logprobs) for s in samples)
+    print(
+        f"{ROLLOUTS} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ", end=""
+    )
+    print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
+    print(f"{'case':<18}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
+    rows, results = [], {}
+    for case in CASES:
+        command = [sys.executable, __file__, "--case", case]
+        for name in ("vocab", "width", "layers", "micro_batch_tokens"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=True)
+        result = results[case] = json.loads(done.stdout.strip().splitlines()[-1])
+        print(
+            f"{case:<18}{result['tokens_per_s']:>10.0f}{result['tokens_per_cpu_s']:>14.0f}{result['peak_mib']:>10.0f}",
+            flush=True,
+        )
+        size = f"v{args.vocab}_d{args.width}_l{args.layers}"
+        for metric, unit in (("tokens_per_s", "tokens/s"), ("tokens_per_cpu_s", "tokens/s"), ("peak_mib", "MiB")):
+            rows.append({"case": f"{case} {size}", "metric": metric, "value": round(result[metric], 2), "unit": unit})
+    reference = results["peft_one_by_one"]["steps"]
+    worst = max(abs(x / y - 1) for r in results.values() for x, y in zip(r["steps"], reference, strict=True))
+    print(f"losses and gradient norms of all steps agree to {worst:.1e}")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

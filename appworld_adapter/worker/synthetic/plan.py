@@ -50,25 +50,28 @@ class Script:
             f"username={self.person.username(app)!r}, password={password!r})['access_token']"
         )
         self.add("login", f"I log in to {app}.", code)
-        wrong = [other for name, other in self.person.passwords.items() if name != app]
-        self.slips.append({"turn": len(self.turns) - 1, "value": password, "wrong": wrong})
+        self.slip(password, [other for name, other in self.person.passwords.items() if name != app])
 
     def lookup(self, thought: str, app: str, call: str, variable: str, shows: Sequence[str]) -> None:
         """Prints the fields ``shows`` (each an expression on ``variable``) of every record that ``call`` returns."""
         columns = ", ".join(f"{variable}{path}" for path in shows)
         self.add("lookup", thought, f"for {variable} in apis.{app}.{call}:\n    print({columns})")
 
-    def act(self, thought: str, app: str, call: str, **slips: tuple[Any, Sequence[Any]]) -> None:
+    def act(self, thought: str, app: str, call: str) -> None:
         self.add("act", thought, f"print(apis.{app}.{call})")
-        for value, wrong in slips.values():
-            self.slips.append({"turn": len(self.turns) - 1, "value": value, "wrong": list(wrong)})
+
+    def slip(self, value: Any, wrong: Sequence[Any]) -> None:
+        """Notes that a careless agent may write one of ``wrong`` for ``value`` in the turn added last."""
+        wrong = [other for other in wrong if other != value]
+        if wrong:
+            self.slips.append({"turn": len(self.turns) - 1, "value": value, "wrong": wrong})
 
     def complete(self, answer: Answer = None, wrong: Sequence[Answer] = ()) -> None:
         if answer is None:
             self.add("complete", "The task is done.", "apis.supervisor.complete_task()")
             return
         self.add("complete", "I have the answer.", f"apis.supervisor.complete_task(answer={answer!r})")
-        self.slips.append({"turn": len(self.turns) - 1, "value": answer, "wrong": list(wrong)})
+        self.slip(answer, wrong)
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,28 @@ class Stage:
     rng: random.Random
     now: datetime.datetime
     phrasing: int
+    stirred: set[str] = field(default_factory=set)
 
     def phrase(self, *wordings: str) -> str:
         return wordings[self.phrasing % len(wordings)]
 
     def before(self, person: Person, app: str, api: str, **arguments: Any) -> Any:
         """Something that happened the day before the task, done by ``person``."""
-        at = self.now - datetime.timedelta(days=1, seconds=-self.rng.randrange(1, 3600))
+        if app not in self.stirred:
+            self._stir(app)
+        at = self.now - datetime.timedelta(hours=30, seconds=-self.rng.randrange(3600))
         return self.engine.call(person, app, api, at, **arguments)
+
+    def _stir(self, app: str) -> None:
+        """Lets people unknown to ``person`` use ``app`` first, so that ids differ from task to task."""
+        self.stirred.add(app)
+        known = {self.person.email} | {other.email for other in self.engine.population.others(self.person)}
+        unknown = [person for person in self.engine.population.people if person.email not in known]
+        other, *busy = self.rng.sample(unknown, self.rng.randrange(2, 9))
+        for person in busy:
+            api, arguments = STRANGERS_DEEDS[app]
+            debtor = {"user_email": other.email} if app == "venmo" else {}
+            self.before(person, app, api, **arguments, **debtor)
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
         """What ``person`` sees when looking now."""
@@ -115,9 +132,21 @@ class Stage:
     def others(self, count: int) -> list[Person]:
         return self.rng.sample(self.engine.population.others(self.person), count)
 
+    def strangers(self, person: Person) -> list[Person]:
+        """The contacts that a careless agent may take for ``person``."""
+        return [other for other in self.engine.population.others(self.person) if other is not person]
+
     def script(self) -> Script:
         return Script(self.person)
 
+
+STRANGERS_DEEDS = {
+    "phone": ("create_alarm", {"time": "12:00", "label": "lunch"}),
+    "simple_note": ("create_note", {"title": "to do", "content": "sleep"}),
+    "spotify": ("create_playlist", {"title": "rainy days"}),
+    "todoist": ("create_task", {"project_id": 0, "title": "rest"}),
+    "venmo": ("create_payment_request", {"amount": 20, "description": "bus"}),
+}
 
 Template = Callable[[Stage], Plan]
 

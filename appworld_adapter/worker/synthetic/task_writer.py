@@ -14,8 +14,6 @@ import evaluation_program
 from appworld.apps.model_lib import ModelHashHandler
 from appworld.collections.api_docs import ApiDocCollection
 from appworld.common.constants import CANARY_STRING, DB_VERSION
-from appworld.common.utils import freeze_time
-
 from people import Person
 from plan import Plan, Stage, TemplateInfo
 from world import Engine
@@ -52,8 +50,8 @@ def write_task(
     now = datetime.datetime(2023, 5, rng.randrange(8, 27), rng.randrange(12, 20), rng.randrange(60), 0)
     engine.open_copy(str(base_folder), f"task_input-{folder.name}")
     plan = template.build(Stage(engine, person, rng, now, phrasing))
-    with freeze_time(now):
-        _add_supervisor(engine, person, plan.instruction)
+    engine.set_time(now)
+    _add_supervisor(engine, person, plan.instruction)
     engine.models.save(str(folder / "dbs"), format="changes", delete_if_exists=True)
     # Written by ourselves because the order of the engine's own file depends on what ran before.
     hashes = ModelHashHandler.data[engine.models.to_db_home_path]

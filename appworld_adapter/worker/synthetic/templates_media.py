@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plan import Plan, Stage, added, answers, only, reported, template, updated
-from world import ADJECTIVES, NOUNS, NOTE_LINES
+from world import ADJECTIVES, NOTE_LINES, NOUNS
 
 TITLES = ("groceries", "packing", "budget", "letters", "repairs", "birthday")
 
@@ -19,8 +19,8 @@ def spotify_volume(stage: Stage) -> Plan:
         "I set the volume.",
         "spotify",
         f"set_volume(volume={volume}, access_token=spotify_token)",
-        volume=(volume, wrong),
     )
+    script.slip(volume, wrong)
     script.complete()
     model = "spotify.MusicPlayer"
     player = stage.engine.models.spotify.MusicPlayer.find_one(user_id=stage.user_id(stage.person, "spotify"))
@@ -87,8 +87,8 @@ def spotify_like(stage: Stage) -> Plan:
         "I like the song.",
         "spotify",
         f"like_song(song_id={song_id}, access_token=spotify_token)",
-        song_id=(song_id, [hit["song_id"] for hit in hits if hit["song_id"] != song_id]),
     )
+    script.slip(song_id, [hit["song_id"] for hit in hits if hit["song_id"] != song_id])
     script.complete()
     user_id = stage.user_id(stage.person, "spotify")
     requirements = [
@@ -111,9 +111,9 @@ def note_create(stage: Stage) -> Plan:
         "I write the note.",
         "simple_note",
         f"create_note(title={title!r}, content={content!r}, access_token=simple_note_token)",
-        title=(title, [wrong_title]),
-        content=(content, [wrong_content]),
     )
+    script.slip(title, [wrong_title])
+    script.slip(content, [wrong_content])
     script.complete()
     user_id = stage.user_id(stage.person, "simple_note")
     requirements = [
@@ -145,9 +145,9 @@ def note_append(stage: Stage) -> Plan:
         "simple_note",
         f"add_content_to_note(note_id={note_id}, append_or_prepend='append', added_content={line!r}, "
         "access_token=simple_note_token)",
-        note_id=(note_id, [other_id]),
-        line=(line, [other_line]),
     )
+    script.slip(note_id, [other_id])
+    script.slip(line, [other_line])
     script.complete()
     model = "simple_note.Note"
     requirements = [

@@ -17,15 +17,16 @@ LABELS = ("swim", "yoga", "dentist", "market", "train", "medicine")
 def phone_set_alarm(stage: Stage) -> Plan:
     time, label = clock(stage), stage.rng.choice(LABELS)
     script = stage.script()
+    script.docs("phone", "create_alarm")
     script.passwords()
     script.login("phone")
     script.act(
         "I set the alarm.",
         "phone",
         f"create_alarm(time={time!r}, label={label!r}, access_token=phone_token)",
-        time=(time, [clock(stage), clock(stage)]),
-        label=(label, [other for other in LABELS if other != label]),
     )
+    script.slip(time, [clock(stage), clock(stage)])
+    script.slip(label, [other for other in LABELS if other != label])
     script.complete()
     user_id = stage.user_id(stage.person, "phone")
     requirements = [
@@ -63,9 +64,9 @@ def phone_move_alarm(stage: Stage) -> Plan:
         f"I move the {labels[0]} alarm.",
         "phone",
         f"update_alarm(alarm_id={alarm_id}, time={time!r}, access_token=phone_token)",
-        alarm_id=(alarm_id, other_ids),
-        time=(time, [clock(stage), clock(stage)]),
     )
+    script.slip(alarm_id, other_ids)
+    script.slip(time, [clock(stage), clock(stage)])
     script.complete()
     requirements = [
         only(phone__Alarm={"updated": 1}),
@@ -121,14 +122,14 @@ def find_contact(script, relationship: str, *shows: str) -> None:
 
 
 def send_text(stage: Stage, script, receiver, message: str) -> None:
-    strangers = [other.phone_number for other in stage.engine.population.others(stage.person) if other is not receiver]
+    strangers = [other.phone_number for other in stage.strangers(receiver)]
     script.act(
         "I send the message.",
         "phone",
         f"send_text_message(phone_number={receiver.phone_number!r}, message={message!r}, access_token=phone_token)",
-        phone_number=(receiver.phone_number, strangers),
-        message=(message, ["hello"]),
     )
+    script.slip(receiver.phone_number, strangers)
+    script.slip(message, ["hello"])
 
 
 def text_requirements(stage: Stage, receiver, message: str) -> list[dict]:

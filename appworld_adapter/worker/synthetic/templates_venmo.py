@@ -13,15 +13,15 @@ def amounts(stage: Stage, count: int = 3) -> list[int]:
 
 
 def pay(stage: Stage, script: Script, receiver: Person, amount: int, reason: str, wrong_amounts: list[int]) -> None:
-    strangers = [other.email for other in stage.engine.population.others(stage.person) if other is not receiver]
+    strangers = [other.email for other in stage.strangers(receiver)]
     script.act(
         "I send the money.",
         "venmo",
         f"create_transaction(receiver_email={receiver.email!r}, amount={amount}, description={reason!r}, "
         "access_token=venmo_token)",
-        receiver=(receiver.email, strangers),
-        amount=(amount, wrong_amounts),
     )
+    script.slip(receiver.email, strangers)
+    script.slip(amount, wrong_amounts)
 
 
 def payment_requirements(stage: Stage, receiver: Person, amount: int, reason: str) -> list[dict]:
@@ -91,6 +91,7 @@ def venmo_request(stage: Stage) -> Plan:
     amount, *wrong = amounts(stage)
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
+    script.docs("venmo", "create_payment_request")
     script.passwords()
     script.login("venmo")
     ask(stage, script, debtor, amount, reason, wrong)
@@ -103,15 +104,15 @@ def venmo_request(stage: Stage) -> Plan:
 
 
 def ask(stage: Stage, script: Script, debtor: Person, amount: int, reason: str, wrong_amounts: list[int]) -> None:
-    strangers = [other.email for other in stage.engine.population.others(stage.person) if other is not debtor]
+    strangers = [other.email for other in stage.strangers(debtor)]
     script.act(
         "I request the money.",
         "venmo",
         f"create_payment_request(user_email={debtor.email!r}, amount={amount}, description={reason!r}, "
         "access_token=venmo_token)",
-        debtor=(debtor.email, strangers),
-        amount=(amount, wrong_amounts),
     )
+    script.slip(debtor.email, strangers)
+    script.slip(amount, wrong_amounts)
 
 
 def request_requirements(stage: Stage, debtor: Person, amount: int, reason: str) -> list[dict]:
@@ -163,8 +164,8 @@ def venmo_approve(stage: Stage) -> Plan:
         f"I approve the request of {chosen.first_name}.",
         "venmo",
         f"approve_payment_request(payment_request_id={request_id}, access_token=venmo_token)",
-        request_id=(request_id, [other for other in requests.values() if other != request_id]),
     )
+    script.slip(request_id, [other for other in requests.values() if other != request_id])
     script.complete()
     sender_id = stage.user_id(stage.person, "venmo")
     receiver_id = stage.user_id(chosen, "venmo")

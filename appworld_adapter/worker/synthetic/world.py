@@ -1,7 +1,8 @@
 """The base world: every account, contact, message, payment, note and song that all tasks start from.
 
 Whatever an app offers a public function for is done through that function, the same one an agent calls. The engine's
-models are written directly only where there is none: the bank's and the supervisor's own records, artists and songs.
+models are written directly only where there is none: the bank's and the supervisor's own records, the API
+documentation, artists and songs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import freezegun
 from appworld.apps import get_all_apps
 from appworld.apps.api_lib import CompanyNotifier, set_local_random_seed
 from appworld.apps.model_lib import CachedDBHandler, ModelHashHandler
-from appworld.collections.apis import ApiCollection
+from appworld.collections.api_docs import ApiDocCollection
 from appworld.collections.models import ModelCollection
-from appworld.common.utils import freeze_time
-
+from appworld.requester import Requester
 from people import ACCOUNT_APPS, SYLLABLES, Person, Population
 
 BASE_HOME = ":memory:base"
@@ -37,22 +38,26 @@ TODO_TITLES = ("wash car", "buy stamps", "fix lamp", "call bank", "feed cat", "c
 
 
 class Engine:
-    """The engine's apps over one in-memory world at a time, driven as any of its people."""
+    """The engine's apps over one in-memory world at a time, driven as any of its people at any moment."""
 
     def __init__(self, population: Population) -> None:
         self.population = population
         self.apps = list(get_all_apps())
         self.models = ModelCollection.load(to_db_home_path=BASE_HOME, load_apps=self.apps, create_db=True)
-        self.apis, _ = ApiCollection.load(
+        self._requester = Requester(
             to_db_home_path=BASE_HOME,
             from_db_home_path=BASE_HOME,
             load_apps=self.apps,
             raise_on_failure=True,
             max_num_requests=None,
-            ignore_private_apis=False,
-            allow_datetime_change=True,
         )
+        # Freezing time walks through all loaded modules; doing it once and moving the hands is fifteen times cheaper
+        # than doing it for every call.
+        self._clock = freezegun.freeze_time(OPENING).start()
         self._tokens: dict[tuple[str, str], str] = {}
+
+    def set_time(self, at: datetime.datetime) -> None:
+        self._clock.move_to(at)
 
     def open_copy(self, base_folder: str, name: str) -> None:
         """Makes a fresh in-memory copy of the saved base world the current one, with its changes tracked."""
@@ -65,15 +70,20 @@ class Engine:
         CachedDBHandler.reset()
         ModelHashHandler.reset()
 
+    def request(self, app: str, api: str, **arguments: Any) -> Any:
+        """Calls one public API function of an app; raises when the app refuses."""
+        return self._requester.request(_app_name=app, _api_name=api, **arguments)
+
     def call(self, person: Person, app: str, api: str, at: datetime.datetime, **arguments: Any) -> Any:
         """Calls one API as ``person`` at the moment ``at``."""
         key = (person.email, app)
         if key not in self._tokens:
             # A log-in far in the future gives a token that no moment of the world finds expired.
-            self._tokens[key] = self.apis[app].login(
-                username=person.username(app), password=person.passwords[app], _system_datetime=ALWAYS_VALID_LOGIN
-            )["access_token"]
-        return self.apis[app][api](access_token=self._tokens[key], _system_datetime=at, **arguments)
+            self.set_time(ALWAYS_VALID_LOGIN)
+            username, password = person.username(app), person.passwords[app]
+            self._tokens[key] = self.request(app, "login", username=username, password=password)["access_token"]
+        self.set_time(at)
+        return self.request(app, api, access_token=self._tokens[key], **arguments)
 
     def user_id(self, person: Person, app: str) -> int:
         """The id of ``person``'s account in ``app``."""
@@ -85,19 +95,27 @@ def build_base(engine: Engine, seed: int, folder: str, step: Callable[[], None])
     """Fills the base world and saves its twelve databases into ``folder``; ``step`` is called once per person."""
     rng = random.Random(f"world {seed}")
     set_local_random_seed(seed)
-    with freeze_time(OPENING):
-        for company in ("gmail", "simple_note", "spotify", "todoist", "venmo"):
-            CompanyNotifier(company).create_accounts(skip_if_exists=True)
-        _add_songs(engine, rng)
-        for person in engine.population.people:
-            _sign_up(engine, person)
-            step()
+    for company in ("gmail", "simple_note", "spotify", "todoist", "venmo"):
+        CompanyNotifier(company).create_accounts(skip_if_exists=True)
+    _add_api_docs(engine)
+    _add_songs(engine, rng)
+    for person in engine.population.people:
+        _sign_up(engine, person)
+        step()
     for number, person in enumerate(engine.population.people):
         _live(engine, person, rng, OPENING + datetime.timedelta(days=1, minutes=7 * number))
         step()
     os.makedirs(folder, exist_ok=True)
     engine.models.save(folder, delete_if_exists=True, save_model_hashes=True)
     engine.models.stop_db_tracker()
+
+
+def _add_api_docs(engine: Engine) -> None:
+    """What the api_docs app looks up: the documentation of the installed engine itself."""
+    for documents in ApiDocCollection.build().values():
+        for document in documents.values():
+            fields = {"app_name_" if name == "app_name" else name: value for name, value in document.items()}
+            engine.models.api_docs.ApiDoc.create_save(**fields)
 
 
 def _add_songs(engine: Engine, rng: random.Random) -> None:
@@ -120,6 +138,7 @@ def _add_songs(engine: Engine, rng: random.Random) -> None:
 
 
 def _sign_up(engine: Engine, person: Person) -> None:
+    engine.set_time(OPENING)
     admin = engine.models.admin
     user = admin.MainUser.create_save(
         first_name=person.first_name,
@@ -132,13 +151,12 @@ def _sign_up(engine: Engine, person: Person) -> None:
     for app in ACCOUNT_APPS:
         admin.AccountPassword.create_save(main_user_id=user.id, account_name=app, password=person.passwords[app])
         contact = {"phone_number": person.phone_number} if app == "phone" else {"email": person.email}
-        engine.apis[app].signup(
-            first_name=person.first_name, last_name=person.last_name, password=person.passwords[app], **contact
-        )
+        names = {"first_name": person.first_name, "last_name": person.last_name}
+        engine.request(app, "signup", **names, password=person.passwords[app], **contact)
         account = engine.models[app].User.find_one(**contact)
         if getattr(account, "verified", True) is False:
             # The code went out by e-mail, which is where its reader would look it up.
-            engine.apis[app].verify_account(**contact, verification_code=account.verification_code)
+            engine.request(app, "verify_account", **contact, verification_code=account.verification_code)
     card = {
         "card_name": "Visa",
         "owner_name": person.name,
@@ -147,7 +165,7 @@ def _sign_up(engine: Engine, person: Person) -> None:
         "expiry_month": 12,
         "cvv_number": 100 + user.id % 900,
     }
-    engine.apis.admin.add_payment_card(main_user_id=user.id, balance=5000, **card)
+    engine.request("admin", "add_payment_card", main_user_id=user.id, balance=5000, **card)
     card_id = engine.call(person, "venmo", "add_payment_card", OPENING, **card)["payment_card_id"]
     engine.call(person, "venmo", "add_to_venmo_balance", OPENING, amount=1000, payment_card_id=card_id)
 

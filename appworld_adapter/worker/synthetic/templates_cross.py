@@ -1,0 +1,233 @@
+"""Scenario templates that need several look-ups, most of them in two apps."""
+
+from __future__ import annotations
+
+from plan import Plan, Script, Stage, added, answers, only, reported, template
+from templates_media import draw_song, find_note, find_song
+from templates_phone import find_contact, send_text, text_requirements
+from templates_venmo import amounts, ask, pay, payment_requirements, request_requirements
+from world import NOTE_LINES, PAYMENT_REASONS
+
+
+@template(difficulty=2, apps="simple_note")
+def note_read(stage: Stage) -> Plan:
+    titles = stage.rng.sample(("safe", "garage", "locker", "gate", "bike", "office"), 2)
+    codes = stage.rng.sample(range(100, 1000), 2)
+    note_ids = []
+    for title, code in zip(titles, codes, strict=True):
+        arguments = {"title": f"{title} code", "content": f"the code is {code}"}
+        note_ids.append(stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"])
+    script = stage.script()
+    script.passwords()
+    script.login("simple_note")
+    find_note(script, f"{titles[0]} code")
+    read_note(script, *note_ids)
+    script.complete(codes[0], codes[1:])
+    wording = stage.phrase(
+        f"What is the code in my note {titles[0]} code?", f"Read my note {titles[0]} code and give me the number."
+    )
+    return Plan(wording, answers(*codes, of="the codes in the notes"), script, codes[0])
+
+
+def read_note(script: Script, note_id: int, *other_ids: int) -> None:
+    code = f"print(apis.simple_note.show_note(note_id={note_id}, access_token=simple_note_token)['content'])"
+    script.add("lookup", "I read the note.", code)
+    script.slip(note_id, other_ids)
+
+
+@template(difficulty=3, apps="spotify")
+def spotify_add_to_playlist(stage: Stage) -> Plan:
+    names = stage.rng.sample(("morning", "evening", "travel", "party", "study", "kitchen"), 2)
+    ids = [
+        stage.before(stage.person, "spotify", "create_playlist", title=f"{name} songs")["playlist_id"] for name in names
+    ]
+    title, song = draw_song(stage)
+    playlist_id, song_id = ids[0], song["song_id"]
+    script = stage.script()
+    script.passwords()
+    script.login("spotify")
+    hits = find_song(stage, script, title)
+    script.lookup(
+        "I look for the playlist.",
+        "spotify",
+        "show_playlist_library(access_token=spotify_token)",
+        "p",
+        ["['playlist_id']", "['title']"],
+    )
+    script.act(
+        "I add the song.",
+        "spotify",
+        f"add_song_to_playlist(playlist_id={playlist_id}, song_id={song_id}, access_token=spotify_token)",
+    )
+    script.slip(playlist_id, ids[1:])
+    script.slip(song_id, [hit["song_id"] for hit in hits if hit["song_id"] != song_id])
+    script.complete()
+    model = "spotify.PlaylistSong"
+    requirements = [
+        only(spotify__PlaylistSong={"added": 1}),
+        added("The song was added to a playlist.", model, song_id=song_id),
+        added("A song was added to the right playlist.", model, playlist_id=playlist_id),
+        reported(
+            added("The song was added to the right playlist.", model, playlist_id=playlist_id, song_id=song_id),
+        ),
+    ]
+    wording = stage.phrase(
+        f"Add the song {title} to my Spotify playlist {names[0]} songs.",
+        f"Put {title} into the playlist {names[0]} songs on Spotify.",
+    )
+    return Plan(wording, requirements, script)
+
+
+@template(difficulty=3, apps="phone venmo")
+def venmo_pay_texted(stage: Stage) -> Plan:
+    relationship, receiver = stage.relation()
+    amount, *wrong = amounts(stage)
+    reason = stage.rng.choice(PAYMENT_REASONS)
+    stage.before(
+        receiver,
+        "phone",
+        "send_text_message",
+        phone_number=stage.person.phone_number,
+        message=f"you owe me {amount} dollars for {reason}",
+    )
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    find_contact(script, relationship, "['email']", "['phone_number']")
+    script.lookup(
+        "I read the messages.",
+        "phone",
+        f"search_text_messages(query='owe', phone_number={receiver.phone_number!r}, access_token=phone_token)",
+        "m",
+        ["['message']"],
+    )
+    script.slip(receiver.phone_number, [p.phone_number for p in stage.strangers(receiver)])
+    script.login("venmo")
+    pay(stage, script, receiver, amount, reason, wrong)
+    script.complete()
+    wording = stage.phrase(
+        f"My {relationship} texted me what I owe. Pay it on Venmo with the note {reason}.",
+        f"Pay my {relationship} on Venmo what the text message says I owe. The note is {reason}.",
+    )
+    return Plan(wording, payment_requirements(stage, receiver, amount, reason), script)
+
+
+@template(difficulty=3, apps="simple_note venmo")
+def venmo_request_noted(stage: Stage) -> Plan:
+    debtor, other = stage.others(2)
+    amount, other_amount, wrong = amounts(stage)
+    reason = stage.rng.choice(PAYMENT_REASONS)
+    lines = [f"{debtor.email} owes {amount}", f"{other.email} owes {other_amount}"]
+    content = "\n".join(stage.rng.sample(lines, 2))
+    note_id = stage.before(stage.person, "simple_note", "create_note", title="debts", content=content)["note_id"]
+    script = stage.script()
+    script.passwords()
+    script.login("simple_note")
+    find_note(script, "debts")
+    read_note(script, note_id, note_id - 1)
+    script.login("venmo")
+    ask(stage, script, debtor, amount, reason, [other_amount, wrong])
+    script.complete()
+    wording = stage.phrase(
+        f"Request from {debtor.email} on Venmo what my note debts says. The note is {reason}.",
+        f"Ask {debtor.email} on Venmo for the money in my note debts, with the note {reason}.",
+    )
+    return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
+
+
+@template(difficulty=3, apps="phone spotify")
+def phone_text_artist(stage: Stage) -> Plan:
+    relationship, receiver = stage.relation()
+    title, song = draw_song(stage)
+    artist = song["artists"][0]["name"]
+    script = stage.script()
+    script.lookup(
+        "I look for the song.",
+        "spotify",
+        f"search_songs(query={title!r}, page_limit=3)",
+        "s",
+        ["['title']", "['artists'][0]['name']"],
+    )
+    script.passwords()
+    script.login("phone")
+    find_contact(script, relationship, "['first_name']", "['phone_number']")
+    send_text(stage, script, receiver, artist)
+    script.complete()
+    wording = stage.phrase(
+        f"Text my {relationship} only the name of the artist of {title} on Spotify.",
+        f"Who made {title} on Spotify? Text just the name to my {relationship}.",
+    )
+    return Plan(wording, text_requirements(stage, receiver, artist), script)
+
+
+# Compositions of known steps that no training task asks for.
+
+
+@template(difficulty=2, apps="phone venmo", kind="held_out")
+def venmo_request_relation(stage: Stage) -> Plan:
+    relationship, debtor = stage.relation()
+    amount, *wrong = amounts(stage)
+    reason = stage.rng.choice(PAYMENT_REASONS)
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    find_contact(script, relationship, "['first_name']", "['email']")
+    script.login("venmo")
+    ask(stage, script, debtor, amount, reason, wrong)
+    script.complete()
+    wording = stage.phrase(
+        f"Request ${amount} from my {relationship} on Venmo with the note {reason}.",
+        f"Ask my {relationship} for ${amount} on Venmo. The note is {reason}.",
+    )
+    return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
+
+
+@template(difficulty=3, apps="phone simple_note", kind="held_out")
+def note_save_email(stage: Stage) -> Plan:
+    relationship, other = stage.relation()
+    script = stage.script()
+    script.passwords()
+    script.login("phone")
+    find_contact(script, relationship, "['first_name']", "['email']")
+    script.login("simple_note")
+    script.act(
+        "I write the note.",
+        "simple_note",
+        f"create_note(title={relationship!r}, content={other.email!r}, access_token=simple_note_token)",
+    )
+    script.slip(other.email, [stranger.email for stranger in stage.strangers(other)])
+    script.complete()
+    model, user_id = "simple_note.Note", stage.user_id(stage.person, "simple_note")
+    requirements = [
+        only(simple_note__Note={"added": 1}),
+        added("A note was written.", model, user_id=user_id),
+        added("The note has the right title.", model, title=relationship),
+        reported(added("The note has the right title and text.", model, title=relationship, content=other.email)),
+    ]
+    wording = stage.phrase(
+        f"Write a note titled {relationship} with the email of my {relationship} from the phone.",
+        f"Make a note called {relationship} that says the email of my {relationship}.",
+    )
+    return Plan(wording, requirements, script)
+
+
+@template(difficulty=3, apps="phone simple_note", kind="held_out")
+def phone_text_note(stage: Stage) -> Plan:
+    relationship, receiver = stage.relation()
+    line = stage.rng.choice(NOTE_LINES)
+    arguments = {"title": "address", "content": f"{line} {stage.rng.randrange(10, 100)}"}
+    note_id = stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"]
+    script = stage.script()
+    script.passwords()
+    script.login("simple_note")
+    find_note(script, "address")
+    read_note(script, note_id, note_id - 1)
+    script.login("phone")
+    find_contact(script, relationship, "['first_name']", "['phone_number']")
+    send_text(stage, script, receiver, arguments["content"])
+    script.complete()
+    wording = stage.phrase(
+        f"Text my {relationship} the content of my note address.",
+        f"Send what my note address says to my {relationship} by text message.",
+    )
+    return Plan(wording, text_requirements(stage, receiver, arguments["content"]), script)

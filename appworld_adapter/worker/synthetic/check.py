@@ -66,9 +66,10 @@ def main() -> None:
                     rewards[agent][task_id] = reward
                     if success != (agent == "reference") or any("Execution failed" in output for output in outputs):
                         wrong.append(f"{task_id} {agent}: success {success}, last output {outputs[-1:]}")
-                idle, completing = (rewards[agent].get(task_id, 0.0) for agent in ("nothing", "complete"))
-                if "nothing" in arguments.agent and completing > idle:
-                    wrong.append(f"{task_id}: complete_task alone is paid {completing}, doing nothing {idle}")
+                if {"nothing", "complete"} <= rewards.keys():
+                    idle, completing = rewards["nothing"][task_id], rewards["complete"][task_id]
+                    if completing > idle:
+                        wrong.append(f"{task_id}: complete_task alone is paid {completing}, doing nothing {idle}")
             for agent, paid in rewards.items():
                 mean = sum(paid.values()) / len(paid)
                 solved = sum(reward == 1 for reward in paid.values())

@@ -39,11 +39,14 @@ class Script:
         look_up = f"apis.api_docs.show_api_doc(app_name={app!r}, api_name={api!r})"
         self.add("docs", f"I look up how {api} is called.", f"for p in {look_up}['parameters']:\n    print(p['name'])")
 
-    def passwords(self) -> None:
-        code = "for a in apis.supervisor.show_account_passwords():\n    print(a['account_name'], a['password'])"
-        self.add("passwords", "I look up the account passwords.", code)
-
     def login(self, app: str) -> None:
+        """Two turns: the look-up of the password, and the log-in with it."""
+        find = (
+            "for a in apis.supervisor.show_account_passwords():\n"
+            f"    if a['account_name'] == {app!r}:\n"
+            "        print(a['account_name'], a['password'])"
+        )
+        self.add("passwords", f"I look up the {app} password.", find)
         password = self.person.passwords[app]
         code = (
             f"{app}_token = apis.{app}.login("

@@ -18,7 +18,6 @@ def note_read(stage: Stage) -> Plan:
         arguments = {"title": f"{title} code", "content": f"the code is {code}"}
         note_ids.append(stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"])
     script = stage.script()
-    script.passwords()
     script.login("simple_note")
     find_note(script, f"{titles[0]} code")
     read_note(script, *note_ids)
@@ -44,7 +43,6 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
     title, song = draw_song(stage)
     playlist_id, song_id = ids[0], song["song_id"]
     script = stage.script()
-    script.passwords()
     script.login("spotify")
     hits = find_song(stage, script, title)
     script.lookup(
@@ -91,7 +89,6 @@ def venmo_pay_texted(stage: Stage) -> Plan:
         message=f"you owe me {amount} dollars for {reason}",
     )
     script = stage.script()
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['email']", "['phone_number']")
     script.lookup(
@@ -121,7 +118,6 @@ def venmo_request_noted(stage: Stage) -> Plan:
     content = "\n".join(stage.rng.sample(lines, 2))
     note_id = stage.before(stage.person, "simple_note", "create_note", title="debts", content=content)["note_id"]
     script = stage.script()
-    script.passwords()
     script.login("simple_note")
     find_note(script, "debts")
     read_note(script, note_id, note_id - 1)
@@ -144,11 +140,10 @@ def phone_text_artist(stage: Stage) -> Plan:
     script.lookup(
         "I look for the song.",
         "spotify",
-        f"search_songs(query={title!r}, page_limit=3)",
+        f"search_songs(query={title!r}, page_limit=1)",
         "s",
         ["['title']", "['artists'][0]['name']"],
     )
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['phone_number']")
     send_text(stage, script, receiver, artist)
@@ -169,7 +164,6 @@ def venmo_request_relation(stage: Stage) -> Plan:
     amount, *wrong = amounts(stage)
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['email']")
     script.login("venmo")
@@ -186,7 +180,6 @@ def venmo_request_relation(stage: Stage) -> Plan:
 def note_save_email(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     script = stage.script()
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['email']")
     script.login("simple_note")
@@ -218,7 +211,6 @@ def phone_text_note(stage: Stage) -> Plan:
     arguments = {"title": "address", "content": f"{line} {stage.rng.randrange(10, 100)}"}
     note_id = stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"]
     script = stage.script()
-    script.passwords()
     script.login("simple_note")
     find_note(script, "address")
     read_note(script, note_id, note_id - 1)

@@ -13,7 +13,6 @@ def spotify_volume(stage: Stage) -> Plan:
     current = stage.look("spotify", "show_volume")["volume"]
     volume, *wrong = stage.rng.sample([v for v in range(1, 11) if v != current], 3)
     script = stage.script()
-    script.passwords()
     script.login("spotify")
     script.act(
         "I set the volume.",
@@ -43,10 +42,11 @@ def draw_song(stage: Stage, excluded: set[int] = frozenset()) -> tuple[str, dict
 
 
 def find_song(stage: Stage, script, title: str) -> list[dict]:
+    """Adds the look-up; returns what a longer search would have shown, the song itself first."""
     script.lookup(
         "I look for the song.",
         "spotify",
-        f"search_songs(query={title!r}, page_limit=3)",
+        f"search_songs(query={title!r}, page_limit=1)",
         "s",
         ["['song_id']", "['title']"],
     )
@@ -61,7 +61,7 @@ def spotify_artist(stage: Stage) -> Plan:
     script.lookup(
         "I look for the song.",
         "spotify",
-        f"search_songs(query={title!r}, page_limit=3)",
+        f"search_songs(query={title!r}, page_limit=1)",
         "s",
         ["['title']", "['artists'][0]['name']"],
     )
@@ -79,7 +79,6 @@ def spotify_like(stage: Stage) -> Plan:
     liked = {song["song_id"] for song in stage.look("spotify", "show_liked_songs", page_limit=20)}
     title, song = draw_song(stage, liked)
     script = stage.script()
-    script.passwords()
     script.login("spotify")
     hits = find_song(stage, script, title)
     song_id = song["song_id"]
@@ -105,7 +104,6 @@ def note_create(stage: Stage) -> Plan:
     title, wrong_title = stage.rng.sample(TITLES, 2)
     content, wrong_content = stage.rng.sample(NOTE_LINES, 2)
     script = stage.script()
-    script.passwords()
     script.login("simple_note")
     script.act(
         "I write the note.",
@@ -137,7 +135,6 @@ def note_append(stage: Stage) -> Plan:
     ]
     note_id = stage.before(stage.person, "simple_note", "create_note", title=title, content=first_line)["note_id"]
     script = stage.script()
-    script.passwords()
     script.login("simple_note")
     find_note(script, title)
     script.act(

@@ -18,7 +18,6 @@ def phone_set_alarm(stage: Stage) -> Plan:
     time, label = clock(stage), stage.rng.choice(LABELS)
     script = stage.script()
     script.docs("phone", "create_alarm")
-    script.passwords()
     script.login("phone")
     script.act(
         "I set the alarm.",
@@ -55,7 +54,6 @@ def phone_move_alarm(stage: Stage) -> Plan:
         time = clock(stage)
     alarm_id, other_ids = alarm["alarm_id"], [a["alarm_id"] for a in alarms if a is not alarm]
     script = stage.script()
-    script.passwords()
     script.login("phone")
     script.lookup(
         "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", ["['alarm_id']", "['label']"]
@@ -84,7 +82,6 @@ def phone_move_alarm(stage: Stage) -> Plan:
 def phone_who_is(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     script = stage.script()
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['last_name']")
     names = [contact.name for contact in stage.engine.population.others(stage.person)]
@@ -100,7 +97,6 @@ def phone_text_relation(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     message = stage.rng.choice(MESSAGES)
     script = stage.script()
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['phone_number']")
     send_text(stage, script, other, message)

@@ -39,7 +39,6 @@ def todoist_add(stage: Stage) -> Plan:
     title, wrong = stage.rng.sample(TITLES, 2)
     script = stage.script()
     script.docs("todoist", "create_task")
-    script.passwords()
     script.login("todoist")
     add_task(script, title, wrong)
     script.complete()
@@ -54,7 +53,6 @@ def todoist_finish(stage: Stage) -> Plan:
         stage.before(stage.person, "todoist", "create_task", project_id=0, title=title)["task_id"] for title in titles
     ]
     script = stage.script()
-    script.passwords()
     script.login("todoist")
     list_tasks(script, "['task_id']", "['title']")
     script.act(
@@ -84,7 +82,6 @@ def todoist_urgent(stage: Stage) -> Plan:
     for title, priority in zip(titles, ("high", "medium", "low"), strict=True):
         stage.before(stage.person, "todoist", "create_task", project_id=0, title=title, priority=priority)
     script = stage.script()
-    script.passwords()
     script.login("todoist")
     list_tasks(script, "['title']", "['priority']")
     script.complete(titles[0], titles[1:])
@@ -100,7 +97,6 @@ def todoist_from_note(stage: Stage) -> Plan:
     title, wrong = (f"buy {line}" for line in stage.rng.sample(NOTE_LINES, 2))
     note_id = stage.before(stage.person, "simple_note", "create_note", title="shopping", content=title)["note_id"]
     script = stage.script()
-    script.passwords()
     script.login("simple_note")
     find_note(script, "shopping")
     read_note(script, note_id, note_id - 1)

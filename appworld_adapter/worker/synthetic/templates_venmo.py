@@ -55,7 +55,6 @@ def venmo_pay(stage: Stage) -> Plan:
     amount, *wrong = amounts(stage)
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
-    script.passwords()
     script.login("venmo")
     pay(stage, script, receiver, amount, reason, wrong)
     script.complete()
@@ -72,7 +71,6 @@ def venmo_pay_relation(stage: Stage) -> Plan:
     amount, *wrong = amounts(stage)
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
-    script.passwords()
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['email']")
     script.login("venmo")
@@ -92,7 +90,6 @@ def venmo_request(stage: Stage) -> Plan:
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
     script.docs("venmo", "create_payment_request")
-    script.passwords()
     script.login("venmo")
     ask(stage, script, debtor, amount, reason, wrong)
     script.complete()
@@ -151,7 +148,6 @@ def venmo_approve(stage: Stage) -> Plan:
     chosen = askers[0]
     request_id = requests[chosen.email]
     script = stage.script()
-    script.passwords()
     script.login("venmo")
     script.lookup(
         "I look for the request.",
@@ -202,7 +198,6 @@ def venmo_received(stage: Stage) -> Plan:
             description=f"my {stage.rng.choice(PAYMENT_REASONS)} share",
         )
     script = stage.script()
-    script.passwords()
     script.login("venmo")
     script.lookup(
         "I look at the money received.",

@@ -1,0 +1,261 @@
+"""Reads what a run has left on disk, while it may still be writing: metrics, collections, rollouts, token statistics.
+
+A collection's log is read once and then only from where the last reading ended; of each line only its place and a small
+summary stay in memory, so a run of many gigabytes can be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+
+from appworld_adapter.behavior import api_calls
+
+MAX_CALLS = 300
+TOKEN_STATISTICS = "token_statistics"
+"""Folder of a run that may hold ``<collection>.jsonl`` with what the trainer computed per sampled token: lines
+{"rollout_id", "learner_logprobs", "ratios", "clipped"}, the last two optional. The viewer shows what is there."""
+
+
+@dataclass
+class _Indexed:
+    """One log: places of its lines, their summaries, and how far it has been read."""
+
+    path: Path
+    offsets: list[int] = field(default_factory=list)
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    read_to: int = 0
+
+
+class RunData:
+    """A run's folder, an evaluation's folder, or a single collection's log.
+
+    Args:
+        path: the folder or ``*.jsonl`` file.
+        model: folder with the policy's tokenizer.json; found through ``rollout_node.yaml`` when None. Without one,
+            tokens are shown as numbers.
+
+    Raises:
+        ValueError: there is nothing to show at ``path``.
+    """
+
+    def __init__(self, path: Path, model: Path | None = None) -> None:
+        self.path = path.resolve()
+        if not self.path.exists():
+            raise ValueError(f"{path} does not exist")
+        self._logs: dict[str, _Indexed] = {}
+        if not self._find_logs() and not self.metrics():
+            raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl")
+        if self.path.is_file() and not any("rollout_id" in record for _, record in _objects(self.path, 0)):
+            raise ValueError(f"{path} is no log of rollouts")
+        folder = model or self._model_folder()
+        tokenizer = folder / "tokenizer.json" if folder is not None else None
+        self._tokenizer = Tokenizer.from_file(str(tokenizer)) if tokenizer is not None and tokenizer.is_file() else None
+        self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    def overview(self) -> dict[str, Any]:
+        """Name, metrics and collections; cheap, so that a page can ask again and again."""
+        self._find_logs()
+        collections = []
+        for name, log in self._logs.items():
+            iteration = re.search(r"-i(\d+)(-dev)?$", name)
+            collections.append(
+                {
+                    "id": name,
+                    "iteration": int(iteration[1]) if iteration else None,
+                    "kind": "training" if iteration and not iteration[2] else "evaluation",
+                    "bytes": log.path.stat().st_size,
+                }
+            )
+        collections.sort(key=lambda item: (item["kind"] != "training", item["iteration"] or 0, item["id"]))
+        return {"name": self.name, "collections": collections, "metrics": self.metrics()}
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The whole lines of metrics.jsonl."""
+        file = self.path / "metrics.jsonl"
+        return [value for _, value in _objects(file, 0)] if file.is_file() else []
+
+    def summaries(self, collection: str) -> list[dict[str, Any]]:
+        """One entry per rollout, in the order of the log, with the leave-one-out advantage within its task.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        log = self._logs[collection]
+        self._read_on(log)
+        statistics = self._statistics(collection)
+        groups: dict[str, list[float]] = defaultdict(list)
+        for entry in log.summaries:
+            groups[entry["task"]].append(entry["reward"])
+        result = []
+        for entry in log.summaries:
+            rewards = groups[entry["task"]]
+            count = len(rewards)
+            mean = sum(rewards) / count
+            advantage = count / (count - 1) * (entry["reward"] - mean) if count > 1 else None
+            own = statistics.get(entry["id"])
+            result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None})
+        return result
+
+    def rollout(self, collection: str, cursor: int) -> dict[str, Any]:
+        """The ``cursor``-th rollout (from 1) with what the page shows of it.
+
+        ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``ratios`` and ``clipped`` are per
+        sampled token, or None.
+
+        Raises:
+            KeyError: no such collection or rollout.
+        """
+        log = self._logs[collection]
+        self._read_on(log)
+        if not 1 <= cursor <= len(log.offsets):
+            raise KeyError(f"no rollout {cursor} in {collection}")
+        with log.path.open("rb") as file:
+            file.seek(log.offsets[cursor - 1])
+            record = json.loads(file.readline())
+        texts: dict[str, int] = {}
+        index = [texts.setdefault(self._token_text(token), len(texts)) for token in record["token_ids"]]
+        own = self._statistics(collection).get(record["rollout_id"])
+        return {
+            "collection": collection,
+            "cursor": cursor,
+            **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
+            **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
+            "messages": record["messages"],
+            "requirements": record["requirements"],
+            "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
+            "mask": [int(sampled) for sampled in record["mask"]],
+            "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
+            "learner_logprobs": own["learner_logprobs"] if own else None,
+            "ratios": own["ratios"] if own else None,
+            "clipped": own["clipped"] if own else None,
+        }
+
+    def search(self, collection: str, text: str) -> list[int]:
+        """Cursors of the rollouts one of whose messages holds ``text``, upper and lower case alike.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        log = self._logs[collection]
+        self._read_on(log)
+        wanted = text.casefold()
+        found = []
+        for cursor, (_, record) in enumerate(_objects(log.path, 0), start=1):
+            if cursor > len(log.offsets):
+                break
+            if any(wanted in message["content"].casefold() for message in record["messages"]):
+                found.append(cursor)
+        return found
+
+    def _find_logs(self) -> bool:
+        files = [self.path] if self.path.is_file() else sorted(self.path.glob("**/collections/*.jsonl"))
+        for file in files:
+            if not file.name.endswith(".meta.jsonl"):
+                self._logs.setdefault(file.stem, _Indexed(file))
+        return bool(self._logs)
+
+    def _read_on(self, log: _Indexed) -> None:
+        for offset, record in _objects(log.path, log.read_to):
+            log.offsets.append(offset)
+            log.summaries.append(_summary(record, len(log.offsets)))
+            log.read_to = record["_end"]
+
+    def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
+        file = self.path / TOKEN_STATISTICS / f"{collection}.jsonl"
+        if not file.is_file():
+            return {}
+        return _read_statistics(file, file.stat().st_mtime_ns, self._logs[collection].path)
+
+    def _model_folder(self) -> Path | None:
+        for file in (self.path / "rollout_node.yaml", self.path / "evaluation" / "rollout_node.yaml"):
+            if file.is_file():
+                return Path(OmegaConf.load(file).model.path)
+        return None
+
+    def _decode_token(self, token: int) -> str:
+        if self._tokenizer is None:
+            return f"‹{token}›"
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _objects(path: Path, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(offset, object) of every whole line from ``start`` on; ``_end`` in the object is where the next line begins."""
+    with path.open("rb") as file:
+        file.seek(start)
+        offset = start
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # being written
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            end = offset + len(line)
+            if isinstance(record, dict):
+                record["_end"] = end
+                yield offset, record
+            offset = end
+
+
+def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
+    turns = record["turns"]
+    sampled = sum(turn["end"] - turn["start"] for turn in turns)
+    try:
+        calls = list(api_calls(record["messages"], len(turns)))[:MAX_CALLS]
+    except ValueError:
+        calls = []
+    return {
+        "cursor": cursor,
+        "id": record["rollout_id"],
+        "task": record["task_id"],
+        "index": record["index"],
+        "reward": record["reward"],
+        "success": record["success"],
+        "end_reason": record["end_reason"],
+        "turns": len(turns),
+        "tokens": len(record["token_ids"]),
+        "sampled": sampled,
+        "versions": sorted({turn["policy_version"] for turn in turns}),
+        "failed_turns": sum(turn["failed"] for turn in turns),
+        "mean_logprob": sum(record["sampler_logprobs"]) / max(sampled, 1),
+        "seconds": record["seconds"],
+        "temperature": record["temperature"],
+        "tampered": record["tampered"],
+        "calls": calls,
+    }
+
+
+@lru_cache(maxsize=4)
+def _read_statistics(file: Path, changed: int, log: Path) -> dict[str, dict[str, Any]]:
+    """Rollout id -> its token statistics and its largest gap to the sampler; ``changed`` renews the cache."""
+    logprobs = {
+        record["rollout_id"]: [
+            value for value, sampled in zip(record["sampler_logprobs"], record["mask"], strict=True) if sampled
+        ]
+        for _, record in _objects(log, 0)
+    }
+    result = {}
+    for _, record in _objects(file, 0):
+        learner, sampler = record["learner_logprobs"], logprobs.get(record["rollout_id"], [])
+        gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
+        result[record["rollout_id"]] = {
+            "learner_logprobs": learner,
+            "ratios": record.get("ratios"),
+            "clipped": record.get("clipped"),
+            "gap": gap,
+        }
+    return result

@@ -1,0 +1,116 @@
+// Address, live updates, head of the page and help.
+"use strict";
+
+const POLL_MS = 3000;
+
+function readAddress() {
+  const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  if (parts[0] !== "c" || !parts[1]) return { page: "run" };
+  if (parts[2] === "t" && parts[3]) return { page: "task", collection: parts[1], task: parts[3] };
+  if (parts[2] === "r" && parts[3]) {
+    const view = parts[4] === "tokens" ? "tokens" : "conversation";
+    return { page: "rollout", collection: parts[1], cursor: Number(parts[3]), view };
+  }
+  return { page: "collection", collection: parts[1] };
+}
+
+const KEYS = [
+  ["j / k", "next, previous item; scroll in a conversation"],
+  ["Enter", "open the focused item"],
+  ["u", "up: to the task, the collection, the run"],
+  ["[ / ]", "previous, next rollout of the task"],
+  ["1 / 2", "conversation, tokens"],
+  ["← →", "previous, next token"],
+  ["↑ ↓", "previous, next turn (tokens)"],
+  ["Home / End", "first, last token"],
+  ["f", "next filter"],
+  ["/", "search for a text"],
+  ["?", "this help"],
+];
+
+function Help({ onClose }) {
+  return html`<div class="help" onClick=${onClose}>
+    <div>
+      <h2>Keys</h2>
+      <dl>${KEYS.map(([key, meaning]) => html`<dt><kbd>${key}</kbd></dt><dd>${meaning}</dd>`)}</dl>
+      <button onClick=${onClose}>close</button>
+    </div>
+  </div>`;
+}
+
+function Crumbs({ address, run }) {
+  const { page, collection } = address;
+  const item = run.collections.find((entry) => entry.id === collection);
+  const name = item && item.kind === "training" ? `iteration ${item.iteration}` : collection;
+  return html`<nav class="crumbs">
+    <a href="#/"><bdi>${run.name}</bdi></a>
+    ${page !== "run" && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}
+    ${page === "task" && html` › <bdi>${address.task}</bdi>`}
+    ${page === "rollout" && html` › rollout ${address.cursor}`}
+  </nav>`;
+}
+
+function App() {
+  const [address, setAddress] = useState(readAddress());
+  const [help, setHelp] = useState(false);
+  const [run, setRun] = useState(null);
+  const [state, setState] = useState("");
+
+  useEffect(() => {
+    const onChange = () => {
+      setAddress(readAddress());
+      scrollTo(0, 0);
+    };
+    addEventListener("hashchange", onChange);
+    return () => removeEventListener("hashchange", onChange);
+  }, []);
+
+  useEffect(() => {
+    let last = "";
+    let timer = 0;
+    const poll = async () => {
+      try {
+        const next = await api.run();
+        const text = JSON.stringify(next);
+        if (text !== last) setRun(next);
+        last = text;
+        setState(isExport ? "exported" : "live");
+      } catch (error) {
+        setState("the viewer has stopped");
+      }
+      if (!isExport) timer = setTimeout(poll, POLL_MS);
+    };
+    poll();
+    return () => clearTimeout(timer);
+  }, []);
+
+  useKeys(
+    {
+      "?": () => setHelp(!help),
+      Escape: () => setHelp(false),
+      ...(address.page === "run" ? { j: () => moveFocus(1), k: () => moveFocus(-1) } : {}),
+    },
+    [help, address],
+  );
+
+  if (!run) return html`<p class="quiet">${state || "loading …"}</p>`;
+  document.title = `${run.name} – rollouts`;
+  const item = run.collections.find((entry) => entry.id === address.collection);
+  const common = { ...address, stamp: item ? item.bytes : 0, key: address.collection };
+  const dataset = run.metrics.length ? run.metrics[run.metrics.length - 1].dataset : "";
+  return html`<header>
+      <${Crumbs} address=${address} run=${run} />
+      <span class="quiet"><bdi>${dataset}</bdi></span>
+      <span class=${`state ${state === "live" ? "live" : ""}`}>${state}</span>
+      <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
+    </header>
+    <main>
+      ${address.page === "run" && html`<${RunPage} run=${run} />`}
+      ${address.page === "collection" && html`<${CollectionPage} ...${common} />`}
+      ${address.page === "task" && html`<${TaskPage} ...${common} />`}
+      ${address.page === "rollout" && html`<${RolloutPage} ...${common} />`}
+    </main>
+    ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

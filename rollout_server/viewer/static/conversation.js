@@ -1,0 +1,95 @@
+// A rollout as a conversation: thoughts, code and output set apart.
+"use strict";
+
+const OPENING = /```(?:python|py)[ \t]*(?:\r?\n|$)/;
+const CLOSING = /^[ \t]*```|```[ \t]*$/m;
+const REMINDER = "\nAs a reminder\n\n";
+const FIRST_CHARACTERS = 6000;
+const MORE_CHARACTERS = 200000;
+
+/** The adapter's own reading of an assistant message: [{code: bool, text}], a last block without its fence included. */
+function segments(text) {
+  const parts = [];
+  let rest = text;
+  for (;;) {
+    const opening = OPENING.exec(rest);
+    if (!opening) break;
+    parts.push({ code: false, text: rest.slice(0, opening.index) });
+    rest = rest.slice(opening.index + opening[0].length);
+    const closing = CLOSING.exec(rest);
+    parts.push({ code: true, text: closing ? rest.slice(0, closing.index) : rest });
+    rest = closing ? rest.slice(closing.index + closing[0].length) : "";
+    if (!closing) break;
+  }
+  parts.push({ code: false, text: rest });
+  return parts.filter((part) => part.text.trim());
+}
+
+/** Text of any length: the beginning at once, the rest on request. */
+function LongText({ text, className }) {
+  const [shown, setShown] = useState(FIRST_CHARACTERS);
+  const left = text.length - shown;
+  return html`<pre class=${`text ${className || ""}`}>${text.slice(0, shown)}</pre>
+    ${left > 0 &&
+    html`<button class="more" onClick=${() => setShown(shown + MORE_CHARACTERS)}>
+      show ${Math.min(left, MORE_CHARACTERS).toLocaleString()} of ${left.toLocaleString()} more characters
+    </button>`}`;
+}
+
+function Observation({ text }) {
+  const cut = text.lastIndexOf(REMINDER);
+  const output = cut < 0 ? text : text.slice(0, cut);
+  const failed = text.startsWith("Execution failed.");
+  return html`<div class=${`message user ${failed ? "failed" : ""}`}>
+    <div class="role">${failed ? "output: execution failed" : "output"}</div>
+    <${LongText} text=${output} className="output" />
+    ${cut >= 0 && html`<details><summary>reminder</summary><${LongText} text=${text.slice(cut + 1)} /></details>`}
+  </div>`;
+}
+
+function Action({ text, number, turn }) {
+  const note = turn ? `turn ${number} · ${turn.end - turn.start} tokens · policy version ${turn.policy_version}` : "";
+  return html`<div class="message assistant" id=${`turn-${number}`}>
+    <div class="role">agent <span class="quiet">${note}</span></div>
+    ${segments(text).map((part) => html`<${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`)}
+    ${!text.trim() && html`<p class="quiet">(an empty message)</p>`}
+  </div>`;
+}
+
+/** `rollout` with its messages; what the prompt holds is folded away. */
+function Conversation({ rollout }) {
+  const { messages, turns } = rollout;
+  const assistant = messages.map((message, place) => (message.role === "assistant" ? place : -1)).filter((p) => p >= 0);
+  const first = turns.length ? assistant[assistant.length - turns.length] : messages.length;
+  const task = messages[first - 1];
+  let number = 0;
+  return html`<div class="conversation">
+    ${first > 1 &&
+    html`<details class="prompt">
+      <summary>prompt: ${first - 1} messages before the task</summary>
+      ${messages.slice(0, first - 1).map(
+        (message) => html`<div class="message">
+          <div class="role">${message.role}</div>
+          <${LongText} text=${message.content} />
+        </div>`,
+      )}
+    </details>`}
+    ${task && html`<div class="message task"><div class="role">task</div><${LongText} text=${task.content} /></div>`}
+    ${messages.slice(first).map((message) => {
+      if (message.role !== "assistant") return html`<${Observation} text=${message.content} />`;
+      number += 1;
+      return html`<${Action} text=${message.content} number=${number} turn=${turns[number - 1]} />`;
+    })}
+  </div>`;
+}
+
+function Requirements({ requirements }) {
+  return html`<ul class="requirements">
+    ${requirements.map(
+      (item) => html`<li class=${item.passed ? "passed" : "missed"}>
+        <span class="mark">${item.passed ? "✓" : "✗"}</span> <bdi>${item.text}</bdi>
+        ${item.no_op_pass && html`<span class="quiet"> (doing nothing passes it)</span>`}
+      </li>`,
+    )}
+  </ul>`;
+}

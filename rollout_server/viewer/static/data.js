@@ -1,0 +1,89 @@
+// Where the page gets its data: a server, or the script elements of an exported file. Everything that agents wrote is
+// only ever put into text nodes.
+"use strict";
+
+const { html, render, Component, useState, useEffect, useRef, useMemo } = htmPreact;
+
+const embedded = new Map();
+for (const element of document.querySelectorAll('script[type="application/json"]')) {
+  embedded.set(element.dataset.name, element);
+}
+const isExport = embedded.has("run");
+
+async function fetchData(name, url) {
+  if (isExport) {
+    const element = embedded.get(name);
+    if (!element) throw new Error(`${name} is not part of this file`);
+    return JSON.parse(element.textContent);
+  }
+  const answer = await fetch(url);
+  const data = await answer.json();
+  if (!answer.ok) throw new Error(data.error || `HTTP ${answer.status}`);
+  return data;
+}
+
+const api = {
+  run: () => fetchData("run", "/api/run"),
+  summaries: (id) => fetchData(`collection/${id}`, `/api/collections/${encodeURIComponent(id)}`),
+  rollout: (id, cursor) =>
+    fetchData(`rollout/${id}/${cursor}`, `/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}`),
+  async search(id, text) {
+    if (!isExport) {
+      return fetchData("", `/api/collections/${encodeURIComponent(id)}/search?q=${encodeURIComponent(text)}`);
+    }
+    const wanted = text.toLowerCase();
+    const found = [];
+    for (const entry of await api.summaries(id)) {
+      const rollout = await api.rollout(id, entry.cursor);
+      if (rollout.messages.some((message) => message.content.toLowerCase().includes(wanted))) found.push(entry.cursor);
+    }
+    return found;
+  },
+};
+
+/** The result of an asynchronous function, asked again when `inputs` change: {value, error, loading}. */
+function useLoaded(load, inputs) {
+  const [state, setState] = useState({ loading: true });
+  useEffect(() => {
+    let current = true;
+    setState((old) => ({ ...old, loading: true, error: undefined }));
+    load().then(
+      (value) => current && setState({ value, loading: false }),
+      (error) => current && setState({ error: String(error.message || error), loading: false }),
+    );
+    return () => {
+      current = false;
+    };
+  }, inputs);
+  return state;
+}
+
+const percent = (value) => `${Math.round(100 * value)}%`;
+const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + value.toFixed(2));
+const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
+
+/** Call `handlers[key]` for a key pressed outside of text fields. */
+function useKeys(handlers, inputs) {
+  useEffect(() => {
+    const onKey = (event) => {
+      if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+      const handler = handlers[event.key];
+      if (handler) {
+        event.preventDefault();
+        handler(event);
+      }
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, inputs);
+}
+
+/** Move the focus by `step` among the elements marked with the class "stop". */
+function moveFocus(step) {
+  const stops = [...document.querySelectorAll(".stop")].filter((element) => element.offsetParent !== null);
+  if (!stops.length) return;
+  const place = stops.indexOf(document.activeElement);
+  const next = place < 0 ? (step > 0 ? 0 : stops.length - 1) : place + step;
+  stops[Math.min(stops.length - 1, Math.max(0, next))].focus();
+}

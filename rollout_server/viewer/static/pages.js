@@ -1,0 +1,291 @@
+// The four pages: the run, a collection, the rollouts of one task side by side, one rollout.
+"use strict";
+
+const CURVES = [
+  { title: "reward and success", keys: ["reward", "success", "dev_success"], from: [0, 1] },
+  { title: "gap of log-probs, 99th percentile", keys: ["gap_p99"] },
+  { title: "clip fraction, kept fraction", keys: ["clip_fraction", "kept_fraction"] },
+  { title: "seconds", keys: ["seconds_waiting", "seconds_recomputing", "seconds_updating", "seconds_publishing"] },
+];
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+
+function Curve({ title, keys, from, metrics }) {
+  const holder = useRef(null);
+  const present = keys.filter((key) => metrics.some((line) => typeof line[key] === "number"));
+  useEffect(() => {
+    if (!present.length) return undefined;
+    const ink = getComputedStyle(document.body).color;
+    const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.25)" }, ticks: { show: false } };
+    const options = {
+      title,
+      width: holder.current.clientWidth || 300,
+      height: 180,
+      scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
+      axes: [{ ...axis, size: 30, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56 }],
+      series: [
+        { label: "iteration" },
+        ...present.map((key, i) => ({
+          label: key,
+          stroke: COLOURS[i],
+          width: 2,
+          spanGaps: true,
+          value: (plot, value) => (value === null || value === undefined ? "–" : value.toPrecision(3)),
+        })),
+      ],
+    };
+    const data = [metrics.map((line) => line.iteration), ...present.map((key) => metrics.map((line) => line[key] ?? null))];
+    const plot = new uPlot(options, data, holder.current);
+    const observer = new ResizeObserver(() => plot.setSize({ width: holder.current.clientWidth, height: 180 }));
+    observer.observe(holder.current);
+    return () => {
+      observer.disconnect();
+      plot.destroy();
+    };
+  }, [metrics]);
+  return present.length > 0 && html`<div class="curve" ref=${holder}></div>`;
+}
+
+function RunPage({ run }) {
+  const { metrics, collections } = run;
+  const lines = new Map(metrics.map((line) => [line.iteration, line]));
+  return html`<section>
+    ${metrics.length > 0 &&
+    html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} />`)}</div>`}
+    <h2>Collections</h2>
+    <table class="wide">
+      <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>size</th></tr></thead>
+      <tbody>
+        ${collections.map((item) => {
+          const line = item.kind === "training" ? lines.get(item.iteration) : undefined;
+          return html`<tr key=${item.id}>
+            <td><a class="stop" href=${link("c", item.id)}>${
+              item.kind === "training" ? `iteration ${item.iteration}` : item.id
+            }</a></td>
+            <td>${fixed(line && line.reward)}</td>
+            <td>${line ? percent(line.success) : "–"}</td>
+            <td>${line ? line.rollouts : "–"}</td>
+            <td class="quiet">${(item.bytes / 1e6).toFixed(1)} MB</td>
+          </tr>`;
+        })}
+      </tbody>
+    </table>
+    ${collections.length === 0 && html`<p class="quiet">no rollouts yet</p>`}
+  </section>`;
+}
+
+const FILTERS = {
+  all: () => true,
+  failed: (entry) => !entry.success,
+  solved: (entry) => entry.success,
+  "over budget": (entry) => entry.end_reason !== "completed",
+  "with errors": (entry) => entry.failed_turns > 0,
+  tampered: (entry) => Boolean(entry.tampered),
+};
+const ORDERS = {
+  "by task": null,
+  longest: (a, b) => b.tokens - a.tokens,
+  "most turns": (a, b) => b.turns - a.turns,
+  "highest gap": (a, b) => (b.gap ?? -1) - (a.gap ?? -1),
+  "least likely": (a, b) => a.mean_logprob - b.mean_logprob,
+  "lowest reward": (a, b) => a.reward - b.reward,
+};
+
+function Choice({ label, options, value, onChange }) {
+  return html`<label>${label}
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+      ${options.map((option) => html`<option value=${option} selected=${option === value}>${option}</option>`)}
+    </select>
+  </label>`;
+}
+
+function RolloutCell({ collection, entry }) {
+  const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
+  const title = `${entry.id}\n${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
+  return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} title=${title}>
+    <b>${entry.success ? "✓" : percent(entry.reward)}</b>
+    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}</span>
+  </a>`;
+}
+
+const chosenFilters = { filter: "all", order: "by task", text: "" };
+
+function CollectionPage({ collection, stamp }) {
+  const [settings, setSettings] = useState(chosenFilters);
+  const set = (change) => setSettings(Object.assign(chosenFilters, change) && { ...chosenFilters });
+  const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
+  const found = useLoaded(
+    async () => (settings.text ? new Set(await api.search(collection, settings.text)) : null),
+    [collection, settings.text, stamp],
+  );
+  const search = useRef(null);
+  const cycle = () => {
+    const names = Object.keys(FILTERS);
+    set({ filter: names[(names.indexOf(settings.filter) + 1) % names.length] });
+  };
+  useKeys(
+    {
+      "/": () => search.current?.focus(),
+      f: cycle,
+      j: () => moveFocus(1),
+      k: () => moveFocus(-1),
+      u: () => (location.hash = "#/"),
+    },
+    [settings, collection],
+  );
+  if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
+  if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
+  const all = summaries.value;
+  const entries = all.filter((entry) => FILTERS[settings.filter](entry) && (!found.value || found.value.has(entry.cursor)));
+  const order = ORDERS[settings.order];
+  return html`<section>
+    <div class="filters">
+      <${Choice} label="show" options=${Object.keys(FILTERS)} value=${settings.filter} onChange=${(filter) => set({ filter })} />
+      <${Choice} label="order" options=${Object.keys(ORDERS)} value=${settings.order} onChange=${(value) => set({ order: value })} />
+      <label>text <input type="search" ref=${search} value=${settings.text}
+        onChange=${(event) => set({ text: event.target.value })}
+        onKeyDown=${(event) => event.key === "Escape" && event.target.blur()} /></label>
+      <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
+    </div>
+    ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} />`
+      : html`<${TaskTable} collection=${collection} entries=${entries} />`}
+  </section>`;
+}
+
+function TaskTable({ collection, entries }) {
+  const tasks = new Map();
+  for (const entry of entries) tasks.set(entry.task, [...(tasks.get(entry.task) || []), entry]);
+  return html`<table class="wide">
+    <thead><tr><th>task</th><th>mean reward</th><th>rollouts</th></tr></thead>
+    <tbody>
+      ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
+        const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
+        return html`<tr key=${task}>
+          <td><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a></td>
+          <td>${fixed(mean)}</td>
+          <td class="cells">${group
+            .sort((a, b) => a.index - b.index)
+            .map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</td>
+        </tr>`;
+      })}
+    </tbody>
+  </table>`;
+}
+
+function RolloutList({ collection, entries }) {
+  return html`<table class="wide">
+    <thead><tr>
+      <th>rollout</th><th>reward</th><th>advantage</th><th>turns</th><th>tokens</th><th>gap</th><th>log-prob</th><th>end</th>
+    </tr></thead>
+    <tbody>
+      ${entries.map(
+        (entry) => html`<tr key=${entry.cursor}>
+          <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}</bdi></a></td>
+          <td>${fixed(entry.reward)}${entry.success ? " ✓" : ""}</td>
+          <td>${signed(entry.advantage)}</td>
+          <td>${entry.turns}</td>
+          <td>${entry.tokens.toLocaleString()}</td>
+          <td>${entry.gap === null ? "–" : entry.gap.toExponential(1)}</td>
+          <td>${fixed(entry.mean_logprob)}</td>
+          <td>${entry.end_reason}</td>
+        </tr>`,
+      )}
+    </tbody>
+  </table>`;
+}
+
+/** The calls of the rollouts as rows of chips: how much the attempts at one task differ. */
+function CallSequences({ group, collection }) {
+  const unique = new Set(group.map((entry) => JSON.stringify(entry.calls))).size;
+  const apps = [...new Set(group.flatMap((entry) => entry.calls.map((call) => call.split(".")[0])))].sort();
+  return html`<details open class="calls">
+    <summary>API calls: ${unique} different sequences in ${group.length} rollouts</summary>
+    ${group.map(
+      (entry) => html`<div class="call-row">
+        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${entry.success ? " ✓" : ""}</a>
+        ${entry.calls.slice(0, 40).map(
+          (call) => html`<span class=${`call app${apps.indexOf(call.split(".")[0]) % 6}`}><bdi>${call}</bdi></span>`,
+        )}
+        ${entry.calls.length > 40 && html`<span class="quiet">and ${entry.calls.length - 40} more</span>`}
+      </div>`,
+    )}
+  </details>`;
+}
+
+function TaskPage({ collection, task, stamp }) {
+  const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
+  useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = link("c", collection)) }, [collection]);
+  if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
+  if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
+  const group = summaries.value.filter((entry) => entry.task === task).sort((a, b) => a.index - b.index);
+  return html`<section>
+    <${CallSequences} group=${group} collection=${collection} />
+    <div class="columns">
+      ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} />`)}
+    </div>
+  </section>`;
+}
+
+function Column({ collection, entry }) {
+  const loaded = useLoaded(() => api.rollout(collection, entry.cursor), [collection, entry.cursor]);
+  return html`<article class="column">
+    <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}</h3>
+    ${loaded.error && html`<p class="error">${loaded.error}</p>`}
+    ${loaded.value &&
+    html`<${Requirements} requirements=${loaded.value.requirements} /><${Conversation} rollout=${loaded.value} />`}
+  </article>`;
+}
+
+function RolloutPage({ collection, cursor, view, stamp }) {
+  const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
+  const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
+  const rollout = loaded.value;
+  const own = summaries.value && summaries.value.find((entry) => entry.cursor === cursor);
+  const group = own ? summaries.value.filter((entry) => entry.task === own.task).sort((a, b) => a.index - b.index) : [];
+  const show = (name) => (location.hash = link("c", collection, "r", cursor, name));
+  const step = (by) => {
+    const next = group[group.findIndex((entry) => entry.cursor === cursor) + by];
+    if (next) location.hash = link("c", collection, "r", next.cursor, view);
+  };
+  useKeys(
+    {
+      "[": () => step(-1),
+      "]": () => step(1),
+      1: () => show("conversation"),
+      2: () => show("tokens"),
+      j: () => scrollBy({ top: innerHeight * 0.6 }),
+      k: () => scrollBy({ top: -innerHeight * 0.6 }),
+      u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
+    },
+    [collection, cursor, view, own, group.length],
+  );
+  if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
+  if (!rollout || rollout.cursor !== cursor) return html`<p class="quiet">reading the rollout …</p>`;
+  const facts = {
+    reward: fixed(rollout.reward),
+    advantage: own ? signed(own.advantage) : "–",
+    end: rollout.end_reason,
+    turns: rollout.turns.length,
+    tokens: rollout.mask.length.toLocaleString(),
+    temperature: rollout.temperature,
+    "policy version": [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "),
+    seconds: fixed(rollout.seconds, 1),
+  };
+  return html`<section>
+    <div class="siblings">${group.map(
+      (entry) => html`<span class=${entry.cursor === cursor ? "here" : ""}>
+        <${RolloutCell} collection=${collection} entry=${entry} />
+      </span>`,
+    )}</div>
+    <p class="facts">${Object.entries(facts).map(
+      ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
+    )}</p>
+    ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
+    <${Requirements} requirements=${rollout.requirements} />
+    <nav class="tabs">
+      ${["conversation", "tokens"].map(
+        (name) => html`<a class=${`stop ${view === name ? "here" : ""}`} href=${link("c", collection, "r", cursor, name)}>${name}</a>`,
+      )}
+    </nav>
+    ${view === "tokens" ? html`<${Tokens} key=${cursor} rollout=${rollout} />` : html`<${Conversation} rollout=${rollout} />`}
+  </section>`;
+}

@@ -1,0 +1,163 @@
+// A rollout token by token. A hundred thousand tokens are a few hundred chunks, of which only those near the screen are in
+// the document; each keeps its height while it is away.
+"use strict";
+
+const CHUNK = 400;
+
+/** What there is to know of token i: the mask, the turn, log-probs and, where the trainer left them, ratio and clip. */
+function tokenDetails(rollout) {
+  const sampledBefore = new Int32Array(rollout.mask.length);
+  let count = 0;
+  rollout.mask.forEach((sampled, i) => {
+    sampledBefore[i] = count;
+    count += sampled;
+  });
+  return (i) => {
+    const sampled = Boolean(rollout.mask[i]);
+    const turn = rollout.turns.findIndex((item) => item.start <= i && i < item.end);
+    const pick = (values) => (sampled && values ? values[sampledBefore[i]] : null);
+    return {
+      text: rollout.tokens.texts[rollout.tokens.index[i]],
+      id: rollout.tokens.ids[i],
+      sampled,
+      turn: turn < 0 ? null : turn + 1,
+      version: turn < 0 ? null : rollout.turns[turn].policy_version,
+      logprob: sampled ? rollout.logprobs[i] : null,
+      learner: pick(rollout.learner_logprobs),
+      ratio: pick(rollout.ratios),
+      clipped: pick(rollout.clipped),
+    };
+  };
+}
+
+const visible = (text) => text.replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
+
+/** Tokens [start, end) as spans; never drawn again for a selection, which is a class set from outside. */
+class Chunk extends Component {
+  shouldComponentUpdate(next) {
+    return next.mounted !== this.props.mounted || next.rollout !== this.props.rollout;
+  }
+
+  render({ rollout, start, end, mounted, height, details }) {
+    const style = mounted ? {} : { height: `${height}px` };
+    const spans = [];
+    for (let i = start; mounted && i < end; i++) {
+      const token = details(i);
+      const shade = token.sampled ? ` s${Math.min(4, Math.floor(-token.logprob / 0.7))}` : "";
+      const name = `token${shade}${token.clipped ? " clipped" : ""}`;
+      spans.push(html`<span class=${name} id=${`t${i}`} data-i=${i}>${visible(token.text)}</span>`);
+    }
+    return html`<div class="chunk" data-chunk=${start} style=${style}>${spans}</div>`;
+  }
+}
+
+function TokenPanel({ token, i, size }) {
+  if (!token) return html`<div class="token-panel quiet">choose a token, or press → · ↑ ↓ jump between turns</div>`;
+  const facts = [
+    ["position", `${i + 1} of ${size}`],
+    ["id", token.id],
+    ["", token.sampled ? `sampled in turn ${token.turn}` : "not sampled"],
+    ...(token.sampled
+      ? [
+          ["version", token.version],
+          ["log-prob", fixed(token.logprob, 4)],
+          ["probability", fixed(Math.exp(token.logprob), 4)],
+        ]
+      : []),
+    ...(token.learner !== null ? [["learner", fixed(token.learner, 4)]] : []),
+    ...(token.ratio !== null ? [["ratio", fixed(token.ratio, 4)]] : []),
+    ...(token.clipped !== null ? [["clipped", token.clipped ? "yes" : "no"]] : []),
+  ];
+  return html`<div class="token-panel" aria-live="polite">
+    <code class="chosen-text">${JSON.stringify(token.text)}</code>
+    ${facts.map(([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`)}
+  </div>`;
+}
+
+function Tokens({ rollout }) {
+  const size = rollout.mask.length;
+  const details = useMemo(() => tokenDetails(rollout), [rollout]);
+  const [chosen, setChosen] = useState(-1);
+  const [near, setNear] = useState(() => new Set([0]));
+  const heights = useRef(new Map());
+  const list = useRef(null);
+
+  useEffect(() => {
+    const observer = new IntersectionObserver(
+      (entries) => {
+        setNear((old) => {
+          const next = new Set(old);
+          for (const entry of entries) {
+            const start = Number(entry.target.dataset.chunk);
+            if (entry.isIntersecting) next.add(start);
+            else if (next.delete(start)) heights.current.set(start, entry.boundingClientRect.height);
+          }
+          return next;
+        });
+      },
+      { rootMargin: "1200px 0px" },
+    );
+    for (const chunk of list.current.children) observer.observe(chunk);
+    return () => observer.disconnect();
+  }, [rollout]);
+
+  const chunkOf = (i) => Math.floor(i / CHUNK) * CHUNK;
+  useEffect(() => {
+    document.querySelector(".token.chosen")?.classList.remove("chosen");
+    if (chosen < 0) return;
+    const element = document.getElementById(`t${chosen}`);
+    if (!element) {
+      setNear((old) => new Set(old).add(chunkOf(chosen)));
+      list.current.querySelector(`[data-chunk="${chunkOf(chosen)}"]`)?.scrollIntoView({ block: "center" });
+      return;
+    }
+    element.classList.add("chosen");
+    element.scrollIntoView({ block: "nearest" });
+  }, [chosen, near]);
+
+  const go = (i) => setChosen(Math.min(size - 1, Math.max(0, i)));
+  const toTurn = (step) => {
+    const starts = rollout.turns.map((turn) => turn.start);
+    const next = step > 0 ? starts.find((start) => start > chosen) : starts.filter((start) => start < chosen).pop();
+    if (next !== undefined) go(next);
+  };
+  useKeys(
+    {
+      ArrowRight: () => go(chosen + 1),
+      ArrowLeft: () => go(chosen - 1),
+      ArrowDown: () => toTurn(1),
+      ArrowUp: () => toTurn(-1),
+      Home: () => go(0),
+      End: () => go(size - 1),
+      Escape: () => setChosen(-1),
+    },
+    [rollout, chosen],
+  );
+
+  const chunks = [];
+  for (let start = 0; start < size; start += CHUNK) {
+    const end = Math.min(size, start + CHUNK);
+    chunks.push(
+      html`<${Chunk}
+        key=${start}
+        rollout=${rollout}
+        start=${start}
+        end=${end}
+        details=${details}
+        mounted=${near.has(start)}
+        height=${heights.current.get(start) || (end - start) * 1.2}
+      />`,
+    );
+  }
+  return html`<div class="tokens-view">
+    <${TokenPanel} token=${chosen < 0 ? null : details(chosen)} i=${chosen} size=${size} />
+    <p class="legend">
+      <span class="token">not sampled</span> <span class="token s0">sampled, likely</span>
+      <span class="token s2">less likely</span> <span class="token s4">unlikely</span>
+      ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
+    </p>
+    <div class="tokens" ref=${list} onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>
+      ${chunks}
+    </div>
+  </div>`;
+}

@@ -45,6 +45,7 @@ class Critic(nn.Module):
             raise ValueError(f"decay_iterations must be at least 1, but is {decay_iterations}")
         self.first_coefficient, self.last_coefficient = coefficient
         self.decay_iterations, self.warmup_iterations = decay_iterations, warmup_iterations
+        self.width = width
         sizes = [width, *hidden_sizes, 1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

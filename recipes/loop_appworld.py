@@ -39,8 +39,10 @@ from loop_recipes.model_setup import (
     adapter_parameters,
     check_adapter,
     check_shapes,
+    full_tensor,
     meta_model,
     new_adapter,
+    place_critic,
     place_model,
 )
 from loop_recipes.peft_export import export_adapter, read_adapter
@@ -169,7 +171,11 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         if folder is None:
             self._say(f"no checkpoint in {self._output_dir}: starting from the beginning")
             return None
-        return load_training_state(folder)
+        checkpoint = load_training_state(folder)
+        if bool(checkpoint.critic) != (self._config.critic is not None):
+            kind = "with" if checkpoint.critic else "without"
+            raise ConfigError(f"checkpoint {folder} is of a run {kind} a critic; give critic as in that run")
+        return checkpoint
 
     def _setup_model(self, model: Any, base: dict[str, Tensor], checkpoint: TrainingState | None, shard: bool) -> None:
         conf = self._config
@@ -190,17 +196,28 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             shard=shard,
         )
         self._parameters = adapter_parameters(self._model)
+        self._critic = None
+        if conf.critic is not None:
+            width = self._model.tok_embeddings.weight.shape[1]
+            weights = None if checkpoint is None else checkpoint.critic
+            self._critic = place_critic(conf.critic, width, weights, self._device, shard)
+            self._parameters |= {f"critic.{name}": p for name, p in self._critic.named_parameters()}
         self._versions = AdapterVersions(self._model)
         for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
             self._versions.put(version, tensors)
 
     def _setup_update(self, checkpoint: TrainingState | None) -> None:
         conf = self._config
-        self._optimizer = build(conf.optimizer, list(self._parameters.values()))
+        groups = [{"params": list(adapter_parameters(self._model).values())}]
+        if self._critic is not None:
+            groups.append({"params": list(self._critic.parameters()), "lr": conf.critic_lr})
+        self._optimizer = build(conf.optimizer, groups)
         iterations_done = 0
         if checkpoint is not None:
-            iterations_done, groups = checkpoint.state["iteration"], checkpoint.state["optimizer_groups"]
-            restore_optimizer(self._optimizer, self._parameters, checkpoint.optimizer, groups)
+            iterations_done = checkpoint.state["iteration"]
+            restore_optimizer(
+                self._optimizer, self._parameters, checkpoint.optimizer, checkpoint.state["optimizer_groups"]
+            )
         self._lr_scheduler = build(
             conf.lr_scheduler,
             self._optimizer,
@@ -218,6 +235,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             gap=conf.sampler_gap,
             device=self._device,
             seed=conf.seed,
+            critic=self._critic,
             peak_tflops=conf.device_peak_tflops,
         )
 
@@ -309,6 +327,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         """Write the state after the iteration in hand; see training_state.py."""
         adapters = {version: self._versions.full(version) for version in self._versions.versions}
         optimizer = optimizer_tensors(self._optimizer, self._parameters)
+        critic = {} if self._critic is None else {n: full_tensor(p) for n, p in self._critic.named_parameters()}
         generators = gather_bytes(generator_states())
         state = {
             "iteration": self._iteration,
@@ -328,7 +347,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
 
         def write() -> None:
             root = self._output_dir / "checkpoints"
-            save_training_state(root, self._iteration, TrainingState(state, adapters, optimizer, rng))
+            save_training_state(root, self._iteration, TrainingState(state, adapters, optimizer, rng, critic))
             best = set() if self._best is None else {self._best["iteration"]}
             prune_checkpoints(root, self._config.keep_last_checkpoints, best)
 

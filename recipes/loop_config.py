@@ -156,6 +156,8 @@ class LoopConfig:
     optimizer: dict[str, Any]
     lr_scheduler: dict[str, Any]
     max_iterations: int
+    critic: dict[str, Any] | None = None
+    critic_lr: float | None = None
     update: UpdateConfig = field(default_factory=UpdateConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
@@ -195,6 +197,13 @@ def read_loop_config(cfg: DictConfig) -> LoopConfig:
             build(getattr(config, path))  # cheap, and they check their own arguments
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
+    if config.critic is not None:
+        check_component("critic", config.critic)
+        _require(config.critic_lr is not None, "missing key 'critic_lr', the learning rate of the critic")
+        _require(
+            config.loss.get("level", "token") == "token",
+            f"loss.level is {config.loss.get('level')!r}; a critic gives each token its own advantage: choose token",
+        )
     check_component("optimizer", config.optimizer, positional=1)
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     for number, logger in enumerate(config.metric_logger):

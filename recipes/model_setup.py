@@ -115,6 +115,31 @@ def place_model(
     return model
 
 
+def place_critic(
+    component: Mapping[str, Any], width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
+) -> nn.Module:
+    """Build a critic, with full CPU ``weights`` if given; sharded like the policy, so that their gradients clip as one.
+
+    Raises:
+        ConfigError: it cannot be built, is not for hidden states of ``width``, or the weights are not its own.
+    """
+    try:
+        critic = build(component)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"critic: {error}") from error
+    if critic.width != width:
+        raise ConfigError(f"critic.width is {critic.width}, but the model's hidden states are {width} wide")
+    if weights is not None:
+        expected = {name: tensor.shape for name, tensor in critic.state_dict().items()}
+        if expected != {name: tensor.shape for name, tensor in weights.items()}:
+            raise ConfigError("critic: the checkpoint's critic has other sizes; make critic what it was in that run")
+        critic.load_state_dict(dict(weights))
+    critic.to(device)
+    if shard:
+        fully_shard(critic, mesh=dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),)))
+    return critic
+
+
 def share_rope_cache(model: nn.Module) -> None:
     """Let all attention layers of the same head size use one RoPE module, and so one cache."""
     shared: dict[tuple[Any, ...], nn.Module] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
 from loop_recipes.batching import MicroBatch, Sample, balance_over_ranks, micro_batch_calls, micro_batches
+from loop_recipes.critic import Critic, token_advantages, value_loss
 from loop_recipes.loop_config import GapConfig, UpdateConfig
-from loop_recipes.losses import PolicyLoss, RatioStatistics
+from loop_recipes.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.model_setup import AdapterVersions, clip_grad_norm
 from loop_recipes.process_group import sum_over_ranks
 
@@ -61,8 +62,9 @@ class PolicyUpdate:
 
     Args:
         model: a decoder with a log-prob head.
-        parameters: the trainable ones, by name.
+        parameters: the trainable ones, by name, those of the critic included.
         advantage: ``(rewards [b], groups [b]) -> [b]``.
+        critic: gives each token its own advantage in place of the rollout's; the filter then does not apply.
     """
 
     model: nn.Module
@@ -75,6 +77,7 @@ class PolicyUpdate:
     gap: GapConfig
     device: torch.device
     seed: int
+    critic: Critic | None = None
     peak_tflops: float | None = None
     _ranks: tuple[int, int] = field(init=False)
 
@@ -92,9 +95,13 @@ class PolicyUpdate:
             NonFiniteLoss: before the step that it would have spoilt.
         """
         samples = self._with_advantages(sorted(samples, key=lambda sample: sample.rollout_id))
-        kept = [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
+        kept = samples
+        if self.critic is None:
+            kept = [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
         started = time.perf_counter()
         kept = self._with_old_logprobs(kept, version)
+        if self.critic is not None:
+            kept = self._with_token_advantages(kept)
         recomputed = time.perf_counter()
         metrics = _signal_metrics(samples, kept) | gap_metrics(kept, self.gap)
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
@@ -142,11 +149,13 @@ class PolicyUpdate:
             old_logprobs=torch.zeros(length - 1),
             ref_logprobs=torch.zeros(length - 1),
         )
+        if self.critic is not None:
+            sample = replace(sample, token_advantages=torch.ones(length - 1))
         started = time.perf_counter()
         self.model.train()
         for batch in micro_batches([sample], self.config.micro_batch_tokens, PAD_ID, self.config.packed):
-            batch = batch.to(self.device)
-            self.loss(self.model(**batch.inputs()), batch).per_rollout_loss.sum().backward()
+            output, values = self._losses(batch.to(self.device), policy_rests=False)
+            (output.per_rollout_loss.sum() + values.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - started
 
@@ -167,10 +176,10 @@ class PolicyUpdate:
         for other in needed:
             of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
             if other == version:
-                logprobs = self._logprobs(of_version)
+                logprobs = self._per_token(of_version, self._logprobs)
             else:
                 with self.versions.active(other):
-                    logprobs = self._logprobs(of_version)
+                    logprobs = self._per_token(of_version, self._logprobs)
             for sample in of_version:
                 mine = sample.policy_versions == other
                 old[sample.rollout_id][mine] = logprobs[sample.rollout_id][mine]
@@ -178,58 +187,87 @@ class PolicyUpdate:
         if not self.loss.needs_reference:
             return samples
         with disable_adapter(self.model):
-            reference = self._logprobs(samples)
+            reference = self._per_token(samples, self._logprobs)
         return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
 
+    def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
+        """Each token's return less the critic's value, under the policy and the critic before the update."""
+        advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
+        return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        return self.model(**batch.inputs())
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        return self.critic(self.model(**batch.inputs(), with_hidden=True).hidden)
+
     @torch.no_grad()
-    def _logprobs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Log-probs [n] of every sample's sampled tokens, computed by all ranks together, on every rank."""
+    def _per_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> dict[str, Tensor]:
+        """``compute`` gives [n] for a micro-batch; here all ranks together do it for all samples, for every rank."""
         self.model.eval()
         counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
         joined = torch.zeros(sum(counts.values()))
         views = dict(zip(counts, joined.split(list(counts.values())), strict=True))
         for batch in self._micro_batches(samples, "recomputing"):
-            for rollout_id, logprobs in batch.split(self.model(**batch.inputs()).cpu()).items():
-                views[rollout_id].copy_(logprobs)
+            for rollout_id, values in batch.split(compute(batch).cpu()).items():
+                views[rollout_id].copy_(values)
         # Every other rank left zeros in a rollout's place, so the sum is exact.
         return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
 
     def _train(self, samples: list[Sample], iteration: int) -> dict[str, Any]:
         self.model.train()
-        statistics, losses, norms = RatioStatistics(), [], []
+        statistics, losses, value_losses, norms = RatioStatistics(), [], [], []
         for epoch in range(self.config.epochs):
             seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
             for minibatch in minibatches(samples, self.config.minibatch_rollouts, seed):
-                loss, norm = self._step(minibatch, statistics)
+                loss, value_loss, norm = self._step(minibatch, statistics, iteration)
                 losses.append(loss)
+                value_losses.append(value_loss)
                 norms.append(norm)
-        return statistics.summary() | {
-            "steps": len(losses),
-            "loss": sum(losses) / len(losses),
-            "grad_norm": sum(norms) / len(norms),
-            "grad_norm_max": max(norms),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
-        }
+        metrics = {} if self.critic is None else {"value_loss": sum(value_losses) / len(value_losses)}
+        return (
+            statistics.summary()
+            | metrics
+            | {
+                "steps": len(losses),
+                "loss": sum(losses) / len(losses),
+                "grad_norm": sum(norms) / len(norms),
+                "grad_norm_max": max(norms),
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+            }
+        )
 
-    def _step(self, minibatch: list[Sample], statistics: RatioStatistics) -> tuple[float, float]:
-        """One optimizer step; returns the minibatch's loss and the gradient norm before clipping."""
+    def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> tuple[float, float, float]:
+        """One optimizer step; returns the minibatch's loss, its value loss and the gradient norm before clipping."""
         world_size, _ = self._ranks
         divisor = len(minibatch) if self.config.loss_divisor == "mean" else float(self.config.loss_divisor)
-        total = torch.zeros(1, dtype=torch.float64)
+        # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
+        policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
+        totals = torch.zeros(2, dtype=torch.float64)
+        coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
         for batch in self._micro_batches(minibatch, "updating"):
-            output = self.loss(self.model(**batch.inputs()), batch)
+            output, values = self._losses(batch, policy_rests)
             statistics.add(output)
-            loss = output.per_rollout_loss.sum() / divisor
-            total += loss.detach().double().cpu()
+            loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
+            totals += torch.stack([loss, mean_value_loss]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
-            (loss * world_size).backward()
-        loss = sum_over_ranks(total).item()
+            ((loss + coefficient * mean_value_loss) * world_size).backward()
+        loss, mean_value_loss = sum_over_ranks(totals).tolist()
         norm = clip_grad_norm(list(self.parameters.values()), self.config.clip_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norm}; the step was not taken")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss, norm
+        return loss, mean_value_loss, norm
+
+    def _losses(self, batch: MicroBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
+        """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""
+        with torch.set_grad_enabled(not policy_rests):
+            outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
+            if self.critic is None:
+                return self.loss(outputs, batch), torch.zeros_like(batch.rewards)
+            output = self.loss(outputs.logprobs, batch)
+        return output, value_loss(self.critic(outputs.hidden), batch)
 
     def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:
         """This rank's micro-batches, as many as every other rank has, with a progress bar on rank 0's terminal."""
@@ -243,7 +281,10 @@ class PolicyUpdate:
 
 def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, Any]:
     tasks, with_signal = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
-    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
+    if kept and kept[0].token_advantages is not None:
+        advantages = torch.cat([sample.token_advantages for sample in kept]).double()
+    else:
+        advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
     return {
         "kept_fraction": len(kept) / len(samples),
         "groups": len(tasks),

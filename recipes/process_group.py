@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from loop_recipes.config_schema import ConfigError
 from torch import Tensor
+
+from loop_recipes.config_schema import ConfigError
 
 
 class RemoteError(RuntimeError):

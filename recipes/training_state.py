@@ -4,6 +4,7 @@
         state.json                 counters, sampler, scheduler, pending collection, config, optimizer groups
         adapter_v0007.safetensors  LoRA weights (float32, torchtune names), one file per policy version still needed
         optimizer.safetensors      "<parameter>/<attribute>" full tensors
+        critic.safetensors         the critic's weights, where there is one
         rng.safetensors            torch (and CUDA) generator states, one per rank
 
 Nothing in it is pickled, so a checkpoint from elsewhere is safe to open.
@@ -16,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from loop_recipes.config_schema import ConfigError
-from loop_recipes.model_setup import full_tensor, like_parameter
+from loop_recipes.model_setup import full_tensor, like_parameter, local_part
 
 _FOLDER = re.compile(r"iteration_(\d+)")
 _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
@@ -41,6 +42,7 @@ class TrainingState:
     adapters: dict[int, dict[str, Tensor]]
     optimizer: dict[str, Tensor]
     rng: dict[str, Tensor]
+    critic: dict[str, Tensor] = field(default_factory=dict)
 
 
 def checkpoint_folder(root: Path, iteration: int) -> Path:
@@ -64,6 +66,8 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
         save_file(adapter, partial / f"adapter_v{version:04d}.safetensors")
     save_file(training.optimizer, partial / "optimizer.safetensors")
     save_file(training.rng, partial / "rng.safetensors")
+    if training.critic:
+        save_file(training.critic, partial / "critic.safetensors")
     (partial / "state.json").write_text(json.dumps(training.state, indent=1))
     for path in [*partial.iterdir(), partial]:
         _flush(path)
@@ -88,13 +92,14 @@ def load_training_state(folder: Path) -> TrainingState:
             if (match := _ADAPTER.fullmatch(path.name))
         }
         optimizer, rng = load_file(folder / "optimizer.safetensors"), load_file(folder / "rng.safetensors")
+        critic = load_file(folder / "critic.safetensors") if (folder / "critic.safetensors").exists() else {}
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(
             f"checkpoint {folder} cannot be read ({error}); remove it to go on from the one before"
         ) from error
     if state["policy_version"] not in adapters:
         raise ConfigError(f"checkpoint {folder} lacks the adapter of its policy version {state['policy_version']}")
-    return TrainingState(state, adapters, optimizer, rng)
+    return TrainingState(state, adapters, optimizer, rng, critic)
 
 
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
@@ -139,8 +144,12 @@ def restore_optimizer(
     for key, tensor in tensors.items():
         name, _, attribute = key.rpartition("/")
         parameter = parameters[name]
-        # AdamW's step counter is a scalar on the CPU whatever the parameter's device; moments are placed like it.
-        placed = like_parameter(tensor, parameter) if tensor.shape == parameter.shape else tensor
+        # Moments are placed like their parameter; AdamW's step counter is on the CPU unless the kernel wants it near.
+        near = optimizer.param_groups[0].get("fused") or optimizer.param_groups[0].get("capturable")
+        if tensor.shape == parameter.shape:
+            placed = like_parameter(tensor, parameter)
+        else:
+            placed = tensor.to(local_part(parameter).device) if near else tensor
         optimizer.state[parameter][attribute] = placed
 
 

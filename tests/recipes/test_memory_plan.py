@@ -1,8 +1,8 @@
 """The memory arithmetic, against figures known for Qwen2.5-32B."""
 
 import pytest
-from loop_recipes.memory_plan import GIB, ModelShape, plan_rollout_server, plan_trainer
 
+from loop_recipes.memory_plan import GIB, ModelShape, plan_rollout_server, plan_trainer
 from rollout_server.config import NodeConfig, from_mapping
 
 QWEN2_5_32B = {

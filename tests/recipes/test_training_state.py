@@ -79,6 +79,36 @@ def test_resuming_after_death_in_mid_update_equals_never_stopping(tmp_path, lag)
     assert [line["policy_lag"] for line in metrics] == ([0] * 6 if lag == 0 else [0, 1, 1, 1, 1, 1])
 
 
+def test_the_critic_learns_alone_first_and_resumes_with_the_run(tmp_path):
+    critic = {
+        "_component_": "loop_recipes.critic.Critic",
+        "width": 64,
+        "hidden_sizes": [16, 8],
+        "warmup_iterations": 2,
+    }
+    config = replay_config(tmp_path, iterations=4, critic=critic, critic_lr=1e-2, keep_last_checkpoints=4)
+    run(config, f"output_dir={tmp_path / 'whole'}")
+    with pytest.raises(Killed):
+        run(config, f"output_dir={tmp_path / 'broken'}", die_at_step=15)
+    run(config, f"output_dir={tmp_path / 'broken'}", "resume_from_checkpoint=True")
+    states = [load_training_state(tmp_path / f"whole/checkpoints/iteration_000{n}") for n in (1, 2, 3)]
+    alone, still_alone, together = [state.adapters[state.state["policy_version"]] for state in states]
+    assert all(torch.equal(tensor, still_alone[name]) for name, tensor in alone.items())
+    assert any(not torch.equal(tensor, together[name]) for name, tensor in alone.items())
+    assert not torch.equal(states[0].critic["mlp.0.weight"], states[1].critic["mlp.0.weight"])
+    metrics = deterministic(tmp_path / "whole/metrics.jsonl")
+    assert metrics == deterministic(tmp_path / "broken/metrics.jsonl")
+    assert metrics[-1]["value_loss"] < metrics[0]["value_loss"]
+    assert metrics[0]["kept_fraction"] == 1.0
+    resume = (f"output_dir={tmp_path / 'whole'}", "resume_from_checkpoint=True")
+    with pytest.raises(ConfigError, match="is of a run with a critic; give critic as in that run"):
+        run(config, *resume, "critic=null")
+    with pytest.raises(ConfigError, match="the checkpoint's critic has other sizes"):
+        run(config, *resume, "critic.hidden_sizes=[16,9]")
+    with pytest.raises(ConfigError, match=r"critic\.width is 32, but the model's hidden states are 64 wide"):
+        run(config, *resume, "critic.width=32")
+
+
 def test_a_stop_file_saves_and_ends_the_run(tmp_path, capsys):
     config = replay_config(tmp_path, iterations=3)
     (tmp_path / "run").mkdir()

@@ -13,7 +13,15 @@ import ast
 import asyncio
 from collections.abc import Sequence
 
-from appworld_adapter.environment import Grade, Message, Requirement, StepResult, TokenSpans, UnknownTask
+from appworld_adapter.environment import (
+    Grade,
+    Message,
+    PoolStatus,
+    Requirement,
+    StepResult,
+    TokenSpans,
+    UnknownTask,
+)
 from appworld_adapter.extraction import extract_code
 from appworld_adapter.observation import FAILURE_HEAD, observation
 
@@ -127,6 +135,7 @@ class CounterPool:
         self.observation_max_tokens = observation_max_tokens
         self.step_seconds = step_seconds
         self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
+        self._open_worlds = 0
 
     async def open(self) -> None:
         """Nothing to start."""
@@ -143,10 +152,15 @@ class CounterPool:
 
     async def acquire(self, episode_id: str) -> CounterEnvironment:
         await self._places.acquire()
+        self._open_worlds += 1
         return CounterEnvironment(self)
 
     def release(self) -> None:
+        self._open_worlds -= 1
         self._places.release()
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(open_worlds=self._open_worlds)
 
     async def close(self) -> None:
         """Nothing to end."""

@@ -108,6 +108,16 @@ class Environment(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PoolStatus:
+    """Counters for the node's metrics page."""
+
+    open_worlds: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
 @runtime_checkable
 class EnvironmentPool(Protocol):
     """The environments of one node. ``dataset`` is the name printed beside every score."""
@@ -130,19 +140,13 @@ class EnvironmentPool(Protocol):
         """An environment for one episode; waits its turn (first come, first served) while all places are taken."""
         ...
 
+    def status(self) -> PoolStatus:
+        """Counters for the node's metrics page."""
+        ...
+
     async def close(self) -> None:
         """End every world and child process."""
         ...
-
-
-@dataclass(frozen=True)
-class PoolStatus:
-    """Counters for the node's metrics page."""
-
-    open_worlds: int = 0
-    waiting: int = 0
-    restarts: int = 0
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 ENVIRONMENTS: dict[str, str] = {

@@ -76,10 +76,12 @@ class ForkServer:
         try:
             line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
             ready = json.loads(line)
-        except (TimeoutError, ValueError) as error:
+        except BaseException as error:  # cancelled included: nobody else knows of the process yet
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+            if not isinstance(error, TimeoutError | ValueError):
+                raise
             tail = " | ".join(spec.log.read_text(errors="replace").strip().splitlines()[-3:])
             raise EnvironmentCrashed(f"the {spec.role} server did not start ({spec.python}): {tail}") from error
         return cls(spec, process, ready)

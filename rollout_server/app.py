@@ -70,6 +70,8 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return _refusal(408, "the request's body did not arrive in time")
     except web.HTTPException as error:
         return _refusal(error.status, error.reason)
+    except ConnectionError:  # the client is gone; there is nobody to answer
+        raise
     except OSError as error:
         logger.exception("%s %s", request.method, request.path)
         return _refusal(507, f"the node's disk or network failed: {error}")
@@ -161,15 +163,24 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
             lines = [json.dumps({"end": asdict(ended)}).encode() + b"\n"]
         elif not records and not await _wait_for_change(changed, node):
             lines = [_heartbeat(run)]
-        if lines:
-            async with asyncio.timeout(WRITE_DEADLINE_S):
-                await response.write(b"".join(lines))
+        if lines and not await _write(response, b"".join(lines)):
+            break
         if not records and ended is not None:
             await response.write_eof()
             return response
     if request.transport is not None:
-        request.transport.close()
+        request.transport.abort()
     return response
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> bool:
+    """False when the reader took nothing for so long that it must be given up."""
+    try:
+        async with asyncio.timeout(WRITE_DEADLINE_S):
+            await response.write(data)
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _wait_for_change(changed: asyncio.Event, node: Node) -> bool:

@@ -81,6 +81,13 @@ class _StatusCollector(Collector):
             ("open_collections", "Collections that have not ended"),
         ):
             yield GaugeMetricFamily(f"rollout_{key}", text, value=status[key])
+        for key, text in (
+            ("open_worlds", "Worlds open in the environment"),
+            ("waiting", "Episodes that wait for a world"),
+            ("restarts", "Restarts of the environment's servers"),
+        ):
+            value = status["environment"][key]
+            yield GaugeMetricFamily(f"rollout_environment_{key}", text, value=value)
         versions = status["policy_versions"]
         yield GaugeMetricFamily("rollout_policy_version", "Newest policy version", value=max(versions, default=-1))
         yield GaugeMetricFamily("rollout_policy_versions", "Policy versions served", value=len(versions))

@@ -31,6 +31,7 @@ from rollout_server.vllm_server import ServerGroup
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_COLLECTIONS = 64
+COLLECTIONS_SHOWN = 20
 RETRIED = ("failed", "cancelled")
 """Ends after which asking for the collection again takes it up again."""
 STOP_DEADLINE_S = 90.0
@@ -81,10 +82,15 @@ class Node:
 
     async def start(self) -> None:
         """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""
-        await self.pool.open()
         await self.policies.restore()
         await self.router.start()
-        await self.servers.start()
+        try:
+            # Together, because each takes its time; the first to fail cancels the other.
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.pool.open())
+                group.create_task(self.servers.start())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         self.ready = True
         logger.info("ready: dataset %s, policy versions %s", self.pool.dataset, self.policies.versions())
 
@@ -124,11 +130,12 @@ class Node:
             "waiting": sum(item.waiting for item in progress),
             "open_collections": len(open_runs),
             "policy_versions": self.policies.versions(),
+            "environment": asdict(self.pool.status()),
             "servers": self.servers.status(),
             "collections": [
                 {"id": run.request.id, "state": run.state, **asdict(run.collector.progress())}
-                for run in self._runs.values()
-            ][-20:],
+                for run in list(self._runs.values())[-COLLECTIONS_SHOWN:]
+            ],
         }
 
     def tasks(self, split: str) -> list[str]:

@@ -16,9 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 
-def prompt_logprob(adapter: Path) -> float:
-    """What the fake answers for every prompt token under this adapter: a function of its weights' bytes."""
-    return -1.0 - hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).digest()[0] / 256
+def prompt_logprob(folder: Path) -> float:
+    """What the fake answers for every prompt token under these weights: a function of their bytes."""
+    content = b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors")))
+    return -1.0 - hashlib.sha256(content).digest()[0] / 256
 
 
 class FakeVllm:
@@ -26,6 +27,7 @@ class FakeVllm:
 
     def __init__(self) -> None:
         self.loaded: dict[str, Path] = {}
+        self.paused = False
         self.log: list[tuple[str, str]] = []
         self.seen: list[dict] = []
         self.mode = "well"
@@ -43,6 +45,9 @@ class FakeVllm:
                 web.post("/v1/load_lora_adapter", self.load),
                 web.post("/v1/unload_lora_adapter", self.unload),
                 web.post("/inference/v1/generate", self.generate),
+                web.post("/pause", self.pause),
+                web.post("/collective_rpc", self.reload),
+                web.post("/resume", self.resume),
             ]
         )
         return app
@@ -75,10 +80,36 @@ class FakeVllm:
         self.log.append(("unload", name if known is None or known.is_dir() else f"{name} whose folder is gone"))
         return web.Response(status=200 if known is not None else 404)
 
+    async def pause(self, request: web.Request) -> web.Response:
+        self.paused = True
+        self.log.append(("pause", request.query_string))
+        return web.Response()
+
+    async def reload(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        folder = Path(body["kwargs"]["weights_path"])
+        assert body["method"] == "reload_weights"
+        self.log.append(("reload", folder.name))
+        failed = self.mode in ("fail reload", "fail reload once")
+        if self.mode == "fail reload once":
+            self.mode = "well"
+        # As vLLM: half-loaded weights, on which nothing may be generated.
+        self.loaded = {} if failed else {"base": folder}
+        return web.Response(status=500 if failed else 200)
+
+    async def resume(self, _: web.Request) -> web.Response:
+        self.paused = False
+        if not self.loaded:
+            self.mode = "dead engine"
+        self.log.append(("resume", ""))
+        return web.Response()
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.seen.append(body)
         token_ids, sampling = body["token_ids"], body["sampling_params"]
+        if self.paused:
+            return web.json_response({"error": {"message": "paused"}}, status=500)
         if body["model"] not in self.loaded:
             return web.json_response({"error": {"message": f"The model {body['model']} does not exist."}}, status=404)
         if self.mode == "error":

@@ -1,6 +1,5 @@
 """The rollout node over the real AppWorld engine, with a scripted policy: real worlds, real grades, real deaths."""
 
-import contextlib
 import os
 import signal
 from collections import Counter

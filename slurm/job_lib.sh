@@ -1,9 +1,20 @@
 # Functions shared by the sbatch scripts. Sourced in the batch script, after site.sh; nothing here runs by itself.
-# shellcheck shell=bash disable=SC2034 # CODE and ENDED are read by the scripts that source this
+# shellcheck shell=bash disable=SC2034 # CODE, ENDED and LOGS are read by the scripts that source this
 
 STEPS=()
+SAVE_BY= # the value of SECONDS by which a save that was asked for must be done; empty: none was asked for
 
 say() { printf '%s %s\n' "$(date '+%F %T')" "$*"; }
+
+# begin_attempt FOLDER: a log folder for this start of the job under FOLDER; sets ATTEMPT and LOGS.
+begin_attempt() {
+    ATTEMPT=${SLURM_RESTART_COUNT:-0}
+    LOGS=$1/logs/job-$SLURM_JOB_ID/attempt-$ATTEMPT
+    mkdir -p "$LOGS" || {
+        say "cannot make $LOGS: check LOOP_RUNS in slurm/site.sh"
+        exit 73
+    }
+}
 
 # start_step NAME HOST LOG COMMAND...: run COMMAND as a named background step on HOST; sets STEP_PID (srun's).
 start_step() {
@@ -21,19 +32,24 @@ start_step() {
 # step_id NAME: Slurm's id of a running step of this job, by its name; step numbers vary.
 step_id() { squeue -h -s -j "$SLURM_JOB_ID" -o '%i %j' | awk -v name="$1" '$2 == name {print $1}'; }
 
+# signal_step SIGNAL NAME: send a signal to a step's processes. Through scancel: srun would turn a TERM into a KILL.
+signal_step() {
+    local id
+    id=$(step_id "$2")
+    [ -n "$id" ] && scancel --signal="$1" "$id"
+}
+
 # stop_steps: TERM to every step that still runs, last started first, and wait; KILL after 60 s.
-# TERM goes through scancel: a TERM to srun itself would reach the tasks as KILL.
 stop_steps() {
-    local index name pid id
+    local index name pid
     for ((index = ${#STEPS[@]} - 1; index >= 0; index--)); do
         name=${STEPS[index]%%:*} pid=${STEPS[index]##*:}
         kill -0 "$pid" 2>/dev/null || continue
-        id=$(step_id "$name")
-        [ -n "$id" ] && scancel --signal=TERM "$id"
+        signal_step TERM "$name"
         wait_pid "$pid" 60 || {
             say "step $name did not stop on TERM within 60 s; killing it"
-            [ -n "$id" ] && scancel --signal=KILL "$id"
-            wait_pid "$pid" 20
+            signal_step KILL "$name"
+            wait_pid "$pid" 20 || kill -KILL "$pid"
         }
     done
 }
@@ -49,13 +65,18 @@ wait_pid() {
     CODE=$?
 }
 
-# wait_either PID PID: until one of two children ends; sets ENDED and CODE. A trapped signal does not end the wait.
-wait_either() {
+# wait_first PID...: until one of the children ends; sets ENDED and CODE. Fails when SAVE_BY has passed.
+wait_first() {
+    local pid
     while :; do
-        ENDED=
-        wait -n -p ENDED "$@"
-        CODE=$?
-        [ -n "${ENDED:-}" ] && return 0
+        for pid in "$@"; do
+            kill -0 "$pid" 2>/dev/null && continue
+            wait "$pid"
+            CODE=$? ENDED=$pid
+            return 0
+        done
+        [ -n "$SAVE_BY" ] && [ "$SECONDS" -ge "$SAVE_BY" ] && return 1
+        sleep 1
     done
 }
 
@@ -73,23 +94,53 @@ wait_ready() {
     say "rollout node ready at $url"
 }
 
-# preflight HOST...: one check per node, side by side; names every bad node and what is wrong with it.
+# requeue: put this job back into the queue, at most LOOP_MAX_REQUEUES times; does not return.
+# Exit 75 (not finished, nothing lost) when it may not, so that no job waiting for this one takes it for done.
+requeue() {
+    if [ "$ATTEMPT" -ge "$LOOP_MAX_REQUEUES" ]; then
+        say "requeued $ATTEMPT times already (LOOP_MAX_REQUEUES=$LOOP_MAX_REQUEUES): submit the same line again to go on"
+        exit 75
+    fi
+    say "requeueing"
+    trap '' TERM # requeueing sends TERM to this script too
+    if ! scontrol requeue "$SLURM_JOB_ID"; then
+        say "this cluster refuses to requeue: submit the same line again to go on"
+        exit 75
+    fi
+    sleep 60
+    exit 0
+}
+
+# preflight FOLDER HOST...: one check per node, side by side; names every bad node and what is wrong with it.
 preflight() {
-    local host bad=0 log pids=()
+    local folder=$1 host bad=0 log pids=()
+    shift
     for host in "$@"; do
         srun --job-name="preflight" --nodes=1 --ntasks=1 --nodelist="$host" --overlap --cpu-bind=none \
             --output="$LOGS/preflight-$host.log" --error="$LOGS/preflight-$host.log" \
-            timeout 300 bash "$LOOP_SLURM_DIR/preflight.sh" "$RUN_DIR" &
+            timeout --kill-after=5 "$LOOP_PREFLIGHT_TIMEOUT" bash "$LOOP_SLURM_DIR/preflight.sh" "$folder" &
         pids+=($!)
     done
     for host in "$@"; do
-        wait "${pids[0]}" || {
-            bad=1
-            log=$LOGS/preflight-$host.log
-            say "preflight: bad node $host: $(tail -n 1 "$log" 2>/dev/null || echo "no answer")"
-        }
+        log=$LOGS/preflight-$host.log
+        # A node that hangs or has lost its network ends neither its task nor srun.
+        if ! wait_pid "${pids[0]}" $((LOOP_PREFLIGHT_TIMEOUT + 15)); then
+            kill -KILL "${pids[0]}"
+            CODE=124
+        fi
+        case $CODE in
+            0) ;;
+            124 | 137) bad=1 && say "preflight: bad node $host: no answer within $LOOP_PREFLIGHT_TIMEOUT s" ;;
+            *) bad=1 && say "preflight: bad node $host: $(reason "$log")" ;;
+        esac
         pids=("${pids[@]:1}")
     done
     [ "$bad" -eq 0 ] && say "preflight: $# node(s) good"
     return "$bad"
+}
+
+# reason LOG: the last line of a preflight's log.
+reason() {
+    [ -s "$1" ] && tail -n 1 "$1" && return
+    echo "the check could not be started there; Slurm's message is above"
 }

@@ -8,13 +8,16 @@
 : "${LOOP_RUNS:=$LOOP_HOME/runs}"
 # GPUs a node must have; 0 on a cluster of CPUs (the tests' cluster is one).
 : "${LOOP_GPUS_PER_NODE:=8}"
-# Port of the rollout node, and of torchrun's rendezvous.
+# Port of the rollout node. torchrun takes a free port by itself.
 : "${LOOP_NODE_PORT:=8700}"
 # How often a job may requeue itself (USR1, sent before the time limit).
 : "${LOOP_MAX_REQUEUES:=20}"
+# Seconds a node has for its preflight: importing torch and vLLM from a cold shared file system can take minutes.
+: "${LOOP_PREFLIGHT_TIMEOUT:=300}"
 # Seconds the rollout node may take to become healthy: loading 32B twice from a shared file system takes minutes.
 : "${LOOP_READY_TIMEOUT:=1800}"
-# Seconds the trainer may take to save after USR1; give sbatch --signal=B:USR1@N with N above this.
+# Seconds the trainer may take for the update in hand when it is asked to save (USR1, or a rollout node that died).
+# Give sbatch --signal=B:USR1@N with N at least 120 above this; in train_loop.sbatch it is 420.
 : "${LOOP_SAVE_TIMEOUT:=240}"
 
 # Runs inside every job step, on every node: modules, container hooks, the environment.
@@ -24,4 +27,5 @@ loop_activate() {
     export LOOP_HOME
 }
 
-export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_NODE_PORT LOOP_MAX_REQUEUES LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT
+export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_NODE_PORT LOOP_MAX_REQUEUES
+export LOOP_PREFLIGHT_TIMEOUT LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT

@@ -15,25 +15,18 @@ import subprocess
 import time
 from pathlib import Path
 
+from two_networks import BridgedNetworks, address, inside, missing_for_networks
+
 NODES = ("loopnode1", "loopnode2")
-SUBNET = "10.213.7"
-CONTROLLER = f"{SUBNET}.1"
-BRIDGE = "loopbr0"
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "setpriv")
 
 
 def missing_for_cluster() -> str | None:
     """Why no cluster can be brought up here, or None."""
-    if os.geteuid() != 0:
-        return "needs root to make network namespaces"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     if absent:
-        return f"not installed: {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client munge iproute2)"
-    return None
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+        return f"not installed: {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client munge)"
+    return missing_for_networks()
 
 
 class SlurmCluster:
@@ -51,11 +44,12 @@ class SlurmCluster:
         self.gpus = gpus
         self.kill_wait = kill_wait
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.networks = BridgedNetworks(NODES)
         self._daemons: list[subprocess.Popen] = []
 
     def start(self) -> None:
         self._write_configuration()
-        self._make_network()
+        self.networks.start()
         munge = ["munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key"]
         munge += [f"--socket={self.folder}/munge.sock", f"--pid-file={self.folder}/munged.pid"]
         munge += [f"--seed-file={self.folder}/munge.seed", f"--log-file={self.folder}/munged.log"]
@@ -63,10 +57,14 @@ class SlurmCluster:
         self._wait(lambda: (self.folder / "munge.sock").exists(), "munged's socket")
         self._daemon("slurmctld", ["slurmctld", "-D", "-i"])
         for node in NODES:
-            # `ip netns exec` would hide the cgroup mounts that slurmd asks for.
-            inside = f"hostname {node}; exec slurmd -D -N {node}"
-            self._daemon(node, ["nsenter", f"--net=/run/netns/{node}", "unshare", "--uts", "sh", "-c", inside])
-        self._wait(lambda: self.command("sinfo", "-h", "-o", "%T").split() == ["idle"], "both nodes idle", 60)
+            # Hosts find each other by name, in a mount namespace of the node's own.
+            setup = f"mount --bind {self.folder}/hosts /etc/hosts; hostname {node}; exec slurmd -D -N {node}"
+            self._daemon(node, inside(node, "unshare", "--uts", "--mount", "sh", "-c", setup))
+        self.wait_idle()
+
+    def wait_idle(self, timeout: float = 60) -> None:
+        """Wait until both nodes can take a job."""
+        self._wait(lambda: self.command("sinfo", "-h", "-o", "%T").split() == ["idle"], "both nodes idle", timeout)
 
     def stop(self) -> None:
         for daemon in reversed(self._daemons):
@@ -77,9 +75,32 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait(10)
-        for name in NODES:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-        subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+        self.networks.stop()
+
+    def processes(self) -> set[tuple[int, str]]:
+        """All processes on the nodes but Slurm's own, as (process id, start time), which is unique.
+
+        Those in a node's network namespace, and their children, which may have a sandbox's namespaces.
+        """
+        found: set[tuple[int, str]] = set()
+        pending = [int(pid) for node in NODES for pid in self.command("ip", "netns", "pids", node).split()]
+        own = {daemon.pid for daemon in self._daemons}
+        while pending:
+            pid = pending.pop()
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                children = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+            except OSError:  # gone meanwhile
+                continue
+            name, fields = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
+            identity = (pid, fields[19])
+            if identity in found or fields[0] == "Z":
+                continue
+            if pid not in own and name != "slurmd":
+                found.add(identity)
+            if name != "slurmd":
+                pending += [int(child) for group in children for child in group]
+        return found
 
     def command(self, *words: str, check: bool = True) -> str:
         """Run a Slurm command as the controller's administrator and return its output."""
@@ -105,12 +126,12 @@ class SlurmCluster:
             raise RuntimeError(f"sbatch: {done.stderr.strip()}")
         return int(done.stdout.split(";")[0])
 
-    def job(self, job_id: int) -> dict[str, str]:
+    def job(self, job_id: int | str) -> dict[str, str]:
         """The fields of ``scontrol show job``."""
         line = self.command("scontrol", "-o", "show", "job", str(job_id))
         return dict(re.findall(r"(\w+)=(\S*)", line))
 
-    def wait_for(self, job_id: int, *states: str, timeout: float = 300) -> dict[str, str]:
+    def wait_for(self, job_id: int | str, *states: str, timeout: float = 300) -> dict[str, str]:
         """Poll until the job is in one of ``states``; raises with the state it was in at the deadline."""
         deadline = time.monotonic() + timeout
         while True:
@@ -136,22 +157,6 @@ class SlurmCluster:
             time.sleep(0.2)
         raise TimeoutError(f"no {what} within {timeout:.0f} s; see the logs in {self.folder}")
 
-    def _make_network(self) -> None:
-        _run("ip", "link", "add", BRIDGE, "type", "bridge")
-        _run("ip", "address", "add", f"{CONTROLLER}/24", "dev", BRIDGE)
-        _run("ip", "link", "set", BRIDGE, "up")
-        for number, node in enumerate(NODES, start=2):
-            veth = f"loopve{number}"
-            _run("ip", "netns", "add", node)
-            _run("ip", "link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", node)
-            _run("ip", "link", "set", veth, "master", BRIDGE, "up")
-            for setting in (
-                ("address", "add", f"{SUBNET}.{number}/24", "dev", "eth0"),
-                ("link", "set", "eth0", "up"),
-                ("link", "set", "lo", "up"),
-            ):
-                _run("ip", "-n", node, *setting)
-
     def _write_configuration(self) -> None:
         folder = self.folder
         (folder / "state").mkdir(parents=True)
@@ -165,15 +170,17 @@ class SlurmCluster:
             os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
             gpu_lines.append(f"NodeName={','.join(NODES)} Name=gpu File={device}")
         (folder / "gres.conf").write_text("\n".join(gpu_lines) + "\n")
+        hosts = [("127.0.0.1", "localhost"), *((address(number), node) for number, node in enumerate(NODES, start=2))]
+        (folder / "hosts").write_text("".join(f"{ip} {name}\n" for ip, name in hosts))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        hosts = "\n".join(
-            f"NodeName={node} NodeHostname={node} NodeAddr={SUBNET}.{number} Port=68{number}8 "
+        nodes = "\n".join(
+            f"NodeName={node} NodeHostname={node} NodeAddr={address(number)} Port=68{number}8 "
             f"CPUs=8 RealMemory=16000 Gres=gpu:{self.gpus}"
             for number, node in enumerate(NODES, start=2)
         )
         (folder / "slurm.conf").write_text(
             f"""ClusterName=loop
-SlurmctldHost={socket.gethostname()}({CONTROLLER})
+SlurmctldHost={socket.gethostname()}({address(1)})
 SlurmctldPort=6817
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock,cred_expire=5
@@ -197,7 +204,7 @@ KillWait={self.kill_wait}
 MinJobAge=600
 SchedulerParameters=sched_min_interval=100000
 JobRequeue=1
-{hosts}
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
         )

@@ -3,36 +3,121 @@
 Every drill is a whole job with real vLLM, so they are not part of the default run: `make drills`.
 """
 
+from __future__ import annotations
+
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from slurm_cluster import NODES, SlurmCluster, missing_for_cluster
+from two_networks import inside
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(900)]
 CHECKOUT = Path(__file__).parents[2]
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 SMALL = (
+    "run_name=drill",  # part of every rollout's seed: two runs of this name sample the same
     "max_iterations=3",
     "collection.tasks_per_iteration=2",
-    "collection.rollouts_per_task=2",
-    "collection.min_rollouts_per_task=2",
+    "collection.rollouts_per_task=3",
+    "collection.min_rollouts_per_task=3",
     "collection.min_rollouts_fraction=1.0",
-    "collection.limits.max_turns=3",
+    "collection.limits.max_turns=4",
     "rollout_node.config.max_concurrent_episodes=4",
+    "update.min_abs_advantage=0.0",  # a step in every iteration, also where all rollouts earn the same
+)
+SMALL_EVALUATION = (
+    "policies=[{name: after, adapter: '${run}'}]",
+    "samplings=[{temperature: 0.0, runs: 1}]",
+    "limits.max_turns=3",
 )
 
 
+@dataclass
+class Jobs:
+    """Submits the scripts, and remembers what must be gone in the end.
+
+    ``seen`` are processes that a job was found to have on the nodes, as :meth:`SlurmCluster.processes` names them.
+    """
+
+    cluster: SlurmCluster
+    folder: Path
+    ids: list[str] = field(default_factory=list)
+    seen: set[tuple[int, str]] = field(default_factory=set)
+
+    def submit(self, script: str, *words: str, options: tuple[str, ...] = (), **env: str) -> str:
+        job = self.cluster.submit(
+            CHECKOUT / "slurm" / script,
+            *words,
+            options=("--gpus-per-node=0", "--time=30", *options),
+            cwd=self.folder,
+            env={
+                "LOOP_HOME": str(CHECKOUT),
+                "LOOP_SLURM_DIR": str(CHECKOUT / "slurm"),
+                "LOOP_RUNS": str(self.folder / "runs"),
+                "LOOP_GPUS_PER_NODE": "0",
+                "LOOP_READY_TIMEOUT": "300",
+                "OMP_NUM_THREADS": "1",
+                **env,
+            },
+        )
+        self.ids.append(str(job))
+        return str(job)
+
+    def train(self, run: str, *overrides: str, options: tuple[str, ...] = (), **env: str) -> tuple[str, Path]:
+        """A training job; returns its id and the run's folder."""
+        words = (run, "loop_appworld/tiny_cpu", *SMALL, *overrides)
+        return self.submit("train_loop.sbatch", *words, options=options, **env), self.folder / "runs" / run
+
+    def end(self, job: str, timeout: float = 400) -> tuple[str, int]:
+        """Wait for a job; returns its state and exit code."""
+        fields = self.cluster.wait_for(job, *ENDED, timeout=timeout)
+        return fields["JobState"], int(fields["ExitCode"].split(":")[0])
+
+    def until(self, condition: Callable[[], object], job: str, timeout: float = 400) -> None:
+        """Wait for a condition on a job that still runs."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"not in time\n{self.logs()}"
+            assert self.cluster.job(job)["JobState"] not in ENDED, f"job {job} has ended\n{self.logs()}"
+            time.sleep(0.5)
+        self.seen |= self.cluster.processes()
+
+    def output(self) -> str:
+        """What the batch scripts said."""
+        return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.out")))
+
+    def logs(self) -> str:
+        files = [*self.folder.glob("*.out"), *self.folder.glob("runs/**/*.log")]
+        return "\n".join(f"== {file}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
+
+    def clean_up(self) -> None:
+        for job in self.ids:
+            subprocess.run(["scancel", job], env=self.cluster.environment, capture_output=True, timeout=60)
+        for job in self.ids:
+            self.cluster.wait_for(job, *ENDED, timeout=120)
+
+    def expect_nothing_left(self) -> None:
+        deadline = time.monotonic() + 30
+        while left := self.cluster.processes() | {item for item in self.seen if _lives(*item)}:
+            assert time.monotonic() < deadline, [_command_line(pid) for pid, _ in left]
+            time.sleep(0.5)
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(tmp_path_factory) -> Iterator[SlurmCluster]:
     missing = missing_for_cluster()
     if missing:
         pytest.skip(f"no Slurm cluster here: {missing}")
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), user=_submitter(), gpus=0, kill_wait=30)
+    folder = tmp_path_factory.mktemp("slurm")
+    _open_to_all(folder)
+    cluster = SlurmCluster(folder, user=_submitter(), gpus=0, kill_wait=30)
     try:
         cluster.start()
         yield cluster
@@ -41,98 +126,164 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture
-def submit(cluster, tmp_path):
-    """Submits a training job with runs of its own; returns (job id, run folder)."""
-    _open_to(tmp_path)
-    jobs = []
-
-    def submit(run="drill", *overrides, options=(), env=None):
-        job = cluster.submit(
-            CHECKOUT / "slurm/train_loop.sbatch",
-            run,
-            "loop_appworld/tiny_cpu",
-            *SMALL,
-            *overrides,
-            options=("--gpus-per-node=0", "--signal=B:USR1@60", "--time=30", *options),
-            cwd=tmp_path,
-            env={
-                "LOOP_HOME": str(CHECKOUT),
-                "LOOP_SLURM_DIR": str(CHECKOUT / "slurm"),
-                "LOOP_RUNS": str(tmp_path / "runs"),
-                "LOOP_GPUS_PER_NODE": "0",
-                "LOOP_READY_TIMEOUT": "240",
-                "OMP_NUM_THREADS": "1",
-                **(env or {}),
-            },
-        )
-        jobs.append(job)
-        return job, tmp_path / "runs" / run
-
-    yield submit
-    for job in jobs:
-        cluster.command("scancel", str(job), check=False)
-        cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout=90)
-    _expect_nothing_left(tmp_path)
-
-
-def test_a_job_ends_normally_with_its_logs_where_the_docs_say(cluster, submit):
-    job, run = submit()
-    ended = cluster.wait_for(job, "COMPLETED", "FAILED", timeout=400)
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), _logs(run)
-    assert [row["iteration"] for row in _metrics(run)] == [1, 2, 3]
-    logs = run / "logs/attempt-0"
-    assert {"trainer.log", "rollout_node.log", f"preflight-{NODES[0]}.log"} <= {path.name for path in logs.iterdir()}
-
-
-def test_a_bad_node_is_named_before_anything_starts(cluster, submit):
-    # Something on the second node holds the rollout node's port.
-    taken = subprocess.Popen(["ip", "netns", "exec", NODES[1], "python3", "-m", "http.server", "8700"])
+def jobs(cluster, tmp_path) -> Iterator[Jobs]:
+    _open_to_all(tmp_path)
+    cluster.wait_idle()
+    jobs = Jobs(cluster, tmp_path)
     try:
-        job, run = submit("preflight")
-        ended = cluster.wait_for(job, "COMPLETED", "FAILED", timeout=120)
+        yield jobs
+    finally:
+        jobs.clean_up()
+    jobs.expect_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory) -> Path:
+    """A run that nothing happened to: what a disturbed one is compared with."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    _open_to_all(folder)
+    jobs = Jobs(cluster, folder)
+    try:
+        job, run = jobs.train("run")
+        jobs.until(lambda: _metrics(run), job)
+        assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
+    finally:
+        jobs.clean_up()
+    jobs.expect_nothing_left()
+    assert "the trainer ended with 0" in jobs.output()
+    return run
+
+
+def test_a_job_ends_normally_with_its_logs_where_the_docs_say(undisturbed):
+    assert [row["iteration"] for row in _metrics(undisturbed)] == [1, 2, 3]
+    (attempt,) = undisturbed.glob("logs/job-*/attempt-0")
+    assert {path.name for path in attempt.iterdir()} == {
+        "trainer.log",
+        "rollout_node-0.log",
+        *(f"preflight-{node}.log" for node in NODES),
+    }
+    assert sum(1 for _ in undisturbed.glob("node/collections/drill-i000?.jsonl")) == 3
+    assert (undisturbed / "policies/policy-v0003/adapter_model.safetensors").is_file()
+
+
+def test_a_bad_node_is_named_before_anything_starts(jobs):
+    # Something on the second node holds the rollout node's port.
+    taken = subprocess.Popen(inside(NODES[1], "python3", "-m", "http.server", "8700"), stderr=subprocess.DEVNULL)
+    try:
+        job, run = jobs.train("preflight")
+        assert jobs.end(job, timeout=200) == ("FAILED", 69), jobs.logs()
     finally:
         taken.kill()
-        taken.wait()
-    assert ended["ExitCode"] == "69:0"
-    output = next(run.parents[1].glob("*.out")).read_text()
-    assert f"bad node {NODES[1]}: port 8700 is taken" in output
-    assert f"bad node {NODES[0]}" not in output
+        taken.wait(10)
+    assert f"bad node {NODES[1]}: port 8700 is taken" in jobs.output()
+    assert f"bad node {NODES[0]}" not in jobs.output()
+    assert not list(run.glob("logs/*/*/rollout_node*.log"))
 
 
-def test_a_crash_of_the_trainer_fails_the_job_and_is_not_requeued(cluster, submit):
-    job, run = submit("trainer-crash")
-    _until(lambda: len(_metrics(run)) >= 1, 400, run)
+def test_nodes_without_their_gpus_are_named(jobs):
+    job, _ = jobs.train("gpus", LOOP_GPUS_PER_NODE="8")
+    assert jobs.end(job, timeout=120) == ("FAILED", 69), jobs.logs()
+    for node in NODES:
+        assert f"bad node {node}: 0 GPUs answer, LOOP_GPUS_PER_NODE is 8" in jobs.output()
+
+
+def test_a_node_that_lost_its_network_is_named_within_the_deadline(cluster, jobs):
+    cluster.networks.cut(NODES[1])
+    try:
+        job, _ = jobs.train("cable", LOOP_PREFLIGHT_TIMEOUT="30")
+        jobs.until(lambda: f"bad node {NODES[1]}" in jobs.output(), job, timeout=150)
+    finally:
+        cluster.networks.mend(NODES[1])
+    assert jobs.end(job, timeout=200) == ("FAILED", 69), jobs.logs()
+    assert "rollout node ready" not in jobs.output()
+
+
+def test_a_crash_of_the_trainer_fails_the_job_and_is_not_requeued(cluster, jobs):
+    job, run = jobs.train("trainer-crash", "max_iterations=100")
+    jobs.until(lambda: _metrics(run), job)
     _kill("loop_appworld.py", run)
-    ended = cluster.wait_for(job, "COMPLETED", "FAILED", timeout=120)
-    assert ended["JobState"] == "FAILED"
-    assert ended["ExitCode"].split(":")[0] not in ("0", "70")
-    assert ended["Restarts"] == "0"
+    state, code = jobs.end(job, timeout=150)
+    assert state == "FAILED"
+    assert code not in (0, 69, 70, 75)
+    assert cluster.job(job)["Restarts"] == "0"
 
 
-def test_a_crash_of_the_rollout_node_saves_and_fails_with_its_own_code(cluster, submit):
-    job, run = submit("node-crash")
-    _until(lambda: len(_metrics(run)) >= 1, 400, run)
+def test_a_crash_of_the_rollout_node_saves_and_fails_with_its_own_code(jobs):
+    job, run = jobs.train("node-crash", "max_iterations=100")
+    jobs.until(lambda: _metrics(run), job)
     _kill("rollout_server.cli", run)
-    ended = cluster.wait_for(job, "COMPLETED", "FAILED", timeout=300)
-    assert ended["ExitCode"] == "70:0", _logs(run)
-    assert list((run / "checkpoints").glob("iteration_*"))
+    assert jobs.end(job, timeout=300) == ("FAILED", 70), jobs.logs()
+    done = max(row["iteration"] for row in _metrics(run))
+    assert (run / f"checkpoints/iteration_{done:04d}/state.json").is_file()
 
 
-def test_usr1_saves_requeues_and_the_same_command_line_goes_on(cluster, submit):
-    job, run = submit("requeue")
-    _until(lambda: len(_metrics(run)) >= 1, 400, run)
-    cluster.command("scancel", "-b", "-s", "USR1", str(job))
-    _until(lambda: (run / "logs/attempt-1").exists(), 200, run)
-    ended = cluster.wait_for(job, "COMPLETED", "FAILED", timeout=400)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), _logs(run)
+def test_usr1_requeues_goes_on_to_the_same_result_and_then_lets_an_array_evaluate(cluster, jobs, undisturbed):
+    job, run = jobs.train("run")
+    words = ("run", "eval_appworld/tiny_cpu", *SMALL_EVALUATION, "--", "split=dev", "split=test_challenge")
+    array = jobs.submit("eval.sbatch", *words, options=(f"--dependency=afterok:{job}", "--array=0-1"))
+    jobs.until(lambda: _metrics(run), job)
+    cluster.command("scancel", "-b", "-s", "USR1", job)
+    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=200)
+    assert cluster.job(array)["Reason"] == "Dependency"
+    assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
+    assert cluster.job(job)["Restarts"] == "1"
+    assert [_without_times(row) for row in _metrics(run)] == [_without_times(row) for row in _metrics(undisturbed)]
+    adapter = "policies/policy-v0003/adapter_model.safetensors"
+    assert (run / adapter).read_bytes() == (undisturbed / adapter).read_bytes()
+
+    for index, split in enumerate(("dev", "test_challenge")):
+        assert jobs.end(f"{array}_{index}", timeout=300) == ("COMPLETED", 0), jobs.logs()
+        folder = run / f"evaluation/{index}-split-{split}"
+        tasks = (CHECKOUT / f"worlds/synthetic/data/datasets/{split}.txt").read_text().split()
+        results = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+        assert len(results) == len(tasks)
+        assert list(folder.glob("logs/*/attempt-0/evaluation.log"))
+
+
+def test_an_evaluation_requeues_on_usr1_and_repeats_nothing(cluster, jobs):
+    policy = "policies=[{name: before, adapter: null}]"
+    words = ("none", "eval_appworld/tiny_cpu", *SMALL_EVALUATION, policy, "split=test_normal")
+    job = jobs.submit("eval.sbatch", *words)
+    journal = jobs.folder / "runs/none/evaluation/journal.jsonl"
+    jobs.until(lambda: journal.exists() and journal.read_text().count("\n") >= 5, job)
+    cluster.command("scancel", "-b", "-s", "USR1", job)
+    jobs.until(lambda: list(journal.parent.glob("logs/*/attempt-1")), job, timeout=200)
+    before = journal.read_text()
+    assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
+    assert journal.read_text().startswith(before)
+    assert journal.read_text().count("\n") == 66
+    assert "going on with" in "".join(file.read_text() for file in journal.parent.glob("logs/*/attempt-1/eval*"))
+
+
+def test_an_array_that_does_not_fit_its_list_is_refused(jobs):
+    job = jobs.submit("eval.sbatch", "run", "eval_appworld/tiny_cpu", "--", "split=dev", options=("--array=1",))
+    assert jobs.end(f"{job}_1", timeout=60) == ("FAILED", 64)
+
+
+def test_a_job_that_may_not_requeue_saves_and_says_that_it_is_not_finished(cluster, jobs):
+    job, run = jobs.train("cap", "max_iterations=100", LOOP_MAX_REQUEUES="0")
+    jobs.until(lambda: _metrics(run), job)
+    cluster.command("scancel", "-b", "-s", "USR1", job)
+    assert jobs.end(job, timeout=200) == ("FAILED", 75), jobs.logs()
+    assert "submit the same line again" in jobs.output()
+
+
+def test_scancel_leaves_nothing_behind_and_the_same_line_goes_on(jobs, cluster):
+    job, run = jobs.train("cancelled")
+    jobs.until(lambda: _metrics(run), job)
+    cluster.command("scancel", job)
+    assert jobs.end(job, timeout=150)[0] == "CANCELLED"
+    jobs.expect_nothing_left()
+    again, _ = jobs.train("cancelled")
+    assert jobs.end(again) == ("COMPLETED", 0), jobs.logs()
     assert [row["iteration"] for row in _metrics(run)] == [1, 2, 3]
 
 
-def test_scancel_leaves_nothing_behind(cluster, submit):
-    job, run = submit("cancelled")
-    _until(lambda: len(_metrics(run)) >= 1, 400, run)
-    cluster.command("scancel", str(job))
-    assert cluster.wait_for(job, "CANCELLED", timeout=120)["JobState"] == "CANCELLED"
+def test_the_time_limit_without_a_warning_leaves_nothing_behind(jobs):
+    # CONT in place of USR1 is no warning. Slurm looks at limits once in a while, and counts in minutes.
+    job, run = jobs.train("limit", "max_iterations=1000", options=("--time=2", "--signal=B:CONT@10"))
+    jobs.until(lambda: list(run.glob("logs/*/attempt-0/rollout_node-0.log")), job)
+    assert jobs.end(job, timeout=300)[0] == "TIMEOUT", jobs.logs()
 
 
 def _submitter() -> str:
@@ -141,7 +292,8 @@ def _submitter() -> str:
     return "nobody" if subprocess.run(probe, capture_output=True, timeout=60).returncode == 0 else "root"
 
 
-def _open_to(folder: Path) -> None:
+def _open_to_all(folder: Path) -> None:
+    """Let the submitter and the nodes' daemons into a folder that pytest made for its own user."""
     folder.chmod(0o777)
     for parent in folder.parents:
         if parent.stat().st_uid == os.getuid() and str(parent).startswith("/tmp/"):
@@ -153,41 +305,29 @@ def _metrics(run: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _until(condition, timeout: float, run: Path) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, _logs(run)
-        time.sleep(0.5)
+def _without_times(row: dict) -> dict:
+    return {key: value for key, value in row.items() if "seconds" not in key and "per_second" not in key}
 
 
-def _logs(run: Path) -> str:
-    files = [*run.parents[1].glob("*.out"), *run.glob("logs/*/*.log")]
-    return "\n".join(f"== {file}\n{file.read_text(errors='replace')[-2000:]}" for file in files)
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
-def _processes(word: str, run: Path) -> list[int]:
-    """Process ids whose command line names ``word`` and this run's folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if word in line and str(run) in line:
-            found.append(int(entry.name))
-    return found
+def _lives(pid: int, start_time: str) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return False
+    return fields[19] == start_time and fields[0] != "Z"
 
 
 def _kill(word: str, run: Path) -> None:
-    processes = _processes(word, run)
-    assert processes, f"no process of {word} for {run}"
-    for process in processes:
-        os.kill(process, signal.SIGKILL)
-
-
-def _expect_nothing_left(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while left := _processes("", folder):
-        assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
-        time.sleep(0.5)
-    shutil.rmtree(folder / "runs", ignore_errors=True)
+    """SIGKILL to the processes whose command line names ``word`` and this run's folder."""
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    found = [pid for pid in pids if word in (line := _command_line(pid)) and str(run) in line]
+    assert found, f"no process of {word} for {run}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)

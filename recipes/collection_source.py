@@ -205,24 +205,45 @@ def open_source(
         return ReplaySource(Path(node.replay))
     # A node of our own needs no secret that somebody has to know.
     token = os.environ.get(node.token_env) or secrets.token_hex(16)
-    child = NodeProcess(node.config, output_dir, token) if node.launch else None
+
+    def open_node(url: str, stop: Callable[[], bool]) -> NodeSource:
+        return _node_source(url, None, token, node, collection, stop)
+
+    if not node.launch:
+        urls = str(node.url).split(",")
+        if len(urls) == 1:
+            source: CollectionSource = open_node(urls[0], stop_requested)
+        else:
+            from loop_recipes.several_nodes import SeveralNodes  # which imports this module
+
+            source = SeveralNodes(open_node, urls, stop_requested)
+        source.wait_ready()
+        return source
     with contextlib.ExitStack() as undo:
-        if child is not None:
-            undo.callback(child.stop)
-            child.start()
-
-        def alive() -> None:
-            if stop_requested():
-                raise StopRequested
-            if child is not None:
-                child.check()
-
-        client = RolloutClient(child.url if child is not None else str(node.url), token, alive=alive)
-        source = NodeSource(client, child, node.start_deadline_s, collection.deadline_s, stop_requested)
-        if child is None:
-            source.wait_ready()
+        child = NodeProcess(node.config, output_dir, token)
+        undo.callback(child.stop)
+        child.start()
+        source = _node_source(child.url, child, token, node, collection, stop_requested)
         undo.pop_all()
     return source
+
+
+def _node_source(
+    url: str,
+    child: NodeProcess | None,
+    token: str,
+    node: RolloutNodeConfig,
+    collection: CollectionConfig,
+    stop_requested: Callable[[], bool],
+) -> NodeSource:
+    def alive() -> None:
+        if stop_requested():
+            raise StopRequested
+        if child is not None:
+            child.check()
+
+    client = RolloutClient(url, token, alive=alive)
+    return NodeSource(client, child, node.start_deadline_s, collection.deadline_s, stop_requested)
 
 
 def read_log(path: Path) -> list[Rollout]:

@@ -52,13 +52,19 @@ def address(number: int) -> str:
     return f"{SUBNET}.{number}"
 
 
-def _add_namespace(name: str) -> None:
+def _add_namespace(name: str, made: list[str]) -> None:
     if Path(f"/run/netns/{name}").exists():
         raise RuntimeError(
             f"network namespace {name} exists already: another run of these tests, or what one left behind "
             f"(ip netns delete {name}; ip link delete {BRIDGE})"
         )
     run("ip", "netns", "add", name)
+    made.append(name)
+
+
+def _remove_namespaces(made: list[str]) -> None:
+    while made:
+        subprocess.run(["ip", "netns", "delete", made.pop()], capture_output=True, timeout=30)
 
 
 def _configure(name: str, number: int) -> None:
@@ -72,10 +78,11 @@ class BridgedNetworks:
 
     def __init__(self, names: tuple[str, str]) -> None:
         self.names = names
+        self._made: list[str] = []
 
     def start(self) -> None:
         for name in self.names:
-            _add_namespace(name)
+            _add_namespace(name, self._made)
         run("ip", "link", "add", BRIDGE, "type", "bridge")
         run("ip", "address", "add", f"{address(1)}/24", "dev", BRIDGE)
         run("ip", "link", "set", BRIDGE, "up")
@@ -92,9 +99,9 @@ class BridgedNetworks:
         run("ip", "link", "set", self._port(name), "up")
 
     def stop(self) -> None:
-        for name in self.names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30)
-        subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, timeout=30)
+        if self._made:
+            subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, timeout=30)
+        _remove_namespaces(self._made)
 
     def _port(self, name: str) -> str:
         return f"loopve{self.names.index(name) + 2}"
@@ -116,13 +123,14 @@ class LossyLink:
         self._delay_s = delay_s
         self._loss = loss
         self._draw = random.Random(seed)
+        self._made: list[str] = []
         self._ends: list[int] = []
         self._stop_read, self._stop_write = os.pipe()
         self._thread = threading.Thread(target=self._carry, name="lossy link", daemon=True)
 
     def start(self) -> None:
         for number, name in enumerate(self.names, start=2):
-            _add_namespace(name)
+            _add_namespace(name, self._made)
             device = f"looptap{number}"
             end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             self._ends.append(end)
@@ -138,8 +146,7 @@ class LossyLink:
             self._thread.join(10)
         for descriptor in (*self._ends, self._stop_read, self._stop_write):
             os.close(descriptor)
-        for name in self.names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30)
+        _remove_namespaces(self._made)
 
     def _carry(self) -> None:
         flying: list[tuple[float, int, int, bytes]] = []  # due, number, where to, frame

@@ -23,8 +23,8 @@ class Critic(nn.Module):
     Sharded training: call ``fully_shard`` on it beside the policy, and treat its loss like the policy's.
 
     Args:
-        width: d of the policy's hidden states (5120 for Qwen2.5-32B).
-        hidden_sizes: the paper's 3072 and 2048; scale them with ``width`` for other models.
+        width: d of the policy's hidden states; the recipe gives it.
+        hidden_sizes: by default the paper's 3072 and 2048 for its width of 5120, in proportion for others.
         coefficient: of the value loss, at iteration 0 and from ``decay_iterations`` on, linear between.
         decay_iterations: see ``coefficient``.
         warmup_iterations: how many first iterations train the critic alone.
@@ -34,7 +34,7 @@ class Critic(nn.Module):
     def __init__(
         self,
         width: int,
-        hidden_sizes: Sequence[int] = (3072, 2048),
+        hidden_sizes: Sequence[int] | None = None,
         coefficient: tuple[float, float] = (0.1, 0.001),
         decay_iterations: int = 200,
         warmup_iterations: int = 10,
@@ -45,8 +45,7 @@ class Critic(nn.Module):
             raise ValueError(f"decay_iterations must be at least 1, but is {decay_iterations}")
         self.first_coefficient, self.last_coefficient = coefficient
         self.decay_iterations, self.warmup_iterations = decay_iterations, warmup_iterations
-        self.width = width
-        sizes = [width, *hidden_sizes, 1]
+        sizes = [width, *(hidden_sizes or (3 * width // 5, 2 * width // 5)), 1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layers = [nn.Linear(i, o, dtype=torch.float32) for i, o in itertools.pairwise(sizes)]

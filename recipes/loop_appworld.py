@@ -31,6 +31,7 @@ from loop_recipes.collection_source import (
     collect,
     open_source,
 )
+from loop_recipes.config_extends import extended
 from loop_recipes.config_schema import ConfigError, build
 from loop_recipes.logprobs import attach_head
 from loop_recipes.loop_config import LoopConfig, read_loop_config
@@ -81,8 +82,9 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         - **Rollouts from a node.** ``rollout_node.launch: true`` starts a rollout node (vLLM servers and environment)
           as a child of rank 0 and stops it with the run; ``rollout_node.url`` uses one on another machine;
           ``rollout_node.replay`` trains on stored logs.
-        - **Algorithm as components.** ``advantage``, ``loss``, ``log_probs``, ``optimizer`` and ``lr_scheduler`` are
-          ``_component_``s of the YAML. Old log-probs are recomputed by the learner under the version that sampled.
+        - **Algorithm as components.** ``advantage``, ``loss``, ``critic``, ``log_probs``, ``optimizer`` and
+          ``lr_scheduler`` are ``_component_``s of the YAML; ``extends`` puts one config over another. Old log-probs are
+          recomputed by the learner under the version that sampled.
         - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
           in PEFT's format under ``<output_dir>/policies``.
         - **FSDP2.** From two ranks on, and always in bf16, with a mixed-precision policy; CPU (gloo) and CUDA (nccl).
@@ -210,7 +212,9 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         conf = self._config
         groups = [{"params": list(adapter_parameters(self._model).values())}]
         if self._critic is not None:
-            groups.append({"params": list(self._critic.parameters()), "lr": conf.critic_lr})
+            groups.append({"params": list(self._critic.parameters())})
+            if conf.critic_lr is not None:
+                groups[-1]["lr"] = conf.critic_lr
         self._optimizer = build(conf.optimizer, groups)
         iterations_done = 0
         if checkpoint is not None:
@@ -451,6 +455,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
     """
     recipe: LoopAppWorldRecipe | None = None
     try:
+        cfg = extended(cfg)
         recipe = LoopAppWorldRecipe(cfg)
         recipe.setup(cfg)
         recipe.train()

@@ -143,7 +143,10 @@ class GapConfig:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """All keys of the recipe; see docs/training.md and the header of each YAML."""
+    """All keys of the recipe; see docs/training.md and the header of each YAML.
+
+    ``extends`` is resolved before (see config_extends.py). ``critic_lr`` null gives the critic the policy's.
+    """
 
     output_dir: str
     model: dict[str, Any]
@@ -156,6 +159,7 @@ class LoopConfig:
     optimizer: dict[str, Any]
     lr_scheduler: dict[str, Any]
     max_iterations: int
+    extends: str | None = None
     critic: dict[str, Any] | None = None
     critic_lr: float | None = None
     update: UpdateConfig = field(default_factory=UpdateConfig)
@@ -198,8 +202,7 @@ def read_loop_config(cfg: DictConfig) -> LoopConfig:
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
     if config.critic is not None:
-        check_component("critic", config.critic)
-        _require(config.critic_lr is not None, "missing key 'critic_lr', the learning rate of the critic")
+        check_component("critic", config.critic, positional=1)
         _require(
             config.loss.get("level", "token") == "token",
             f"loss.level is {config.loss.get('level')!r}; a critic gives each token its own advantage: choose token",

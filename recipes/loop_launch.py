@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
+from loop_recipes.config_extends import config_file, extended
 from loop_recipes.memory_plan import ModelShape, plan_rollout_server, plan_trainer
 from rollout_server.config import ConfigError, NodeConfig, from_mapping
 
@@ -59,20 +60,9 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
         if "=" not in word:
             raise ConfigError(f"{word!r} is not key=value")
     try:
-        return OmegaConf.merge(OmegaConf.load(_config_file(name)), OmegaConf.from_dotlist(list(overrides)))
+        return extended(OmegaConf.merge(OmegaConf.load(config_file(name)), OmegaConf.from_dotlist(list(overrides))))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
-
-
-def _config_file(name: str) -> Path:
-    if Path(name).is_file():
-        return Path(name)
-    folder = Path(__file__).parent / "configs"
-    file = folder / f"{name}.yaml"
-    if not file.is_file():
-        known = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.yaml"))
-        raise ConfigError(f"no config {name!r}; there are: {', '.join(known)}, or give a YAML file")
-    return file
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -118,17 +118,17 @@ def place_model(
 def place_critic(
     component: Mapping[str, Any], width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
 ) -> nn.Module:
-    """Build a critic, with full CPU ``weights`` if given; sharded like the policy, so that their gradients clip as one.
+    """Build a critic of hidden states [n, width], with full CPU ``weights`` if given.
+
+    It is sharded like the policy, so that their gradients are clipped as one.
 
     Raises:
-        ConfigError: it cannot be built, is not for hidden states of ``width``, or the weights are not its own.
+        ConfigError: it cannot be built, or the weights are not its own.
     """
     try:
-        critic = build(component)
+        critic = build(component, width)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"critic: {error}") from error
-    if critic.width != width:
-        raise ConfigError(f"critic.width is {critic.width}, but the model's hidden states are {width} wide")
     if weights is not None:
         expected = {name: tensor.shape for name, tensor in critic.state_dict().items()}
         if expected != {name: tensor.shape for name, tensor in weights.items()}:

@@ -1,0 +1,92 @@
+"""Configs that build on others: an algorithm is a few lines over the config of a model and its machines.
+
+    extends: tiny_cpu            # or qwen2_5_7b, qwen2_5_32b, or the path of a YAML file
+    advantage:
+      _component_: loop_recipes.advantages.StdNormalized
+
+Values of the extending file, and those of the command line, win. ``extends`` can itself be given on the command line:
+``tune run loop_appworld --config loop_appworld/grpo extends=qwen2_5_32b``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from loop_recipes.config_schema import ConfigError
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def config_file(name: str) -> Path:
+    """The YAML that ``name`` means: a file, or a config's name as in `tune ls`.
+
+    Raises:
+        ConfigError: there is none; says which there are.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    file = CONFIGS / f"{name}.yaml"
+    if not file.is_file():
+        known = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.yaml"))
+        raise ConfigError(f"no config {name!r}; there are: {', '.join(known)}, or give a YAML file")
+    return file
+
+
+def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
+    """``cfg`` over the config it extends, that one over the one it extends, and so on; ``extends`` itself stays.
+
+    Sections are merged key by key, but a section that names another ``_component_`` replaces the one it extends, whose
+    arguments would mean nothing to it. A plain string where the base has a component names another with the same
+    arguments, as on torchtune's command line.
+
+    Args:
+        cfg: a recipe's YAML merged with the command line.
+        recipe: the folder of names without one.
+
+    Raises:
+        ConfigError: ``extends`` names no config, one that cannot be read, or leads back to itself.
+    """
+    layers, seen = [_plain(cfg)], []
+    while layers[-1].get("extends") is not None:
+        name = str(layers[-1]["extends"])
+        if name in seen:
+            raise ConfigError(f"extends: {' -> '.join([*seen, name])} goes in a circle")
+        seen.append(name)
+        try:
+            file = config_file(name if "/" in name else f"{recipe}/{name}")
+        except ConfigError as error:
+            raise ConfigError(f"extends: {error}") from error
+        try:
+            layers.append(_plain(OmegaConf.load(file)))
+        except (OmegaConfBaseException, YAMLError, OSError) as error:
+            raise ConfigError(f"extends: {file}: {str(error).splitlines()[0]}") from error
+    merged = layers.pop()
+    while layers:
+        merged = _merged(merged, layers.pop())
+    return OmegaConf.create(merged)
+
+
+def _plain(cfg: Any) -> dict[str, Any]:
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    if not isinstance(plain, dict):
+        raise ConfigError("extends: a config must be a mapping of keys to values")
+    return plain
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        before = base.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            another = "_component_" in value and value["_component_"] != before.get("_component_")
+            result[key] = value if another else _merged(before, value)
+        elif isinstance(before, dict) and "_component_" in before and isinstance(value, str):
+            result[key] = {**before, "_component_": value}
+        else:
+            result[key] = value
+    return result

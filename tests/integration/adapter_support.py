@@ -42,7 +42,8 @@ def volume_task() -> tuple[TaskCard, int]:
     """A task that asks to set a volume, and the volume."""
     for path in sorted((ROOT / "data" / "tasks").glob("*/specs.json")):
         card = TaskCard.load(ROOT, path.parent.name)
-        if match := re.fullmatch(r"Set my Spotify volume to (\d+)\.", card.instruction):
+        wordings = r"(?:Set my Spotify volume|Change the volume on Spotify) to (\d+)\."
+        if match := re.fullmatch(wordings, card.instruction):
             return card, int(match[1])
     raise LookupError("the synthetic world has no task that sets a volume")
 

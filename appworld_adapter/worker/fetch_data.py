@@ -1,0 +1,118 @@
+"""Downloads the real AppWorld data and verifies it; believes what the verification says, not any exit code.
+
+    .venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld
+
+Runs under the AppWorld interpreter and needs the internet. The engine's own download first deletes what is there, and
+reports success when it failed. So it goes into a folder beside ROOT; ``appworld verify tasks`` plays every reference
+solution of train and dev there; and only when all of them solved their task does the folder take ROOT's place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DOWNLOAD_TIMEOUT_S = 1800
+VERIFY_TIMEOUT_S = 7200
+VERIFIED_MARK = "verified.txt"
+SPLITS = ("train", "dev", "test_normal", "test_challenge")
+VERIFIED_SPLITS = ("train", "dev")
+"""Those whose reference solutions come with the data."""
+
+
+class FetchError(RuntimeError):
+    """The data did not arrive whole; the message is one line."""
+
+
+def run(appworld: Path, *arguments: str, timeout_s: float) -> str:
+    """What the engine's command printed, whatever its exit code."""
+    try:
+        finished = subprocess.run(
+            [appworld, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FetchError(f"{appworld} {' '.join(arguments)}: {error}") from error
+    return finished.stdout
+
+
+def count_tasks(root: Path) -> dict[str, int]:
+    """Tasks per split; raises FetchError unless every split lists some and every task that it lists is there."""
+    counts = {}
+    for split in SPLITS:
+        listing = root / "data" / "datasets" / f"{split}.txt"
+        lines = listing.read_text().split() if listing.is_file() else []
+        task_ids = [line.partition(":")[0] for line in lines]
+        missing = [task for task in task_ids if not (root / "data" / "tasks" / task / "specs.json").is_file()]
+        if not task_ids or missing:
+            what = f"task {missing[0]} is missing" if missing else "it lists no task"
+            raise FetchError(f"split {split} did not arrive whole: {what}")
+        counts[split] = len(task_ids)
+    return counts
+
+
+def verify(appworld: Path, root: Path) -> str:
+    """The line that says all reference solutions passed; raises FetchError if they did not."""
+    counts = count_tasks(root)
+    printed = run(appworld, "verify", "tasks", "--root", str(root), timeout_s=VERIFY_TIMEOUT_S)
+    verdict = re.search(r"Passed (\d+)/(\d+) tasks\.", printed)
+    if verdict is None:
+        raise FetchError(f"`appworld verify tasks` gave no verdict: {last_line(printed)}")
+    expected = sum(counts[split] for split in VERIFIED_SPLITS)
+    if not int(verdict[1]) == int(verdict[2]) == expected:
+        raise FetchError(f"`appworld verify tasks` says {verdict[0]!r}, expected {expected} of {expected}")
+    return f"{verdict[0]} Tasks: {counts}"
+
+
+def fetch(appworld: Path, root: Path) -> str:
+    """Download into a folder beside ``root``, verify, move it to ``root``; returns the verdict.
+
+    Raises:
+        FetchError: no or incomplete download, or a reference solution that failed; ``root`` is as it was.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    try:
+        printed = run(appworld, "download", "data", "--root", str(temporary), timeout_s=DOWNLOAD_TIMEOUT_S)
+        if not (temporary / "data" / "datasets").is_dir():
+            raise FetchError(f"the download failed: {last_line(printed)}; is the internet reachable from here?")
+        verdict = verify(appworld, temporary)
+        for leftover in ("experiments", ".tmp"):
+            shutil.rmtree(temporary / leftover, ignore_errors=True)
+        (temporary / VERIFIED_MARK).write_text(verdict + "\n")
+        temporary.chmod(0o755)
+        if root.exists():
+            root.rename(temporary.with_name(temporary.name + "-old"))
+        temporary.rename(root)
+        shutil.rmtree(temporary.with_name(temporary.name + "-old"), ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return verdict
+
+
+def last_line(printed: str) -> str:
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Download and verify the AppWorld data.")
+    parser.add_argument("--root", type=Path, required=True, help="folder to hold data/; the later APPWORLD_ROOT")
+    root = parser.parse_args().root.resolve()
+    mark = root / VERIFIED_MARK
+    if mark.is_file() and (root / "data" / "datasets").is_dir():
+        print(f"{root}: already there ({mark.read_text().strip()})")
+        return
+    print(f"downloading the AppWorld data, then playing all reference solutions of train and dev; into {root}")
+    try:
+        print(f"{root}: {fetch(Path(sys.executable).with_name('appworld'), root)}")
+    except FetchError as error:
+        sys.exit(f"fetch_data.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Fetching the real data, against a stand-in for the engine's command that lies in the ways the real one does."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from appworld_adapter.worker.fetch_data import VERIFIED_MARK, FetchError, fetch
+
+
+def engine(folder: Path, verdict: str = "Passed 5/5 tasks.", downloads: bool = True, lost: str = "no") -> Path:
+    """An ``appworld`` that exits with 0 whatever happens; its data has 3 train and 2 dev tasks."""
+    path = folder / "appworld"
+    path.write_text(
+        "#!/bin/bash\nroot=$4\n"
+        + textwrap.dedent(f"""
+            if [ "$1 $2" = "download data" ]; then
+                rm -rf "$root/data"
+                {"" if downloads else 'echo "Failed to download file. Status code: 403"; exit 0'}
+                mkdir -p "$root/data/datasets" "$root/experiments"
+                for task in train:3 dev:2 test_normal:1 test_challenge:4; do
+                    for number in $(seq ${{task#*:}}); do
+                        name=${{task%:*}}x_$number
+                        mkdir -p "$root/data/tasks/$name"
+                        echo "$name:tag" >> "$root/data/datasets/${{task%:*}}.txt"
+                        [ $name = {lost} ] || echo "{{}}" > "$root/data/tasks/$name/specs.json"
+                    done
+                done
+            else
+                echo "{verdict}"
+            fi
+        """)
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_verified_data_takes_the_place_of_what_was_there(tmp_path):
+    root = tmp_path / "worlds" / "appworld"
+    (root / "data").mkdir(parents=True)
+    (root / "data" / "old").touch()
+    assert fetch(engine(tmp_path), root).startswith("Passed 5/5 tasks. Tasks: {'train': 3, 'dev': 2,")
+    assert sorted(path.name for path in root.iterdir()) == ["data", VERIFIED_MARK]
+    assert not (root / "data" / "old").exists()
+    assert [path.name for path in root.parent.iterdir()] == ["appworld"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"downloads": False}, "the download failed: Failed to download file. Status code: 403"),
+        ({"lost": "test_challengex_4"}, "split test_challenge did not arrive whole: task test_challengex_4 is missing"),
+        ({"verdict": "Passed 4/5 tasks."}, "says 'Passed 4/5 tasks.', expected 5 of 5"),
+        ({"verdict": "Passed 3/3 tasks."}, "expected 5 of 5"),
+        ({"verdict": "Traceback"}, "gave no verdict: Traceback"),
+    ],
+)
+def test_whatever_is_not_verified_leaves_everything_as_it_was(tmp_path, options, message):
+    root = tmp_path / "worlds" / "appworld"
+    (root / "data").mkdir(parents=True)
+    (root / "data" / "old").touch()
+    with pytest.raises(FetchError, match=message):
+        fetch(engine(tmp_path, **options), root)
+    assert [path.name for path in root.parent.iterdir()] == ["appworld"]
+    assert (root / "data" / "old").exists()
+
+
+def test_no_engine_is_one_clear_error(tmp_path):
+    with pytest.raises(FetchError, match="No such file"):
+        fetch(tmp_path / "appworld", tmp_path / "root")

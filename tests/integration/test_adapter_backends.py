@@ -1,0 +1,136 @@
+"""The forked worlds against the stock engine over HTTP: the same text and the same grades, and where they must differ.
+
+The reference solutions are played on both: of one task of every template, and, as a drill, of every task of the
+synthetic world, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import pytest_asyncio
+from adapter_support import (
+    ROOT,
+    SPLITS,
+    database_writing_code,
+    fenced,
+    make_pool,
+    needs_world,
+    no_op_reward,
+    play,
+    solution_steps,
+    volume_task,
+)
+
+pytestmark = [pytest.mark.integration, needs_world, pytest.mark.asyncio(loop_scope="module")]
+
+TOKEN_SIGNATURE = re.compile(r"(eyJ[\w-]+\.[\w-]+)\.[\w-]+")
+
+PROGRAMS = (
+    "print('é', 1)",
+    "x = [1, 2]\nx",
+    "1 / 0",
+    "def f():\n    return apis.venmo.nope()\nf()",
+    "apis.nope.x()",
+    "print(apis.venmo.show_account(access_token='x'))",
+    "for",
+    "raise ValueError('x\\ny')",
+    "import requests",
+    "print({'a': 1}, [2])",
+    "print({'a': 'x' * 120})",
+    "input('x')",
+    "print(apis.supervisor.show_profile())",
+    "raise type('E', (Exception,), {})('hm')",
+    "print(DateTime.now())",
+    "import time\nprint(time.time())",
+    "apis.venmo.login(1)",
+    "print(apis.venmo.login())",
+    "exit()",
+    "for _ in range(1100): apis.supervisor.show_profile()",
+    "apis.spotify.show_song(song_id='')",
+    "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e",
+    "print(apis.api_docs.show_app_descriptions())",
+)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def forked():
+    pool = make_pool(max_worlds=2)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def stock():
+    pool = make_pool("appworld_http", max_worlds=2)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def both(forked, stock, task_id, steps):
+    """What each backend showed, without the signatures of tokens (the forked worlds have a key of their own)."""
+    found = []
+    for pool in (forked, stock):
+        results, grade = await play(pool, task_id, steps)
+        found.append(([TOKEN_SIGNATURE.sub(r"\1", result.observation) for result in results], grade))
+    return found
+
+
+async def test_same_text(forked, stock):
+    card, _ = volume_task()
+    (ours, _), (theirs, _) = await both(forked, stock, card.task_id, list(PROGRAMS))
+    for program, one, other in zip(PROGRAMS, ours, theirs, strict=True):
+        assert one == other, program
+
+
+async def compare(forked, stock, tasks):
+    assert tasks
+    for task in tasks:
+        ours, theirs = await both(forked, stock, task, ["\n".join(solution_steps(task))])
+        assert ours == theirs, task
+        assert ours[1].success, task
+
+
+def all_tasks(pool) -> list[str]:
+    return [task for split in SPLITS for task in pool.tasks(split)]
+
+
+def template_of(task: str) -> str:
+    return json.loads((ROOT / "data" / "tasks" / task / "ground_truth" / "demonstration.json").read_text())["template"]
+
+
+async def test_same_results_on_every_template(forked, stock):
+    await compare(forked, stock, list({template_of(task): task for task in all_tasks(forked)}.values()))
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(1800)
+async def test_same_results_on_all_tasks(forked, stock):
+    await compare(forked, stock, all_tasks(forked))
+
+
+async def test_direct_database_writes_pay_on_the_stock_engine_and_not_here(forked, stock):
+    card, volume = volume_task()
+    code = database_writing_code(card, volume)
+    _, theirs = await play(stock, card.task_id, [code])
+    results, ours = await play(forked, card.task_id, [code, "apis.supervisor.complete_task()"])
+    assert theirs.success
+    assert results[0].failed
+    assert ours.reward == no_op_reward(card.task_id)
+
+
+async def test_a_stock_server_that_fails_is_not_used_again(stock):
+    card, _ = volume_task()
+    environment = await stock.acquire("5xx")
+    await environment.start(card.task_id)
+    before = {server.process.pid for server in stock._all}
+    world = environment._world
+    world._server.process.kill()
+    assert (await environment.step(fenced("print('back')"))).observation.startswith("back")
+    assert environment._world._server.process.pid not in before
+    await environment.close()
+    assert world._server not in stock._all

@@ -1,0 +1,311 @@
+"""The pool on the real engine: honest episodes, deadlines, crashes of every process, and what is left after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from adapter_support import (
+    PYTHON,
+    REPOSITORY,
+    ROOT,
+    fenced,
+    honest_code,
+    make_pool,
+    needs_world,
+    no_op_reward,
+    play,
+    processes,
+    volume_task,
+)
+
+from appworld_adapter.environment import (
+    Environment,
+    EnvironmentCrashed,
+    EnvironmentPool,
+    EnvironmentTimeout,
+    UnknownTask,
+)
+
+pytestmark = [pytest.mark.integration, needs_world]
+module_loop = pytest.mark.asyncio(loop_scope="module")
+
+REMEMBER = "remembered = 'still here'"
+RECALL = "print(remembered)"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def pool():
+    pool = make_pool(execute_timeout_s=3, max_worlds=4, memory_limit_mb=256)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    for each in found:
+        found += children_of(each)
+    return found[1:]
+
+
+@module_loop
+async def test_honest_episode_is_paid_in_full(pool):
+    assert isinstance(pool, EnvironmentPool)
+    card, volume = volume_task()
+    environment = await pool.acquire("collection/volume/0.0")
+    assert isinstance(environment, Environment)
+    messages = await environment.start(card.task_id)
+    assert card.instruction in messages[-1].content
+    result = await environment.step(fenced(honest_code(card, volume)))
+    assert (result.done, result.failed, result.empty_action) == (True, False, False)
+    assert "As a reminder" not in result.observation
+    grade = await environment.grade()
+    assert (grade.reward, grade.success) == (1.0, True)
+    assert any(requirement.no_op_pass for requirement in grade.requirements)
+    await environment.close()
+
+
+@module_loop
+async def test_doing_nothing_is_worth_what_the_dataset_says(pool):
+    card, _ = volume_task()
+    _, grade = await play(pool, card.task_id, [])
+    assert (grade.reward, grade.success) == (no_op_reward(card.task_id), False)
+
+
+@module_loop
+async def test_variables_last_and_text_is_the_engines(pool):
+    card, _ = volume_task()
+    steps = [REMEMBER, RECALL, "1 / 0", "for", "apis.nope.x()", "print([1, 2])"]
+    results, _ = await play(pool, card.task_id, steps)
+    shown = [result.observation.partition("\nAs a reminder\n\n")[0] for result in results]
+    assert shown[0] == "Execution successful."
+    assert shown[1] == "still here\n"
+    assert shown[2].startswith('Execution failed. Traceback:\n  File "<python-input>", line 1, in <module>\n')
+    assert shown[2].endswith("ZeroDivisionError: division by zero")
+    assert shown[3].startswith("Execution failed. Traceback:\nSyntax error in line:\nfor")
+    assert shown[4].endswith("Exception: No app named 'nope' found.")
+    assert shown[5] == "[1, 2]\n"
+    assert [result.failed for result in results] == [False, False, True, True, True, False]
+    environment = await pool.acquire("empty")
+    await environment.start(card.task_id)
+    result = await environment.step("I have no idea.")
+    assert result.empty_action
+    assert result.observation.startswith("No code available to execute.\nAs a reminder")
+    await environment.close()
+
+
+@module_loop
+async def test_unknown_names(pool):
+    environment = await pool.acquire("unknown")
+    with pytest.raises(UnknownTask, match="nope_1"):
+        await environment.start("nope_1")
+    await environment.close()
+    with pytest.raises(UnknownTask, match="there are"):
+        pool.tasks("nope")
+
+
+@module_loop
+async def test_the_engines_alarm_leaves_the_episode_alive(pool):
+    card, _ = volume_task()
+    results, _ = await play(pool, card.task_id, [REMEMBER, "while True: pass", RECALL])
+    assert "Execution timed out after 3 seconds." in results[1].observation
+    assert results[2].observation.startswith("still here")
+
+
+@module_loop
+async def test_a_hang_is_killed_and_its_state_graded(pool):
+    card, volume = volume_task()
+    environment = await pool.acquire("hang")
+    await environment.start(card.task_id)
+    code = honest_code(card, volume).replace("apis.supervisor.complete_task()", "")
+    await environment.step(fenced(code))
+    with pytest.raises(EnvironmentTimeout, match="running its code"):
+        await environment.step(fenced("sum(range(10**12))"))
+    with pytest.raises(EnvironmentCrashed, match="no world"):
+        await environment.step(fenced("print(1)"))
+    grade = await environment.grade()
+    assert no_op_reward(card.task_id) < grade.reward < 1
+    await environment.close()
+
+
+@module_loop
+@pytest.mark.parametrize("victim", ["world and interpreter", "server", "grader"])
+async def test_what_dies_is_brought_back(pool, victim):
+    card, volume = volume_task()
+    environment = await pool.acquire("crash")
+    await environment.start(card.task_id)
+    await environment.step(fenced(REMEMBER))
+    servers = {role: server.pid for role, server in pool._servers.items()}
+    if victim == "grader":
+        os.kill(servers["grader"], signal.SIGKILL)
+    elif victim == "server":
+        for pid in [servers["world"], *descendants(servers["world"])]:
+            os.kill(pid, signal.SIGKILL)
+    else:
+        for pid in episode_processes(servers["world"]):
+            os.kill(pid, signal.SIGKILL)
+    assert (await environment.step(fenced(RECALL))).observation.startswith("still here")
+    await environment.step(fenced(honest_code(card, volume)))
+    assert (await environment.grade()).success
+    await environment.close()
+
+
+def episode_processes(server: int) -> list[int]:
+    """World processes and interpreters: what has a process group of its own below the server."""
+    below = descendants(server)
+    groups = {pid: os.getpgid(pid) for pid in [server, *below]}
+    return [pid for pid in below if groups[pid] in below and groups[pid] != groups[server]]
+
+
+@module_loop
+async def test_code_that_kills_its_interpreter_ends_its_episode(pool):
+    card, _ = volume_task()
+    results, grade = await play(pool, card.task_id, [REMEMBER, "import os\nos.abort()", RECALL])
+    assert len(results) == 2
+    assert results[1].done
+    assert results[1].observation.startswith("Execution failed. Traceback:\nThe interpreter ended")
+    assert grade.reward == no_op_reward(card.task_id)
+
+
+@module_loop
+async def test_episode_deadline():
+    pool = make_pool(execute_timeout_s=20, episode_timeout_s=2, max_worlds=1)
+    await pool.open()
+    card, _ = volume_task()
+    environment = await pool.acquire("late")
+
+    async def overrun():
+        await environment.start(card.task_id)
+        await environment.step(fenced("while True: pass"))
+
+    with pytest.raises(EnvironmentTimeout, match="its episode's time"):
+        await overrun()
+    await environment.close()
+    await pool.close()
+
+
+@module_loop
+async def test_places_are_fair_and_given_back(pool):
+    card, _ = volume_task()
+    order = []
+
+    async def visit(number):
+        environment = await pool.acquire(f"visit-{number}")
+        order.append(number)
+        assert pool.status().open_worlds <= 4
+        await environment.start(card.task_id)
+        await environment.close()
+
+    await asyncio.gather(*(visit(number) for number in range(12)))
+    assert order == list(range(12))
+    assert pool.status().open_worlds == pool.status().waiting == 0
+
+
+@module_loop
+async def test_a_cancelled_step_leaves_nothing(pool):
+    card, _ = volume_task()
+    before = set(processes(str(pool.run_folder.path)))
+    environment = await pool.acquire("cancelled")
+    await environment.start(card.task_id)
+    step = asyncio.create_task(environment.step(fenced("while True:\n    try: sum(range(10**12))\n    except: pass")))
+    await asyncio.sleep(0.3)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    await environment.close()
+    for _ in range(30):
+        if set(processes(str(pool.run_folder.path))) <= before:
+            break
+        await asyncio.sleep(0.1)
+    assert set(processes(str(pool.run_folder.path))) <= before
+    assert list((pool.run_folder.agent / "experiments" / "outputs").iterdir()) == []
+
+
+OWNER = """
+import asyncio, json, sys, time
+sys.path.insert(0, {tests!r})
+from adapter_support import fenced, make_pool, volume_task
+async def main():
+    pool = make_pool(max_worlds=2, experiments_root={base!r})
+    await pool.open()
+    environments = [await pool.acquire(str(n)) for n in range(2)]
+    for environment in environments:
+        await environment.start(volume_task()[0].task_id)
+    print(json.dumps(str(pool.run_folder.path)), flush=True)
+    await environments[0].step(fenced("while True:\\n    try: sum(range(10**12))\\n    except: pass"))
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_a_killed_owner(tmp_path_factory):
+    base = tmp_path_factory.mktemp("b")
+    program = OWNER.format(tests=str(Path(__file__).parent), base=str(base))
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY)
+    assert owner.stdout is not None
+    folder = Path(json.loads(owner.stdout.readline()))
+    time.sleep(0.5)
+    assert len(processes(str(folder))) >= 5
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 15
+    while processes(str(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes(str(folder)) == {}
+    # The folder goes when the next pool opens there, if not before.
+    from appworld_adapter.run_folder import RunFolder
+
+    fresh = RunFolder.create(str(base), ROOT, keep=False)
+    assert not folder.exists()
+    fresh.remove()
+    assert list(fresh.path.parent.iterdir()) == []
+
+
+@module_loop
+async def test_bad_options_are_refused_before_work_begins(tmp_path):
+    with pytest.raises(ValueError, match="sandbox_minimum"):
+        make_pool(sandbox_minimum="docker")
+    with pytest.raises(ValueError, match="experiments_root"):
+        make_pool(keep_experiments=True)
+    with pytest.raises(ValueError, match="max_world"):
+        make_pool(max_world=3)
+    with pytest.raises(FileNotFoundError, match="make world"):
+        make_pool(root=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="make setup"):
+        await make_pool(python=str(tmp_path / "python")).open()
+    with pytest.raises(EnvironmentCrashed, match="appworld"):
+        await make_pool(python=sys.executable).open()
+    assert sys.executable != PYTHON
+
+
+@module_loop
+async def test_kept_experiments_are_kept(tmp_path_factory):
+    base = tmp_path_factory.mktemp("k")
+    pool = make_pool(max_worlds=1, keep_experiments=True, experiments_root=str(base))
+    await pool.open()
+    card, _ = volume_task()
+    await play(pool, card.task_id, ["print(1)"])
+    await pool.close()
+    assert list(base.glob(f"*/run-*/agent/experiments/outputs/*/tasks/{card.task_id}/dbs/supervisor.jsonl"))
+    assert not list(base.glob("*/run-*/*.sock"))

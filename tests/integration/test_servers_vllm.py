@@ -1,0 +1,257 @@
+"""Servers, router and policies over two real vLLM servers on CPU, against a reference forward of the same weights."""
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from random_policy import reference_logprobs, write_adapter, write_model
+from safetensors.torch import load_file, save_file
+
+from rollout_server import policy_folder
+from rollout_server.adapter_check import AdapterError
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.policies import PolicyStore
+from rollout_server.process_guard import descendants
+from rollout_server.router import Generation, Router
+from rollout_server.vllm_server import ServerGroup
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = [(7 * index) % 300 + 3 for index in range(160)]
+CANARY = PROMPT[::-1]
+TOLERANCE = 1e-4
+
+
+class House:
+    """The servers, and adapters to publish on them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.source = folder / "shared"
+        write_model(folder / "model")
+        self.model = ModelConfig(path=str(folder / "model"), dtype="float32", max_context=2048, lora_rank=16)
+        self.servers = ServersConfig(
+            count=2, max_num_seqs=8, kv_cache_bytes=128 << 20, max_loras=2, max_cpu_loras=4, start_timeout_s=240.0
+        )
+        self.group = ServerGroup(self.model, self.servers, folder / "logs")
+        self.store = PolicyStore(self.group, self.model, self.servers, folder / "policies", self.source)
+        self.router = Router(self.group, self.servers.max_num_seqs)
+
+    def adapter(self, seed: int) -> Path:
+        write_adapter(self.source / f"seed{seed}", seed=seed)
+        return self.source / f"seed{seed}"
+
+    def reference(self, adapter: Path, token_ids: list[int]) -> list[float]:
+        return reference_logprobs(self.folder / "model", adapter, token_ids)
+
+    async def publish(self, version: int, seed: int):
+        adapter = self.adapter(seed)
+        expected = self.reference(adapter, CANARY)
+        positions = [1, 40, 159]
+        canary = {
+            "token_ids": CANARY,
+            "positions": positions,
+            "logprobs": [expected[position] for position in positions],
+            "tolerance": 1e-3,
+        }
+        return await self.store.publish(version, adapter, canary)
+
+    async def generate(self, episode_id: str, model: str, max_tokens: int = 24, seed: int = 5) -> Generation:
+        return await self.router.generate(
+            episode_id=episode_id,
+            token_ids=PROMPT,
+            model=model,
+            max_tokens=max_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            seed=seed,
+            stop_token_ids=[],
+            deadline=time.monotonic() + 120,
+        )
+
+    def gap(self, generation: Generation, adapter: Path) -> float:
+        """The largest distance between served and reference log-probs."""
+        expected = self.reference(adapter, PROMPT + generation.token_ids)[len(PROMPT) :]
+        return max(abs(a - b) for a, b in zip(generation.logprobs, expected, strict=True))
+
+    async def clear(self) -> None:
+        for version in self.store.versions():
+            await self.store.retire(version)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(tmp_path_factory):
+    house = House(tmp_path_factory.mktemp("servers"))
+    await house.group.start()
+    await house.router.start()
+    yield house
+    await house.router.close()
+    await house.group.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def house(servers):
+    yield servers
+    await servers.clear()
+
+
+async def test_served_logprobs_are_those_of_the_version_across_a_swap(house):
+    first = await house.publish(1, seed=1)
+    before = await house.generate("swap", first.name)
+    warm = await house.generate("swap", first.name, seed=6)
+    assert (before.cached_tokens, warm.server) == (0, before.server)
+    assert warm.cached_tokens >= 128
+    running = asyncio.create_task(house.generate("long", first.name, max_tokens=400))
+    await asyncio.sleep(0.2)
+    second = await house.publish(2, seed=2)
+    after = await house.generate("swap", second.name)
+    assert after.server == before.server
+    assert after.cached_tokens == 0, "the prefix cached under version 1 is not for version 2"
+    assert house.gap(before, house.adapter(1)) < TOLERANCE
+    assert house.gap(warm, house.adapter(1)) < TOLERANCE
+    assert house.gap(after, house.adapter(2)) < TOLERANCE
+    assert house.gap(after, house.adapter(1)) > 0.1
+    assert house.gap(await running, house.adapter(1)) < TOLERANCE
+
+
+async def test_reused_name_and_folder_would_serve_a_stale_prefix(house, monkeypatch):
+    """What naming by content prevents, shown by taking it away: the same test as above then sees wrong log-probs."""
+    monkeypatch.setattr(policy_folder, "policy_name", lambda version, digest: "policy-v0001-00000000")
+    first = await house.store.publish(1, house.adapter(1))
+    before = await house.generate("stale", first.name)
+    assert house.gap(before, house.adapter(1)) < TOLERANCE
+    await house.store.retire(1)
+    second = await house.store.publish(1, house.adapter(2))
+    assert second.name == first.name
+    after = await house.generate("stale", second.name)
+    assert after.cached_tokens >= 128
+    assert house.gap(after, house.adapter(2)) > 0.01
+
+
+def rename(adapter: Path) -> None:
+    edit(adapter, lambda tensors: {name.replace("self_attn", "attention"): value for name, value in tensors.items()})
+
+
+def reshape(adapter: Path) -> None:
+    edit(adapter, lambda tensors: {name: value.T.contiguous() for name, value in tensors.items()})
+
+
+def poison(adapter: Path) -> None:
+    edit(adapter, lambda tensors: {name: torch.full_like(value, float("nan")) for name, value in tensors.items()})
+
+
+def cut(adapter: Path) -> None:
+    file = adapter / "adapter_model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def inflate(adapter: Path) -> None:
+    os.truncate(adapter / "adapter_model.safetensors", 10 << 30)
+
+
+def enlarge(adapter: Path) -> None:
+    shutil.rmtree(adapter)
+    write_adapter(adapter, seed=3, rank=32)
+
+
+def move_out(adapter: Path) -> None:
+    outside = adapter.parent.parent / "outside"
+    shutil.move(adapter, outside)
+    adapter.symlink_to(outside)
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def edit(adapter: Path, change) -> None:
+    file = adapter / "adapter_model.safetensors"
+    save_file(change(load_file(file)), file)
+
+
+BAD = {
+    rename: "unexpected tensors",
+    reshape: "has shape",
+    poison: "holds a NaN",
+    cut: "not a whole safetensors file",
+    inflate: "has 10737418240 bytes",
+    enlarge: "rank 32 is over the limit 16",
+    move_out: "outside the folder",
+}
+
+
+async def test_bad_adapters_are_refused_while_the_running_version_serves_on(house):
+    good = await house.publish(1, seed=1)
+    for spoil, reason in BAD.items():
+        running = asyncio.create_task(house.generate(f"beside {spoil.__name__}", good.name, max_tokens=60))
+        adapter = house.source / f"bad-{spoil.__name__}"
+        write_adapter(adapter, seed=3)
+        spoil(adapter)
+        with pytest.raises(AdapterError, match=reason):
+            await house.store.publish(2, adapter)
+        assert house.gap(await running, house.adapter(1)) < TOLERANCE
+    # Well-formed, but not the weights that the trainer computed the canary with.
+    expected = house.reference(house.adapter(1), PROMPT)
+    canary = {"token_ids": PROMPT, "positions": [159], "logprobs": [expected[159]], "tolerance": 0.05}
+    with pytest.raises(AdapterError, match="not the same weights"):
+        await house.store.publish(2, house.adapter(4), canary)
+    assert house.store.versions() == [1]
+    assert house.gap(await house.generate("last", good.name), house.adapter(1)) < TOLERANCE
+    assert [server.restarts for server in house.group.servers] == [0, 0]
+    for server in house.group.servers:
+        _, models = await server.request("GET", "/v1/models", timeout_s=10)
+        assert models.count('"id":"policy-') == 1
+
+
+async def test_version_is_removed_under_an_aborted_request_without_harm(house):
+    info = await house.publish(1, seed=1)
+    house.store.acquire(1)
+    running = asyncio.create_task(house.generate("aborted", info.name, max_tokens=1500))
+    await asyncio.sleep(0.3)
+    assert not running.done()
+    assert await house.store.retire(1) is False
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    house.router.release("aborted")
+    house.store.release(1)
+    folder = house.folder / "policies" / info.name
+    async with asyncio.timeout(15):
+        while folder.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    second = await house.publish(2, seed=2)
+    assert house.gap(await house.generate("after", second.name), house.adapter(2)) < TOLERANCE
+    assert [server.restarts for server in house.group.servers] == [0, 0]
+
+
+async def test_killed_server_in_mid_generation_costs_no_episode(house):
+    info = await house.publish(1, seed=1)
+    await house.publish(2, seed=2)
+    tasks = [asyncio.create_task(house.generate(f"kill {i}", info.name, max_tokens=500, seed=i)) for i in range(4)]
+    await asyncio.sleep(0.5)
+    assert not any(task.done() for task in tasks)
+    victim = house.group.servers[0]
+    old = [victim.pid, *descendants(victim.pid)]
+    os.kill(old[1], signal.SIGKILL)  # the guard's only child: vLLM's API server
+    generations = await asyncio.gather(*tasks)
+    assert {generation.server for generation in generations} == {"vllm-1"}
+    for generation in generations:
+        assert generation.finish_reason == ("length" if len(generation.token_ids) == 500 else "stop")
+        assert house.gap(generation, house.adapter(1)) < TOLERANCE
+    assert house.router.counters.moved_episodes == 2
+    async with asyncio.timeout(240):
+        while victim.state != "ready":
+            await house.group.wait_for_change()
+    assert victim.restarts == 1
+    assert not any(map(exists, old))
+    # It holds both versions again: new episodes go there, for it has more room.
+    for version, seed in ((1, 1), (2, 2)):
+        back = await house.generate(f"back {version}", house.store.name_of(version))
+        assert back.server == "vllm-0"
+        assert house.gap(back, house.adapter(seed)) < TOLERANCE

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from appworld_adapter.behavior import api_calls
 
 MAX_CALLS = 300
+READ_AT_ONCE_BYTES = 20_000_000
 TOKEN_STATISTICS = "token_statistics"
 """Folder of a run that may hold ``<collection>.jsonl`` with what the trainer computed per sampled token: lines
 {"rollout_id", "learner_logprobs", "ratios", "clipped"}, the last two optional. The viewer shows what is there."""
@@ -67,17 +68,25 @@ class RunData:
         return self.path.stem if self.path.is_file() else self.path.name
 
     def overview(self) -> dict[str, Any]:
-        """Name, metrics and collections; cheap, so that a page can ask again and again."""
+        """Name, metrics and collections; cheap, so that a page can ask again and again.
+
+        ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
+        that nobody has opened yet and that is too large to be read for three numbers.
+        """
         self._find_logs()
         collections = []
         for name, log in self._logs.items():
             iteration = re.search(r"-i(\d+)(-dev)?$", name)
+            size = log.path.stat().st_size
+            if size - log.read_to <= READ_AT_ONCE_BYTES:
+                self._read_on(log)
             collections.append(
                 {
                     "id": name,
                     "iteration": int(iteration[1]) if iteration else None,
                     "kind": "training" if iteration and not iteration[2] else "evaluation",
-                    "bytes": log.path.stat().st_size,
+                    "bytes": size,
+                    "totals": _totals(log.summaries),
                 }
             )
         collections.sort(key=lambda item: (item["kind"] != "training", item["iteration"] or 0, item["id"]))
@@ -236,6 +245,17 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "temperature": record["temperature"],
         "tampered": record["tampered"],
         "calls": calls,
+    }
+
+
+def _totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:
+    if not summaries:
+        return None
+    count = len(summaries)
+    return {
+        "rollouts": count,
+        "reward": sum(entry["reward"] for entry in summaries) / count,
+        "success": sum(entry["success"] for entry in summaries) / count,
     }
 
 

@@ -84,14 +84,11 @@ function App() {
     return () => clearTimeout(timer);
   }, []);
 
-  useKeys(
-    {
-      "?": () => setHelp(!help),
-      Escape: () => setHelp(false),
-      ...(address.page === "run" ? { j: () => moveFocus(1), k: () => moveFocus(-1) } : {}),
-    },
-    [help, address],
-  );
+  useKeys({
+    "?": () => setHelp((old) => !old),
+    Escape: () => setHelp(false),
+    ...(address.page === "run" ? { j: () => moveFocus(1), k: () => moveFocus(-1) } : {}),
+  });
 
   if (!run) return html`<p class="quiet">${state || "loading …"}</p>`;
   document.title = `${run.name} – rollouts`;

@@ -25,11 +25,21 @@ function segments(text) {
   return parts.filter((part) => part.text.trim());
 }
 
+// Control characters and those that turn the direction of text: shown by their number, so that nothing hides behind them.
+const CONTROLS = /([\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff])/g;
+const controlName = (text) => `‹U+${text.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
+
+function withControls(text) {
+  const parts = text.split(CONTROLS);
+  if (parts.length === 1) return text;
+  return parts.map((part, place) => (place % 2 ? html`<span class="control">${controlName(part)}</span>` : part));
+}
+
 /** Text of any length: the beginning at once, the rest on request. */
 function LongText({ text, className }) {
   const [shown, setShown] = useState(FIRST_CHARACTERS);
   const left = text.length - shown;
-  return html`<pre class=${`text ${className || ""}`}>${text.slice(0, shown)}</pre>
+  return html`<pre class=${`text ${className || ""}`}>${withControls(text.slice(0, shown))}</pre>
     ${left > 0 &&
     html`<button class="more" onClick=${() => setShown(shown + MORE_CHARACTERS)}>
       show ${Math.min(left, MORE_CHARACTERS).toLocaleString()} of ${left.toLocaleString()} more characters

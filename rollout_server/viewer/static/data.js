@@ -63,12 +63,14 @@ const fixed = (value, digits = 3) => (value === null || value === undefined ? "â
 const signed = (value) => (value === null || value === undefined ? "â€“" : (value > 0 ? "+" : "") + value.toFixed(2));
 const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
-/** Call `handlers[key]` for a key pressed outside of text fields. */
-function useKeys(handlers, inputs) {
+/** Call `handlers[key]` of the last rendering for a key pressed outside of text fields. */
+function useKeys(handlers) {
+  const latest = useRef(handlers);
+  latest.current = handlers;
   useEffect(() => {
     const onKey = (event) => {
       if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-      const handler = handlers[event.key];
+      const handler = latest.current[event.key];
       if (handler) {
         event.preventDefault();
         handler(event);
@@ -76,7 +78,7 @@ function useKeys(handlers, inputs) {
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
-  }, inputs);
+  }, []);
 }
 
 /** Move the focus by `step` among the elements marked with the class "stop". */

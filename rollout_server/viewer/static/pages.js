@@ -3,13 +3,15 @@
 
 const CURVES = [
   { title: "reward and success", keys: ["reward", "success", "dev_success"], from: [0, 1] },
-  { title: "gap of log-probs, 99th percentile", keys: ["gap_p99"] },
+  { title: "gap of log-probs, 99th percentile", keys: ["gap_p99"], small: true },
   { title: "clip fraction, kept fraction", keys: ["clip_fraction", "kept_fraction"] },
   { title: "seconds", keys: ["seconds_waiting", "seconds_recomputing", "seconds_updating", "seconds_publishing"] },
 ];
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
-function Curve({ title, keys, from, metrics }) {
+const exponents = (plot, ticks) => ticks.map((tick) => (tick ? tick.toExponential(1) : "0"));
+
+function Curve({ title, keys, from, small, metrics }) {
   const holder = useRef(null);
   const present = keys.filter((key) => metrics.some((line) => typeof line[key] === "number"));
   useEffect(() => {
@@ -21,7 +23,7 @@ function Curve({ title, keys, from, metrics }) {
       width: holder.current.clientWidth || 300,
       height: 180,
       scales: { x: { time: false }, ...(from ? { y: { range: from } } : {}) },
-      axes: [{ ...axis, size: 30, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56 }],
+      axes: [{ ...axis, size: 30, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
       series: [
         { label: "iteration" },
         ...present.map((key, i) => ({
@@ -48,6 +50,7 @@ function Curve({ title, keys, from, metrics }) {
 function RunPage({ run }) {
   const { metrics, collections } = run;
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
+  const figures = (item) => (item.kind === "training" && lines.get(item.iteration)) || item.totals;
   return html`<section>
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} />`)}</div>`}
@@ -56,7 +59,7 @@ function RunPage({ run }) {
       <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>size</th></tr></thead>
       <tbody>
         ${collections.map((item) => {
-          const line = item.kind === "training" ? lines.get(item.iteration) : undefined;
+          const line = figures(item);
           return html`<tr key=${item.id}>
             <td><a class="stop" href=${link("c", item.id)}>${
               item.kind === "training" ? `iteration ${item.iteration}` : item.id
@@ -91,7 +94,7 @@ const ORDERS = {
 };
 
 function Choice({ label, options, value, onChange }) {
-  return html`<label>${label}
+  return html`<label>${label}${" "}
     <select value=${value} onChange=${(event) => onChange(event.target.value)}>
       ${options.map((option) => html`<option value=${option} selected=${option === value}>${option}</option>`)}
     </select>
@@ -122,16 +125,13 @@ function CollectionPage({ collection, stamp }) {
     const names = Object.keys(FILTERS);
     set({ filter: names[(names.indexOf(settings.filter) + 1) % names.length] });
   };
-  useKeys(
-    {
-      "/": () => search.current?.focus(),
-      f: cycle,
-      j: () => moveFocus(1),
-      k: () => moveFocus(-1),
-      u: () => (location.hash = "#/"),
-    },
-    [settings, collection],
-  );
+  useKeys({
+    "/": () => search.current?.focus(),
+    f: cycle,
+    j: () => moveFocus(1),
+    k: () => moveFocus(-1),
+    u: () => (location.hash = "#/"),
+  });
   if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
   if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
   const all = summaries.value;
@@ -155,7 +155,7 @@ function TaskTable({ collection, entries }) {
   const tasks = new Map();
   for (const entry of entries) tasks.set(entry.task, [...(tasks.get(entry.task) || []), entry]);
   return html`<table class="wide">
-    <thead><tr><th>task</th><th>mean reward</th><th>rollouts</th></tr></thead>
+    <thead><tr><th>task</th><th>mean reward</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
     <tbody>
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
         const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
@@ -213,7 +213,7 @@ function CallSequences({ group, collection }) {
 
 function TaskPage({ collection, task, stamp }) {
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
-  useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = link("c", collection)) }, [collection]);
+  useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = link("c", collection)) });
   if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
   if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
   const group = summaries.value.filter((entry) => entry.task === task).sort((a, b) => a.index - b.index);
@@ -241,23 +241,22 @@ function RolloutPage({ collection, cursor, view, stamp }) {
   const rollout = loaded.value;
   const own = summaries.value && summaries.value.find((entry) => entry.cursor === cursor);
   const group = own ? summaries.value.filter((entry) => entry.task === own.task).sort((a, b) => a.index - b.index) : [];
-  const show = (name) => (location.hash = link("c", collection, "r", cursor, name));
+  // The address may be ahead of what is drawn, when keys follow one another quickly.
+  const show = (name) => (location.hash = link("c", collection, "r", readAddress().cursor, name));
   const step = (by) => {
-    const next = group[group.findIndex((entry) => entry.cursor === cursor) + by];
-    if (next) location.hash = link("c", collection, "r", next.cursor, view);
+    const here = readAddress();
+    const next = group[group.findIndex((entry) => entry.cursor === here.cursor) + by];
+    if (next) location.hash = link("c", collection, "r", next.cursor, here.view);
   };
-  useKeys(
-    {
-      "[": () => step(-1),
-      "]": () => step(1),
-      1: () => show("conversation"),
-      2: () => show("tokens"),
-      j: () => scrollBy({ top: innerHeight * 0.6 }),
-      k: () => scrollBy({ top: -innerHeight * 0.6 }),
-      u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
-    },
-    [collection, cursor, view, own, group.length],
-  );
+  useKeys({
+    "[": () => step(-1),
+    "]": () => step(1),
+    1: () => show("conversation"),
+    2: () => show("tokens"),
+    j: () => scrollBy({ top: innerHeight * 0.6 }),
+    k: () => scrollBy({ top: -innerHeight * 0.6 }),
+    u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
+  });
   if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
   if (!rollout || rollout.cursor !== cursor) return html`<p class="quiet">reading the rollout …</p>`;
   const facts = {
@@ -276,7 +275,8 @@ function RolloutPage({ collection, cursor, view, stamp }) {
         <${RolloutCell} collection=${collection} entry=${entry} />
       </span>`,
     )}</div>
-    <p class="facts">${Object.entries(facts).map(
+    <p class="facts"><span class="fact"><span class="quiet">task</span> <a href=${link("c", collection, "t", rollout.task_id)}>
+      <bdi>${rollout.task_id}</bdi></a></span>${Object.entries(facts).map(
       ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
     )}</p>
     ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}

@@ -30,7 +30,7 @@ function tokenDetails(rollout) {
   };
 }
 
-const visible = (text) => text.replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
+const visible = (text) => text.replace(CONTROLS, controlName).replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
 
 /** Tokens [start, end) as spans; never drawn again for a selection, which is a class set from outside. */
 class Chunk extends Component {
@@ -115,24 +115,18 @@ function Tokens({ rollout }) {
     element.scrollIntoView({ block: "nearest" });
   }, [chosen, near]);
 
-  const go = (i) => setChosen(Math.min(size - 1, Math.max(0, i)));
-  const toTurn = (step) => {
-    const starts = rollout.turns.map((turn) => turn.start);
-    const next = step > 0 ? starts.find((start) => start > chosen) : starts.filter((start) => start < chosen).pop();
-    if (next !== undefined) go(next);
-  };
-  useKeys(
-    {
-      ArrowRight: () => go(chosen + 1),
-      ArrowLeft: () => go(chosen - 1),
-      ArrowDown: () => toTurn(1),
-      ArrowUp: () => toTurn(-1),
-      Home: () => go(0),
-      End: () => go(size - 1),
-      Escape: () => setChosen(-1),
-    },
-    [rollout, chosen],
-  );
+  // Keys may repeat faster than the page is drawn, so each one starts from where the one before it went.
+  const go = (from) => setChosen((old) => Math.min(size - 1, Math.max(0, from(old))));
+  const starts = rollout.turns.map((turn) => turn.start);
+  useKeys({
+    ArrowRight: () => go((old) => old + 1),
+    ArrowLeft: () => go((old) => old - 1),
+    ArrowDown: () => go((old) => starts.find((start) => start > old) ?? old),
+    ArrowUp: () => go((old) => starts.findLast((start) => start < old) ?? old),
+    Home: () => go(() => 0),
+    End: () => go(() => size - 1),
+    Escape: () => setChosen(-1),
+  });
 
   const chunks = [];
   for (let start = 0; start < size; start += CHUNK) {

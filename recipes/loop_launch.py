@@ -1,14 +1,14 @@
 """``loop-launch``: the rollout node that belongs to a training config, and a look at a job before it is queued.
 
 loop-launch rollout-node --config loop_appworld/qwen2_5_32b output_dir=runs/a -- host=0.0.0.0 port=8700
-loop-launch check --config loop_appworld/qwen2_5_32b output_dir=runs/a --gpus 8 --gpu-gib 80
+loop-launch check --config loop_appworld/qwen2_5_32b output_dir=runs/a --nodes 2 --gpus 8 --gpu-gib 79
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
 from loop_recipes.config_extends import config_file, extended
-from loop_recipes.memory_plan import ModelShape, plan_rollout_server, plan_trainer
+from loop_recipes.job_check import Machines, check_job
 from rollout_server.config import ConfigError, NodeConfig, from_mapping
 
 
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.add_argument("--config", required=True, help="a name from `tune ls`, or a YAML file")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
         if name == "check":
+            command.add_argument("--nodes", type=int, default=2, help="1: rollouts and trainer share a node, half each")
             command.add_argument("--gpus", type=int, default=8, help="GPUs of each node")
             command.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB")
     options = parser.parse_args(words)
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.command == "rollout-node":
             _run_node(config, node_overrides)
         else:
-            _check(config, options.gpus, options.gpu_gib)
+            _check(config, Machines(options.nodes, options.gpus, options.gpu_gib))
     except (ConfigError, OSError) as error:
         sys.exit(f"loop-launch: {error}")
 
@@ -89,42 +90,21 @@ def _run_node(config: DictConfig, overrides: list[str]) -> None:
     plain = _node_section(config)
     file = Path(config.output_dir).resolve() / "rollout_node.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(plain), file)
+    # Several nodes of one job write the same file; none may read half of it.
+    draft = file.with_name(f".{file.name}.{socket.gethostname()}-{os.getpid()}")
+    OmegaConf.save(OmegaConf.create(plain), draft)
+    draft.replace(file)
     command = [sys.executable, "-m", "rollout_server.cli", "--config", str(file), *overrides]
     os.execv(sys.executable, command)
 
 
-def _check(config: DictConfig, gpus: int, gpu_gib: float) -> None:
-    """Print where things would run and the memory arithmetic; exit 1 when something cannot work."""
-    plain = _node_section(config)
-    node = from_mapping(NodeConfig, plain, "rollout_node.config")
-    problems: list[str] = []
-    for path, what in ((node.model.path, "model"), (plain["environment"]["config"].get("root"), "dataset")):
-        if path and not Path(path).exists():
-            problems.append(f"{what}: {path} does not exist on this machine")
-    model_file = Path(node.model.path) / "config.json"
-    servers = len(node.servers.urls or []) or node.servers.count
-    needed = node.servers.tensor_parallel_size * node.servers.count
-    print(f"rollout node   {servers} vLLM server(s) x {node.servers.tensor_parallel_size} GPU(s), port {node.port}")
-    print(
-        f"trainer        {gpus} rank(s), {config.get('dtype', 'fp32')}, output in {Path(config.output_dir).resolve()}"
-    )
-    if node.servers.urls is None and config.get("device", "cpu") == "cuda" and needed > gpus:
-        problems.append(
-            f"the servers need {needed} GPUs, a node has {gpus}: lower servers.count or tensor_parallel_size"
-        )
-    if model_file.is_file() and config.get("device", "cpu") == "cuda":
-        shape = ModelShape.from_config(json.loads(model_file.read_text()), config.model.get("lora_rank", 16))
-        for plan in (
-            plan_trainer(shape, config.collection.limits.max_context, gpus, gpu_gib),
-            plan_rollout_server(shape, node, gpu_gib),
-        ):
-            print(plan.table())
-            if plan.over:
-                problems.append(plan.over)
-    for problem in problems:
+def _check(config: DictConfig, machines: Machines) -> None:
+    """Print what would run where and the memory arithmetic; exit 1 when something cannot work."""
+    report = check_job(config, _node_section(config), machines)
+    print("\n".join(report.lines))
+    for problem in report.problems:
         print(f"problem: {problem}", file=sys.stderr)
-    if problems:
+    if report.problems:
         sys.exit(1)
     print("nothing found that would stop this job")
 

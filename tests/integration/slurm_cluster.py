@@ -57,9 +57,11 @@ class SlurmCluster:
         self._wait(lambda: (self.folder / "munge.sock").exists(), "munged's socket")
         self._daemon("slurmctld", ["slurmctld", "-D", "-i"])
         for node in NODES:
-            # Hosts find each other by name, in a mount namespace of the node's own.
+            # Hosts find each other by name, in a mount namespace of the node's own. A process namespace, so that
+            # a node that is switched off takes all that runs on it along.
             setup = f"mount --bind {self.folder}/hosts /etc/hosts; hostname {node}; exec slurmd -D -N {node}"
-            self._daemon(node, inside(node, "unshare", "--uts", "--mount", "sh", "-c", setup))
+            own = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+            self._daemon(node, inside(node, *own, "sh", "-c", setup))
         self.wait_idle()
 
     def wait_idle(self, timeout: float = 60) -> None:
@@ -84,7 +86,7 @@ class SlurmCluster:
         """
         found: set[tuple[int, str]] = set()
         pending = [int(pid) for node in NODES for pid in self.command("ip", "netns", "pids", node).split()]
-        own = {daemon.pid for daemon in self._daemons}
+        own = {daemon.pid for daemon in self._daemons}  # of a node: unshare, whose child is slurmd
         while pending:
             pid = pending.pop()
             try:
@@ -144,6 +146,7 @@ class SlurmCluster:
 
     def _daemon(self, name: str, command: list[str]) -> None:
         log = open(self.folder / f"{name}.out", "wb")  # noqa: SIM115 - the daemon's, for as long as it lives
+        command = ["setpriv", "--pdeathsig", "KILL", *command]  # no daemon outlives the tests, however they end
         self._daemons.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
 
     def _wait(self, condition, what: str, timeout: float = 20) -> None:

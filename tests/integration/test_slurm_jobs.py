@@ -16,22 +16,11 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import NODES, SlurmCluster, missing_for_cluster
+from small_jobs import CHECKOUT, SMALL, metrics
 from two_networks import inside
 
 pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(900)]
-CHECKOUT = Path(__file__).parents[2]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-SMALL = (
-    "run_name=drill",  # part of every rollout's seed: two runs of this name sample the same
-    "max_iterations=3",
-    "collection.tasks_per_iteration=2",
-    "collection.rollouts_per_task=3",
-    "collection.min_rollouts_per_task=3",
-    "collection.min_rollouts_fraction=1.0",
-    "collection.limits.max_turns=4",
-    "rollout_node.config.max_concurrent_episodes=4",
-    "update.min_abs_advantage=0.0",  # a step in every iteration, also where all rollouts earn the same
-)
 SMALL_EVALUATION = (
     "policies=[{name: after, adapter: '${run}'}]",
     "samplings=[{temperature: 0.0, runs: 1}]",
@@ -145,7 +134,7 @@ def undisturbed(cluster, tmp_path_factory) -> Path:
     jobs = Jobs(cluster, folder)
     try:
         job, run = jobs.train("run")
-        jobs.until(lambda: _metrics(run), job)
+        jobs.until(lambda: metrics(run), job)
         assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
     finally:
         jobs.clean_up()
@@ -155,7 +144,7 @@ def undisturbed(cluster, tmp_path_factory) -> Path:
 
 
 def test_a_job_ends_normally_with_its_logs_where_the_docs_say(undisturbed):
-    assert [row["iteration"] for row in _metrics(undisturbed)] == [1, 2, 3]
+    assert [row["iteration"] for row in metrics(undisturbed)] == [1, 2, 3]
     (attempt,) = undisturbed.glob("logs/job-*/attempt-0")
     assert {path.name for path in attempt.iterdir()} == {
         "trainer.log",
@@ -200,7 +189,7 @@ def test_a_node_that_lost_its_network_is_named_within_the_deadline(cluster, jobs
 
 def test_a_crash_of_the_trainer_fails_the_job_and_is_not_requeued(cluster, jobs):
     job, run = jobs.train("trainer-crash", "max_iterations=100")
-    jobs.until(lambda: _metrics(run), job)
+    jobs.until(lambda: metrics(run), job)
     _kill("loop_appworld.py", run)
     state, code = jobs.end(job, timeout=150)
     assert state == "FAILED"
@@ -210,10 +199,10 @@ def test_a_crash_of_the_trainer_fails_the_job_and_is_not_requeued(cluster, jobs)
 
 def test_a_crash_of_the_rollout_node_saves_and_fails_with_its_own_code(jobs):
     job, run = jobs.train("node-crash", "max_iterations=100")
-    jobs.until(lambda: _metrics(run), job)
+    jobs.until(lambda: metrics(run), job)
     _kill("rollout_server.cli", run)
     assert jobs.end(job, timeout=300) == ("FAILED", 70), jobs.logs()
-    done = max(row["iteration"] for row in _metrics(run))
+    done = max(row["iteration"] for row in metrics(run))
     assert (run / f"checkpoints/iteration_{done:04d}/state.json").is_file()
 
 
@@ -221,13 +210,13 @@ def test_usr1_requeues_goes_on_to_the_same_result_and_then_lets_an_array_evaluat
     job, run = jobs.train("run")
     words = ("run", "eval_appworld/tiny_cpu", *SMALL_EVALUATION, "--", "split=dev", "split=test_challenge")
     array = jobs.submit("eval.sbatch", *words, options=(f"--dependency=afterok:{job}", "--array=0-1"))
-    jobs.until(lambda: _metrics(run), job)
+    jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", "-b", "-s", "USR1", job)
     jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=200)
     assert cluster.job(array)["Reason"] == "Dependency"
     assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
     assert cluster.job(job)["Restarts"] == "1"
-    assert [_without_times(row) for row in _metrics(run)] == [_without_times(row) for row in _metrics(undisturbed)]
+    assert [_without_times(row) for row in metrics(run)] == [_without_times(row) for row in metrics(undisturbed)]
     adapter = "policies/policy-v0003/adapter_model.safetensors"
     assert (run / adapter).read_bytes() == (undisturbed / adapter).read_bytes()
 
@@ -262,7 +251,7 @@ def test_an_array_that_does_not_fit_its_list_is_refused(jobs):
 
 def test_a_job_that_may_not_requeue_saves_and_says_that_it_is_not_finished(cluster, jobs):
     job, run = jobs.train("cap", "max_iterations=100", LOOP_MAX_REQUEUES="0")
-    jobs.until(lambda: _metrics(run), job)
+    jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", "-b", "-s", "USR1", job)
     assert jobs.end(job, timeout=200) == ("FAILED", 75), jobs.logs()
     assert "submit the same line again" in jobs.output()
@@ -270,13 +259,13 @@ def test_a_job_that_may_not_requeue_saves_and_says_that_it_is_not_finished(clust
 
 def test_scancel_leaves_nothing_behind_and_the_same_line_goes_on(jobs, cluster):
     job, run = jobs.train("cancelled")
-    jobs.until(lambda: _metrics(run), job)
+    jobs.until(lambda: metrics(run), job)
     cluster.command("scancel", job)
     assert jobs.end(job, timeout=150)[0] == "CANCELLED"
     jobs.expect_nothing_left()
     again, _ = jobs.train("cancelled")
     assert jobs.end(again) == ("COMPLETED", 0), jobs.logs()
-    assert [row["iteration"] for row in _metrics(run)] == [1, 2, 3]
+    assert [row["iteration"] for row in metrics(run)] == [1, 2, 3]
 
 
 def test_the_time_limit_without_a_warning_leaves_nothing_behind(jobs):
@@ -298,11 +287,6 @@ def _open_to_all(folder: Path) -> None:
     for parent in folder.parents:
         if parent.stat().st_uid == os.getuid() and str(parent).startswith("/tmp/"):
             parent.chmod(parent.stat().st_mode | 0o055)
-
-
-def _metrics(run: Path) -> list[dict]:
-    file = run / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _without_times(row: dict) -> dict:

@@ -114,14 +114,14 @@ class LossyLink:
 
     Args:
         delay_s: one way.
-        loss: probability that a frame is lost.
+        loss: probability that a frame is lost; may be changed under way.
     """
 
     def __init__(self, names: tuple[str, str], delay_s: float, loss: float, seed: int = 0) -> None:
         self.names = names
         self.delivered = self.lost = 0
         self._delay_s = delay_s
-        self._loss = loss
+        self.loss = loss
         self._draw = random.Random(seed)
         self._made: list[str] = []
         self._ends: list[int] = []
@@ -161,7 +161,7 @@ class LossyLink:
                     frame = os.read(end, 65536)
                 except BlockingIOError:
                     continue
-                if self._draw.random() < self._loss:
+                if self._draw.random() < self.loss:
                     self.lost += 1
                     continue
                 number += 1

@@ -23,10 +23,12 @@ from safetensors.torch import save_file
 from torchtune import config
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
+from appworld_adapter.environment import UnknownTask
 from appworld_adapter.tasks import difficulty_of
 from loop_recipes.config_schema import ConfigError
 from loop_recipes.eval_collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
 from loop_recipes.eval_config import EvalConfig, PolicyUnderTest, child_node_config, find_policies, read_eval_config
+from loop_recipes.eval_endpoint import EndpointEpisodes
 from loop_recipes.eval_experiments import MissingState, write_experiments
 from loop_recipes.eval_report import (
     Protocol,
@@ -41,7 +43,7 @@ from rollout_server.adapter_check import BaseModel
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.launch import NodeDied, NodeProcess
 
-_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState)
+_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState, UnknownTask)
 
 
 class EvalAppWorldRecipe:
@@ -49,7 +51,7 @@ class EvalAppWorldRecipe:
 
     Features:
         - **Policies.** The node's base model as it is, or with a PEFT adapter; several of them, or a pattern of adapter
-          folders to choose the best of, in one start of the node.
+          folders to choose the best of, in one start of the node; any model behind an OpenAI-compatible endpoint.
         - **Protocol.** R runs per way of sampling, each with its own seeds; turns, tokens and context as configured; an
           episode that runs over budget is a failure. All of it is printed beside every score.
         - **Spread.** Mean and standard deviation over runs, bootstrap intervals over scenarios, by difficulty; paired
@@ -81,7 +83,15 @@ class EvalAppWorldRecipe:
         self._cleanup = ExitStack()
 
     def setup(self) -> None:
-        """Start or find the node, and read the tasks and what the node serves."""
+        """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
+        if any(policy.endpoint is None for policy in self._policies):
+            self._setup_node()
+        if any(policy.endpoint is not None for policy in self._policies):
+            self._setup_endpoints()
+        self._store = ResultStore(self._output_dir / "journal.jsonl")
+        self._cleanup.callback(self._store.close)
+
+    def _setup_node(self) -> None:
         node = self._config.rollout_node
         # A node of our own needs no secret that somebody has to know.
         token = os.environ.get(node.token_env) or secrets.token_hex(16)
@@ -96,8 +106,17 @@ class EvalAppWorldRecipe:
         health = self._client.wait_ready(node.start_deadline_s)
         self._dataset, self._model = health["dataset"], health["model"]
         self._tasks = list(self._config.tasks or self._client.tasks(str(self._config.split)).tasks)
-        self._store = ResultStore(self._output_dir / "journal.jsonl")
-        self._cleanup.callback(self._store.close)
+
+    def _setup_endpoints(self) -> None:
+        """An environment pool in this process; a node, if there is one too, has its own."""
+        node = child_node_config(self._config, self._worlds)
+        model = node["model"]["path"]
+        self._endpoints = EndpointEpisodes(node["environment"], model, self._output_dir / "endpoints")
+        self._cleanup.callback(self._endpoints.close)
+        self._dataset = self._endpoints.dataset
+        if all(policy.endpoint is not None for policy in self._policies):
+            self._model = f"none served here; observations cut by the tokenizer of {model}"
+            self._tasks = self._config.tasks or self._endpoints.tasks(str(self._config.split))
 
     def evaluate(self) -> list[Path]:
         """Run what is missing, score it, print and write the report; returns the written files."""
@@ -138,6 +157,16 @@ class EvalAppWorldRecipe:
         ]
 
     def _run(self, policy: PolicyUnderTest, cells: list[Cell], on_result: Callable[[Cell, TaskResult], None]) -> None:
+        if policy.endpoint is not None:
+            self._endpoints.run_cells(
+                policy.endpoint,
+                cells,
+                self._store,
+                retries=self._config.retries,
+                deadline_s=self._config.deadline_s,
+                on_result=on_result,
+            )
+            return
         with tempfile.TemporaryDirectory() as scratch:
             folder = policy.adapter or write_empty_adapter(Path(scratch) / "base", self._model)
             self._client.publish_policy(policy.served_version, folder)

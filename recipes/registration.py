@@ -13,7 +13,7 @@ from pathlib import Path
 
 _REGISTRY = "torchtune._recipe_registry"
 _HERE = Path(__file__).resolve().parent
-_RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld")
+_RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld", "compare_evals")
 
 
 def register(registry) -> None:

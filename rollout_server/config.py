@@ -151,8 +151,11 @@ def from_mapping(cls: type, data: Any, path: str = "") -> Any:
                 raise ConfigError(f"missing key {key!r}")
             continue
         value, hint = data[name], hints[name]
+        options = [option for option in typing.get_args(hint) if dataclasses.is_dataclass(option)]
         if dataclasses.is_dataclass(hint):
             values[name] = from_mapping(hint, value, key)
+        elif options and typing.get_origin(hint) is types.UnionType and value is not None:
+            values[name] = from_mapping(options[0], value, key)
         elif typing.get_origin(hint) is list and dataclasses.is_dataclass(typing.get_args(hint)[0]):
             items = value if isinstance(value, list) else [value]
             (section,) = typing.get_args(hint)

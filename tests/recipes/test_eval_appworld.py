@@ -172,6 +172,30 @@ def test_patterns_and_runs_name_adapters(policy, tmp_path):
     assert newest.digest == found[1].digest
 
 
+async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        versions = [{"name": "at-", "adapter": str(policy / "run/policies/policy-v*")}]
+        selection = config(policy, tmp_path, local.url, policies=versions, samplings=[{"runs": 1}])
+        served = {f"{p.served_version}": p.name for p in find_policies(read_eval_config(selection))}
+
+        def generate(body):  # only the second version solves a task
+            version = next(name for number, name in served.items() if number in body["model"])
+            local.vllm.speak = lambda rng: solve(4) if version == "at-policy-v0001" else solve(5)
+
+        local.vllm.delay = lambda body: generate(body) or 0.0
+        _, report, markdown = reports(await asyncio.to_thread(run, selection))
+    assert report["best"] == "at-policy-v0001"
+    assert "Best policy (T=0): **at-policy-v0001**" in markdown
+    chosen = config(policy, tmp_path, policies=[{"name": "best", "adapter": str(tmp_path / "evaluation")}])
+    (found,) = find_policies(read_eval_config(chosen))
+    assert found.adapter == policy / "run/policies/policy-v0001"
+    assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, TGC 16.7 at T=0"
+    report["policies"][1]["sha256"] = "of other weights"
+    (tmp_path / "evaluation/report.json").write_text(json.dumps(report))
+    with pytest.raises(ConfigError, match="is gone or has changed since"):
+        find_policies(read_eval_config(chosen))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,6 +212,8 @@ def test_patterns_and_runs_name_adapters(policy, tmp_path):
         ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
         ({"dataset_root": "/nowhere"}, "dataset_root /nowhere holds no folder data"),
         ({"appworld_experiments": True}, "needs rollout_node.launch: true"),
+        ({"policies": [{"name": "a", "endpoint": {"url": "x.com", "model": "m"}}]}, "must begin with http"),
+        ({"policies": [{"name": "a", "endpoint": {"url": "http://x", "model": "m"}}]}, "endpoint needs .*launch: true"),
         ({"rollout_node": {"replay": "/logs"}}, "cannot be evaluated"),
     ],
 )

@@ -1,9 +1,11 @@
 """Scores of runs worked out by hand, reports and comparisons."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import loop_recipes
 from loop_recipes.compare_evals import main as compare_evals
 from loop_recipes.eval_comparison import NamedResults, compare, compare_with_first
 from loop_recipes.eval_scores import TaskResult, score
@@ -123,7 +125,7 @@ def write_evaluation(folder, results, dataset="synthetic"):
 def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     first = write_evaluation(tmp_path / "first", runs("+---"))
     second = write_evaluation(tmp_path / "second", runs("-+++"))
-    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    assert compare_evals([first, second, f"output={tmp_path / 'out'}"]) == 0
     text = (tmp_path / "out/comparison.md").read_text()
     assert "second/p against first/p" in text
     assert "+50.0 [" in text
@@ -132,6 +134,18 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     assert data["dataset"] == "synthetic"
     assert data["comparisons"][0]["lost"] == [["aaa_1", 1.0, 0.0]]
     assert "synthetic" in capsys.readouterr().out
+
+
+def test_compare_evals_takes_a_config_as_tune_run_gives_it(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "first", runs("+---"))
+    second = write_evaluation(tmp_path / "second", runs("-+++"))
+    default = Path(loop_recipes.__file__).parent / "configs/compare_evals/default.yaml"
+    assert compare_evals(["--config", str(default), first, second, "level=0.8"]) == 0
+    assert "80% bootstrap" in capsys.readouterr().out
+    assert compare_evals([first, second, "levl=0.8"]) == 1
+    assert "unknown key 'levl'; did you mean 'level'" in capsys.readouterr().err
+    assert compare_evals([first, second, "level=2"]) == 1
+    assert "level must be 0.5 to below 1" in capsys.readouterr().err
 
 
 def test_compare_evals_refuses_what_cannot_be_compared(tmp_path, capsys):

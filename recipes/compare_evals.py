@@ -51,7 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"compare-evals: {error}", file=sys.stderr)
         return 1
-    Console().print(Markdown(text))
+    console = Console() if sys.stdout.isatty() else Console(width=140)  # a log file has no width of its own
+    console.print(Markdown(text))
     if conf.output is not None:
         output = Path(conf.output)
         output.mkdir(parents=True, exist_ok=True)

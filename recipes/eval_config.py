@@ -119,7 +119,8 @@ class EvalConfig:
     ``retries`` is how often a task that gave no rollout is asked for again, beyond the attempts that the node makes by
     itself. ``dataset_root`` (the folder that holds ``data/``) is where difficulties are read; null takes the root of a
     launched node. ``appworld_experiments`` also writes every run in AppWorld's own layout, from the final states that a
-    launched node then keeps. ``run`` is a training run, for other keys to refer to.
+    launched node then keeps. ``run``, ``adapter`` and ``endpoint`` are for ``policies`` and others to refer to, because
+    the command line cannot reach into a list.
     """
 
     output_dir: str
@@ -127,6 +128,8 @@ class EvalConfig:
     rollout_node: RolloutNodeConfig
     limits: Limits
     run: str | None = None
+    adapter: str | None = None
+    endpoint: EndpointConfig | None = None
     split: str | None = None
     tasks: list[str] | None = None
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])

@@ -1,4 +1,4 @@
-"""A real Slurm cluster of two nodes on one machine, for tests: slurmctld, two slurmd, each in a network of its own.
+"""A real Slurm cluster of three nodes on one machine, for tests: slurmctld, three slurmd, each in a network of its own.
 
 Needs root, and Debian's slurmctld, slurmd, slurm-client, munge and iproute2. Nothing outside the temporary folder and
 the network namespaces made here is touched; :meth:`SlurmCluster.stop` removes all of it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from two_networks import BridgedNetworks, address, inside, missing_for_networks
 
-NODES = ("loopnode1", "loopnode2")
+NODES = ("loopnode1", "loopnode2", "loopnode3")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "setpriv")
 
 
@@ -30,7 +29,7 @@ def missing_for_cluster() -> str | None:
 
 
 class SlurmCluster:
-    """Two nodes, ``loopnode1`` and ``loopnode2``, with ``gpus`` pretended GPUs each.
+    """The nodes ``loopnode1`` to ``loopnode3``, with ``gpus`` pretended GPUs each.
 
     Args:
         folder: an empty folder for sockets, state, spool and logs.
@@ -65,18 +64,13 @@ class SlurmCluster:
         self.wait_idle()
 
     def wait_idle(self, timeout: float = 60) -> None:
-        """Wait until both nodes can take a job."""
-        self._wait(lambda: self.command("sinfo", "-h", "-o", "%T").split() == ["idle"], "both nodes idle", timeout)
+        """Wait until all nodes can take a job."""
+        self._wait(lambda: self.command("sinfo", "-h", "-o", "%T").split() == ["idle"], "idle nodes", timeout)
 
     def stop(self) -> None:
         for daemon in reversed(self._daemons):
-            daemon.send_signal(signal.SIGTERM)
-        for daemon in reversed(self._daemons):
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait(10)
+            daemon.kill()  # what ran on a node goes with it; the state is of no more use
+            daemon.wait(10)
         self.networks.stop()
 
     def processes(self) -> set[tuple[int, str]]:

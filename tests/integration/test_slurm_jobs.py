@@ -1,4 +1,4 @@
-"""The sbatch scripts on a real Slurm of two nodes, each in a network of its own, with the tiny policy on CPU.
+"""The sbatch scripts on a real Slurm of three nodes, each in a network of its own, with the tiny policy on CPU.
 
 Every drill is a whole job with real vLLM, so they are not part of the default run: `make drills`.
 """
@@ -149,7 +149,7 @@ def test_a_job_ends_normally_with_its_logs_where_the_docs_say(undisturbed):
     assert {path.name for path in attempt.iterdir()} == {
         "trainer.log",
         "rollout_node-0.log",
-        *(f"preflight-{node}.log" for node in NODES),
+        *(f"preflight-{node}.log" for node in NODES[:2]),
     }
     assert sum(1 for _ in undisturbed.glob("node/collections/drill-i000?.jsonl")) == 3
     assert (undisturbed / "policies/policy-v0003/adapter_model.safetensors").is_file()
@@ -172,7 +172,7 @@ def test_a_bad_node_is_named_before_anything_starts(jobs):
 def test_nodes_without_their_gpus_are_named(jobs):
     job, _ = jobs.train("gpus", LOOP_GPUS_PER_NODE="8")
     assert jobs.end(job, timeout=120) == ("FAILED", 69), jobs.logs()
-    for node in NODES:
+    for node in NODES[:2]:
         assert f"bad node {node}: 0 GPUs answer, LOOP_GPUS_PER_NODE is 8" in jobs.output()
 
 
@@ -227,6 +227,16 @@ def test_usr1_requeues_goes_on_to_the_same_result_and_then_lets_an_array_evaluat
         results = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
         assert len(results) == len(tasks)
         assert list(folder.glob("logs/*/attempt-0/evaluation.log"))
+
+
+def test_two_rollout_nodes_share_the_tasks(jobs):
+    job, run = jobs.train("three", "max_iterations=2", options=("--nodes=3",))
+    jobs.until(lambda: metrics(run), job, timeout=500)
+    assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
+    assert [row["rollouts"] for row in metrics(run)] == [6, 6]
+    for folder, share in (("node", "1of2"), ("node-1", "2of2")):
+        logs = [run / folder / f"collections/drill-i000{iteration}-{share}.jsonl" for iteration in (1, 2)]
+        assert [len(log.read_text().splitlines()) for log in logs] == [3, 3]
 
 
 def test_an_evaluation_requeues_on_usr1_and_repeats_nothing(cluster, jobs):

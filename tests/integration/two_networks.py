@@ -1,6 +1,6 @@
-"""Two hosts on one machine, as network namespaces: joined by a bridge, or by a link with delay and loss.
+"""Hosts on one machine, as network namespaces: several on a bridge, or two on a link with delay and loss.
 
-Needs root and iproute2. Names and addresses are fixed, so one pair of each kind exists at a time.
+Needs root and iproute2. Names and addresses are fixed, so one group of each kind exists at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def inside(name: str, *command: str) -> list[str]:
 
 
 def address(number: int) -> str:
-    """Of the first (2) or second (3) host; 1 is this machine on the bridge."""
+    """Of a host, counted from 2; 1 is this machine on the bridge."""
     return f"{SUBNET}.{number}"
 
 
@@ -74,9 +74,9 @@ def _configure(name: str, number: int) -> None:
 
 
 class BridgedNetworks:
-    """Two namespaces, and this machine as ``10.213.7.1``, on one bridge."""
+    """Namespaces, and this machine as ``10.213.7.1``, on one bridge."""
 
-    def __init__(self, names: tuple[str, str]) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self._made: list[str] = []
 

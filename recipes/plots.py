@@ -2,32 +2,30 @@
 
     loop-plots runs/demo
     loop-plots LOOP=runs/seed0,runs/seed1,runs/seed2 shuffled=runs/control --output runs/figures
+    loop-plots --rollouts runs/demo --task 692c77d_1
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
-band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for what the keys mean.
+band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for what the keys mean. The pictures of
+``--rollouts`` are of what agents wrote instead: behaviour early against late, API-call sequences (rollout_plots.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with any kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+from loop_recipes.plot_style import COLOURS, save
+from loop_recipes.rollout_plots import TITLES, write_rollout_figures
 
 PHASES = {
     "seconds_waiting": "waiting for rollouts",
@@ -36,16 +34,7 @@ PHASES = {
     "seconds_publishing": "publishing the policy",
 }
 
-BEHAVIOR = {
-    "behavior_code_characters": "code characters per rollout",
-    "behavior_multiple_cells_per_turn": "turns with several code cells",
-    "behavior_execution_errors_per_turn": "execution errors per turn",
-    "behavior_give_up_rate": "failed-call give-up rate",
-    "behavior_show_api_doc": "show_api_doc calls per rollout",
-    "behavior_assume": "'assume' per rollout",
-    "behavior_dummy": "'dummy' per rollout",
-    "turns": "turns per rollout",
-}
+BEHAVIOR = {"turns" if key == "turns" else f"behavior_{key}": title for key, title in TITLES.items()}
 
 
 @dataclass(frozen=True)
@@ -230,20 +219,7 @@ def write_figures(curves: Sequence[Curve], output: Path, window: int = 5) -> lis
     Args:
         window: iterations that a moving average covers; 1 for none.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    written = []
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "loop", "axes.spines.top": False}):
-        for name, make in FIGURES.items():
-            figure = make(curves, window)
-            for suffix in ("png", "svg"):
-                path = output / f"{name}.{suffix}"
-                partial = path.with_name(f".{path.name}")
-                metadata = {"Date": None} if suffix == "svg" else None
-                figure.savefig(partial, format=suffix, dpi=130, metadata=metadata)
-                os.replace(partial, path)
-                written.append(path)
-            plt.close(figure)
-    return written
+    return [path for name, make in FIGURES.items() for path in save(make(curves, window), output, name)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -252,15 +228,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
     parser.add_argument("--output", type=Path, help="folder for the pictures (default: that of the first run)")
     parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
+    parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
+    parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
     parsed = parser.parse_args(arguments)
+    first = Path(parsed.curves[0].rpartition("=")[2].split(",")[0])
+    output = parsed.output or (first if first.is_dir() else first.parent)
     try:
-        curves = [parse_curve(text) for text in parsed.curves]
+        if parsed.rollouts:
+            written = write_rollout_figures(first, output, parsed.task)
+        else:
+            written = write_figures([parse_curve(text) for text in parsed.curves], output, parsed.smooth)
     except ValueError as error:
         print(f"loop-plots: {error}", file=sys.stderr)
         return 1
-    first = Path(parsed.curves[0].rpartition("=")[2].split(",")[0])
-    for path in write_figures(curves, parsed.output or (first if first.is_dir() else first.parent), parsed.smooth):
-        print(path)
+    print(*written, sep="\n")
     return 0
 
 

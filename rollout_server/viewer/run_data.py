@@ -23,8 +23,8 @@ from appworld_adapter.behavior import api_calls
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
 TOKEN_STATISTICS = "token_statistics"
-"""Folder of a run that may hold ``<collection>.jsonl`` with what the trainer computed per sampled token: lines
-{"rollout_id", "learner_logprobs", "ratios", "clipped"}, the last two optional. The viewer shows what is there."""
+"""Folder of a run that may hold what the trainer computed per sampled token, in ``<collection>.jsonl`` and, of further
+ranks, ``<collection>.rank1.jsonl`` and so on: lines {"rollout_id", "learner_logprobs", "ratios", "clipped"}."""
 
 
 @dataclass
@@ -184,10 +184,10 @@ class RunData:
             log.read_to = record["_end"]
 
     def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
-        file = self.path / TOKEN_STATISTICS / f"{collection}.jsonl"
-        if not file.is_file():
-            return {}
-        return _read_statistics(file, file.stat().st_mtime_ns, self._logs[collection].path)
+        folder = self.path / TOKEN_STATISTICS
+        files = (folder / f"{collection}.jsonl", *sorted(folder.glob(f"{collection}.rank*.jsonl")))
+        found = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())
+        return _read_statistics(found, self._logs[collection].path) if found else {}
 
     def _model_folder(self) -> Path | None:
         for file in (self.path / "rollout_node.yaml", self.path / "evaluation" / "rollout_node.yaml"):
@@ -260,8 +260,8 @@ def _totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:
 
 
 @lru_cache(maxsize=4)
-def _read_statistics(file: Path, changed: int, log: Path) -> dict[str, dict[str, Any]]:
-    """Rollout id -> its token statistics and its largest gap to the sampler; ``changed`` renews the cache."""
+def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str, dict[str, Any]]:
+    """Rollout id -> its token statistics and its largest gap to the sampler; times of change renew the cache."""
     logprobs = {
         record["rollout_id"]: [
             value for value, sampled in zip(record["sampler_logprobs"], record["mask"], strict=True) if sampled
@@ -269,13 +269,13 @@ def _read_statistics(file: Path, changed: int, log: Path) -> dict[str, dict[str,
         for _, record in _objects(log, 0)
     }
     result = {}
-    for _, record in _objects(file, 0):
+    for record in (record for file, _ in files for _, record in _objects(file, 0)):
         learner, sampler = record["learner_logprobs"], logprobs.get(record["rollout_id"], [])
         gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
         result[record["rollout_id"]] = {
             "learner_logprobs": learner,
-            "ratios": record.get("ratios"),
-            "clipped": record.get("clipped"),
+            "ratios": record["ratios"],
+            "clipped": record["clipped"],
             "gap": gap,
         }
     return result

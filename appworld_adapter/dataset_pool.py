@@ -21,11 +21,13 @@ from appworld_adapter.environment import (
 from appworld_adapter.episode import AppWorldEnvironment, EpisodeRules, World
 from appworld_adapter.prompt import Prompt, TaskCard
 from appworld_adapter.run_folder import RunFolder
-from appworld_adapter.servers import ForkServer, ServerSpec
+from appworld_adapter.servers import Connection, ForkServer, ServerSpec
 
 logger = logging.getLogger(__name__)
 
 GRADE_TIMEOUT_S = 120.0
+DYING_S = 5.0
+"""How long a server that gave no child is given to turn out dead."""
 
 
 class DatasetPool:
@@ -142,6 +144,19 @@ class DatasetPool:
             server = self._servers[role] = await ForkServer.start(await self._server_spec(role))
             return server
 
+    async def _child(self, role: str) -> Connection:
+        """A child of the server of ``role``. A server that dies on the way is replaced, once.
+
+        Its socket fails a moment before its end is known. One that lives had no memory for a child, and is asked again.
+        """
+        server = await self._server(role)
+        try:
+            return await server.connect()
+        except EnvironmentCrashed as error:
+            logger.warning("%s; trying once more", error)
+            await server.wait_end(DYING_S)
+        return await (await self._server(role)).connect()
+
     async def _server_spec(self, role: str) -> ServerSpec:
         run = self.run_folder
         return ServerSpec(role, self._python, run.path, run.grader, self._first_task(), {})
@@ -171,7 +186,7 @@ class DatasetPool:
         return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
 
     async def _grade_once(self, request: dict[str, Any]) -> dict[str, Any]:
-        connection = await (await self._server("grader")).connect()
+        connection = await self._child("grader")
         try:
             async with asyncio.timeout(GRADE_TIMEOUT_S):
                 return await connection.call(request)

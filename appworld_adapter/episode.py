@@ -92,11 +92,7 @@ class AppWorldEnvironment:
         self._pool.check_tasks([task_id])
         self._card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
         self._deadline = time.monotonic() + self._rules.episode_timeout_s
-        try:
-            await self._bring_up()
-        except EnvironmentCrashed as error:
-            logger.warning("world of %s died while it started (%s); starting another", task_id, error)
-            await self._bring_up()
+        await self._bring_up()
         return self._rules.prompt.messages(self._card)
 
     async def step(self, action: str) -> StepResult:
@@ -141,6 +137,14 @@ class AppWorldEnvironment:
         return await self._execute(code)
 
     async def _bring_up(self) -> None:
+        """A world that dies while it starts is replaced, once."""
+        try:
+            await self._bring_up_once()
+        except EnvironmentCrashed as error:
+            logger.warning("world of %s died while it started (%s); starting another", self._card.task_id, error)
+            await self._bring_up_once()
+
+    async def _bring_up_once(self) -> None:
         async with self._within(self._rules.episode_timeout_s, "starting its world"):
             self._world = await self._pool.bring_up(self._card, self._experiment)
 

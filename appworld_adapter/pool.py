@@ -48,7 +48,7 @@ class AppWorldPool(DatasetPool):
     """Worlds in sealed processes of their own, forked in a fraction of a second.
 
     Args:
-        memory_limit_mb: what the interpreter may allocate beyond what it starts with.
+        memory_limit_mb: what the interpreter, and the world it acts on, may each allocate beyond what they start with.
         sandbox_minimum: refuse to run below this level (worker/sandbox.py). The strongest one that works is used.
         options: see :class:`DatasetPool`.
     """
@@ -81,7 +81,7 @@ class AppWorldPool(DatasetPool):
             self.dataset,
             self._level,
             "" if server.ready["landlock"] else " (no Landlock: agent code can open no file at all)",
-            ", paper parity: agent code may import any module" if self._paper_parity else "",
+            ", paper parity: agent code may import any module, and forge log-in tokens" if self._paper_parity else "",
         )
 
     async def _server_spec(self, role: str) -> ServerSpec:
@@ -99,21 +99,18 @@ class AppWorldPool(DatasetPool):
         return ServerSpec(role, self._python, run.path, run.agent, self._first_task(), settings, prefix)
 
     async def _bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
-        server = await self._server("world")
         secret = None if self._paper_parity else await asyncio.to_thread(self._token_secret, card.task_id)
         request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
-        connection = None
+        connection = await self._child("world")
         try:
             async with asyncio.timeout(START_WORLD_TIMEOUT_S):
-                connection = await server.connect()
                 answer = await connection.call(request)
             if not answer["ok"]:
                 raise EnvironmentCrashed(f"the interpreter died while it started: {answer['message']}")
         except BaseException as error:
-            if connection is not None:
-                connection.kill()
+            connection.kill()
             if isinstance(error, TimeoutError):
-                server.kill()
+                connection.server.kill()
                 raise EnvironmentCrashed(
                     f"no world after {START_WORLD_TIMEOUT_S:.0f} s; the server is ended"
                 ) from error

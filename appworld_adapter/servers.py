@@ -15,6 +15,7 @@ from appworld_adapter.environment import EnvironmentCrashed
 
 WORKER_FOLDER = Path(__file__).resolve().parent / "worker"
 START_TIMEOUT_S = 180.0
+CONNECT_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 MAX_LINE = 64 * 1024 * 1024
 
@@ -105,18 +106,29 @@ class ForkServer:
         return not self._watcher.done()
 
     async def connect(self) -> Connection:
-        """A child of its own; raises EnvironmentCrashed if the server is gone."""
+        """A child of its own; raises EnvironmentCrashed if the server is gone, or hangs, in which case it is ended."""
+        connection = None
         try:
-            reader, writer = await asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
-        except OSError as error:
-            raise EnvironmentCrashed(f"the {self._spec.role} server is gone: {error}") from error
-        connection = Connection(self, reader, writer)
-        try:
-            connection.pid = (await connection.call(None))["pid"]
-        except BaseException:
-            connection.kill()
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
+                connection = Connection(self, reader, writer)
+                connection.pid = (await connection.call(None))["pid"]
+        except BaseException as error:
+            if connection is not None:
+                connection.kill()
+            if isinstance(error, TimeoutError):
+                self.kill()
+                raise EnvironmentCrashed(
+                    f"the {self._spec.role} server gave no child in {CONNECT_TIMEOUT_S:.0f} s; it is ended"
+                ) from error
+            if isinstance(error, OSError):
+                raise EnvironmentCrashed(f"the {self._spec.role} server is gone: {error}") from error
             raise
         return connection
+
+    async def wait_end(self, seconds: float) -> None:
+        """Return when it has ended, or after ``seconds``."""
+        await asyncio.wait([self._watcher], timeout=seconds)
 
     def kill_child(self, pid: int) -> None:
         """Have the server send SIGKILL to the process group of its child ``pid``."""
@@ -143,7 +155,7 @@ class Connection:
     """A conversation with one child of a fork server. Its first message is its pid; then one answer per request."""
 
     def __init__(self, server: ForkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._server = server
+        self.server = server
         self._reader = reader
         self._writer = writer
         self.pid: int | None = None
@@ -164,7 +176,7 @@ class Connection:
     def kill(self) -> None:
         """Kill the child's process group and hang up."""
         if self.pid is not None:
-            self._server.kill_child(self.pid)
+            self.server.kill_child(self.pid)
         self._writer.close()
 
 

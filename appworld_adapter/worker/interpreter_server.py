@@ -6,6 +6,7 @@ an interpreter by passing one end of a socket pair; the interpreter joins the as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -48,7 +49,7 @@ class InterpreterServer:
         try:
             sandbox.die_with_parent()
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)
             os.dup2(null, 1)
@@ -57,11 +58,16 @@ class InterpreterServer:
                 message, descriptors, _, _ = socket.recv_fds(self._serving, MAX_REQUEST, 1)
                 if not message:
                     break
+                _reap()
                 request = json.loads(message)
-                if os.fork() == 0:
+                try:
+                    pid = os.fork()
+                except OSError:  # no memory for another one: the world that asked sees the end of its stream
+                    os.close(descriptors[0])
+                    continue
+                if pid == 0:
                     self._serving.close()
                     os.setpgid(0, request["group"])  # fails if the asking process is gone already
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
                     from interpreter import run_interpreter
 
@@ -71,3 +77,10 @@ class InterpreterServer:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(1)
+
+
+def _reap() -> None:
+    """Those that have ended. Not left to the kernel, which would forget the processor time they used."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -84,11 +84,16 @@ def confine(settings: dict[str, Any]) -> None:
         _install_filter(may_open=restricted)
 
 
-def _limit_resources(memory_mb: int) -> None:
+def limit_memory(memory_mb: int) -> None:
+    """Bound what this process may have mapped to so much more than it has now."""
     with open("/proc/self/statm") as file:
         inherited = int(file.read().split()[0]) * resource.getpagesize()
+    _lower({resource.RLIMIT_AS: inherited + memory_mb * 2**20})
+
+
+def _limit_resources(memory_mb: int) -> None:
+    limit_memory(memory_mb)
     limits = {
-        resource.RLIMIT_AS: inherited + memory_mb * 2**20,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 2**20,
         resource.RLIMIT_NOFILE: 64,
@@ -96,6 +101,10 @@ def _limit_resources(memory_mb: int) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    _lower(limits)
+
+
+def _lower(limits: dict[int, int]) -> None:
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

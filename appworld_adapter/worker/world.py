@@ -90,6 +90,7 @@ class WorldServer:
         episode = Episode(owner, interpreter, ApiWorld(start["task_id"], **options))
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])
+        sandbox.limit_memory(self._settings["sandbox"]["memory_mb"])  # agent code can fill databases through APIs
         episode.run()
 
 

@@ -27,6 +27,12 @@ MEMORY = {
     "doubling string": "s = 'x' * 10**6\nwhile True: s += s",
     "endless allocation": "keep = []\nwhile True: keep.append(bytearray(10**7))",
     "deep recursion": "def f(n): return f(n + 1)\nimport sys\nsys.setrecursionlimit(10**9)\nf(0)",
+    "databases filled through an API": (
+        "for i in range(900):\n"
+        "    apis.simple_note.signup(\n"
+        "        first_name='x' * 5 * 10**6, last_name='y', email=f'a{{i}}@example.com', password='password'\n"
+        "    )"
+    ),
     "memory in anonymous files": (
         "import os\nfor i in range(10**4):\n    d = os.memfd_create('x')\n    os.posix_fallocate(d, 0, 10**9)"
     ),

@@ -1,0 +1,189 @@
+"""What the rollout node costs per turn: the node beside a bare loop, over one real vLLM server.
+
+    python benchmarks/rollout_node.py [--json PATH] [--concurrent 1,8] [--repeats 5]
+
+Both play the same episodes of the counter environment with the same seeds, a random policy of 0.1 million parameters
+and an adapter, on one vLLM server that is started for it. The bare loop is what one would write in an afternoon:
+encode, POST, append, step; no routing, no deadlines, no checks, no record, no log. Both are run in turn,
+``--repeats`` times after a round that fills the prefix cache, so every prompt is cached for both.
+
+``seconds_per_turn`` is wall time times concurrency over turns, the median of the rounds. ``overhead_ms_per_turn`` is
+the median over rounds of the difference, node minus bare loop, and so holds everything between the environment's
+answer and the request to vLLM, and back: tokens, routing, HTTP, checks, records, fsync. ``node_cpu_ms_per_turn`` is
+the CPU time of the node's process. With one episode at a time both must sample the same tokens, which is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from random_policy import write_adapter, write_model
+
+from appworld_adapter.counter import CounterPool
+from rollout_server.client import RolloutClient
+from rollout_server.collection import CollectionRequest, Limits
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.episode import derive_seed
+from rollout_server.launch import NodeProcess
+from rollout_server.record import Rollout
+from rollout_server.tokens import ChatTokens
+from rollout_server.vllm_server import ServerGroup, VllmServer
+
+TOKEN = "benchmark"
+ROLLOUTS, TURNS, TOKENS, CONTEXT = 2, 6, 16, 2000
+LIMITS = Limits(max_turns=TURNS, max_tokens_per_turn=TOKENS, max_context=CONTEXT, episode_deadline_s=600.0)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class BareLoop:
+    """Episodes with nothing around them."""
+
+    def __init__(self, server: VllmServer, model_name: str, tokens: ChatTokens) -> None:
+        self._server, self._model_name, self._tokens = server, model_name, tokens
+        self._pool = CounterPool(tokens.spans, max_worlds=10**6)
+
+    async def run(self, seeds: list[tuple[str, int]], concurrent: int) -> tuple[float, list[list[int]], int]:
+        """Wall seconds, token ids per episode, and turns; ``seeds`` holds task and seed of each episode."""
+        results: list[list[int]] = [[] for _ in seeds]
+        turns = 0
+        waiting = iter(enumerate(seeds))
+
+        async def worker(session: aiohttp.ClientSession) -> None:
+            nonlocal turns
+            for number, (task, seed) in waiting:
+                results[number], count = await self._episode(session, task, seed)
+                turns += count
+
+        async with aiohttp.ClientSession(headers=self._server.headers) as session:
+            started = time.perf_counter()
+            await asyncio.gather(*(worker(session) for _ in range(concurrent)))
+            return time.perf_counter() - started, results, turns
+
+    async def _episode(self, session: aiohttp.ClientSession, task: str, seed: int) -> tuple[list[int], int]:
+        environment = await self._pool.acquire("bare")
+        token_ids = self._tokens.prompt(await environment.start(task))
+        for turn in range(TURNS):
+            sampling = {"max_tokens": TOKENS, "temperature": 1.0, "seed": derive_seed(seed, turn), "logprobs": 0}
+            sampling |= {"stop_token_ids": list(self._tokens.stop_ids), "detokenize": False}
+            body = {"model": self._model_name, "token_ids": token_ids, "sampling_params": sampling}
+            async with session.post(f"{self._server.url}/inference/v1/generate", json=body) as answer:
+                choice = (await answer.json())["choices"][0]
+            sampled = choice["token_ids"]
+            token_ids = token_ids + sampled
+            spoken = sampled[:-1] if sampled[-1] in self._tokens.stop_ids else sampled
+            result = await environment.step(self._tokens.decode(spoken))
+            if result.done or turn + 1 == TURNS:
+                break
+            token_ids = token_ids + self._tokens.continuation(result.observation, sampled[-1] == self._tokens.im_end)
+        await environment.grade()
+        await environment.close()
+        return token_ids, turn + 1
+
+
+def through_node(client: RolloutClient, request: CollectionRequest) -> tuple[float, list[Rollout]]:
+    """Seconds of the collection, as the node says, and its rollouts in the order of tasks and indices."""
+    client.start_collection(request)
+    stream = client.rollouts(request.id)
+    rollouts = [event for event in stream if isinstance(event, Rollout)]
+    rollouts.sort(key=lambda rollout: (request.tasks.index(rollout.task_id), rollout.index))
+    return stream.end.seconds, rollouts
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: int) -> dict[str, float]:
+    """Medians over ``repeats`` rounds with ``concurrent`` episodes at a time."""
+    config = {
+        "port": 0,
+        "root": str(folder / f"node{concurrent}"),
+        "model": {"path": str(folder / "model"), "dtype": "float32", "max_context": CONTEXT, "lora_rank": 8},
+        "servers": {"urls": [server.url], "max_num_seqs": 32},
+        "environment": {"name": "counter", "config": {}},
+        "max_concurrent_episodes": concurrent,
+    }
+    bare_seconds, node_seconds, cpu = [], [], []
+    with NodeProcess(config, folder / f"run{concurrent}", TOKEN) as process:
+        client = RolloutClient(process.url, TOKEN)
+        await asyncio.to_thread(client.wait_ready, 120.0, process.check)
+        published = await asyncio.to_thread(client.publish_policy, 0, folder / "adapter")
+        bare = BareLoop(server, published.name, ChatTokens(folder / "model"))
+        tasks = (await asyncio.to_thread(client.tasks, "train")).tasks
+        for number in range(repeats + 1):
+            request = CollectionRequest(f"round{number}", tasks, ROLLOUTS, policy_version=0, seed=1, limits=LIMITS)
+            before = cpu_seconds(process.pid)
+            seconds, rollouts = await asyncio.to_thread(through_node, client, request)
+            used = cpu_seconds(process.pid) - before
+            turns = sum(len(rollout.turns) for rollout in rollouts)
+            wall, token_ids, bare_turns = await bare.run([(r.task_id, r.seed) for r in rollouts], concurrent)
+            if concurrent == 1 and token_ids != [rollout.token_ids for rollout in rollouts]:
+                raise RuntimeError("node and bare loop sampled different tokens: they cannot be compared")
+            if number:  # the first round fills the prefix cache
+                node_seconds.append(concurrent * seconds / turns)
+                bare_seconds.append(concurrent * wall / bare_turns)
+                cpu.append(used / turns)
+        await asyncio.to_thread(client.retire_policy, 0)
+    differences = [ours - theirs for ours, theirs in zip(node_seconds, bare_seconds, strict=True)]
+    return {
+        "ours": statistics.median(node_seconds),
+        "bare_loop": statistics.median(bare_seconds),
+        "overhead": statistics.median(differences),
+        "cpu": statistics.median(cpu),
+    }
+
+
+async def measure(concurrencies: list[int], repeats: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+
+    def add(case: str, metric: str, value: float, unit: str) -> None:
+        rows.append({"case": case, "metric": metric, "value": value, "unit": unit})
+        print(f"{case:<14} {metric:<22} {value:10.4f} {unit}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="rollout-node-benchmark-") as name:
+        folder = Path(name)
+        write_model(folder / "model")
+        write_adapter(folder / "adapter", seed=0)
+        model = ModelConfig(str(folder / "model"), "float32", max_context=CONTEXT, lora_rank=8)
+        group = ServerGroup(model, ServersConfig(kv_cache_bytes=256 << 20), folder / "logs")
+        await group.start()
+        try:
+            server = group.servers[0]
+            os.environ["VLLM_API_KEY"] = server.headers["Authorization"].removeprefix("Bearer ")
+            for concurrent in concurrencies:
+                found = await compare(folder, server, concurrent, repeats)
+                add(f"ours {concurrent}", "seconds_per_turn", found["ours"], "s")
+                add(f"bare_loop {concurrent}", "seconds_per_turn", found["bare_loop"], "s")
+                add(f"ours {concurrent}", "overhead_ms_per_turn", 1000 * found["overhead"], "ms")
+                add(f"ours {concurrent}", "node_cpu_ms_per_turn", 1000 * found["cpu"], "ms")
+        finally:
+            await group.stop()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--concurrent", default="1,8", help="numbers of concurrent episodes")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    rows = asyncio.run(measure([int(number) for number in options.concurrent.split(",")], options.repeats))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

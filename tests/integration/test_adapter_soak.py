@@ -1,0 +1,126 @@
+"""500 episodes while worlds, grader and fork servers are killed at random: none is lost, nothing is left. A drill.
+
+python -m pytest -m drill -s tests/integration/test_adapter_soak.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from adapter_support import make_pool, needs_world, no_op_reward, play, processes, solution_steps
+from test_adapter_pool import episode_processes
+
+from appworld_adapter.environment import EnvironmentFault
+
+pytestmark = [pytest.mark.integration, pytest.mark.drill, needs_world, pytest.mark.timeout(3600)]
+
+EPISODES = 500
+AT_ONCE = 8
+SECONDS_BETWEEN_KILLS = 1.0
+VICTIMS = {"world or interpreter": 0.8, "grader": 0.1, "world server": 0.1}
+NAMED_REASONS = {"environment_crashed", "environment_timeout"}
+ATTEMPTS = 5
+
+
+def resident_mb() -> float:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def open_descriptors() -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(entry).split(":")[0])
+    return found
+
+
+def left_behind(folder: str) -> list[str]:
+    return [*processes(folder).values(), *map(str, Path(folder).parent.glob("run-*"))]
+
+
+async def kill_at_random(pool, rng, killed: Counter) -> None:
+    while True:
+        await asyncio.sleep(rng.expovariate(1 / SECONDS_BETWEEN_KILLS))
+        (victim,) = rng.choices(list(VICTIMS), list(VICTIMS.values()))
+        server = pool._servers["grader" if victim == "grader" else "world"]
+        if not server.alive:
+            continue
+        candidates = episode_processes(server.pid) if victim == "world or interpreter" else [server.pid]
+        if candidates:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(candidates), signal.SIGKILL)
+                killed[victim] += 1
+
+
+async def test_nothing_is_lost_and_nothing_is_left(tmp_path_factory):
+    rng = random.Random(0)
+    base = tmp_path_factory.mktemp("soak")
+    pool = make_pool(max_worlds=AT_ONCE, execute_timeout_s=60, experiments_root=str(base))
+    await pool.open()
+    tasks = pool.tasks("train")
+    killed: Counter = Counter()
+    outcomes: Counter = Counter()
+    memory: list[float] = []
+    descriptors: list[int] = []
+
+    async def episode(number: int) -> None:
+        task = tasks[number % len(tasks)]
+        steps = solution_steps(task) if number % 2 else []
+        for _ in range(ATTEMPTS):
+            try:
+                _, grade = await play(pool, task, steps)
+            except EnvironmentFault as error:
+                outcomes[error.reason] += 1
+                continue
+            outcomes["finished"] += 1
+            # A world that was brought back is the world that died: the verdict is what it would have been.
+            assert grade.success == bool(steps), task
+            assert grade.reward == (1.0 if steps else no_op_reward(task)), task
+            return
+        outcomes["given up"] += 1
+
+    async def worker(numbers) -> None:
+        for number in numbers:
+            await episode(number)
+            if number % 50 == 49:
+                memory.append(resident_mb())
+                descriptors.append(len(open_descriptors()))
+
+    began = time.monotonic()
+    killer = asyncio.create_task(kill_at_random(pool, rng, killed))
+    numbers = iter(range(EPISODES))
+    try:
+        await asyncio.gather(*(worker(numbers) for _ in range(AT_ONCE)))
+    finally:
+        killer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await killer
+    seconds = time.monotonic() - began
+    status = pool.status()
+    folder = str(pool.run_folder.path)
+    left_in_outputs = list((pool.run_folder.agent / "experiments" / "outputs").iterdir())
+    await pool.close()
+
+    print(f"\n{EPISODES} episodes in {seconds:.0f} s; killed {dict(killed)}; outcomes {dict(outcomes)}; {status}")
+    print(f"memory of the parent, MiB: {[round(value, 1) for value in memory]}; descriptors: {descriptors}")
+    assert outcomes["finished"] == EPISODES
+    assert set(outcomes) <= {"finished", *NAMED_REASONS}
+    assert killed["world or interpreter"] >= 20
+    assert killed["grader"] >= 1
+    assert killed["world server"] >= 1
+    assert status.open_worlds == status.waiting == 0
+    assert left_in_outputs == []
+    assert left_behind(folder) == []
+    half = len(memory) // 2
+    assert memory[-1] < memory[half] + 8, "the parent's memory is flat"
+    assert max(descriptors[half:]) <= max(descriptors[:half]) + AT_ONCE

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from appworld_adapter.environment import EnvironmentPool, Message
 from appworld_adapter.observation import REMINDER_HEAD
+from appworld_adapter.worker.synthetic.flaws import flawed_turns
 from rollout_server.tokens import ChatTokens
 
 
@@ -78,9 +79,7 @@ def draw_scripts(root: Path, tasks: Sequence[str], count: int, flawed_share: flo
         turns = json.loads((folder / "turns.json").read_text())
         flawed = rng.random() < flawed_share
         if flawed:
-            from appworld_adapter.worker.synthetic.flaws import flawed_turns
-
-            turns = flawed_turns(turns, json.loads((folder / "metadata.json").read_text()), rng)
+            turns = flawed_turns(turns, json.loads((folder / "demonstration.json").read_text()), rng)
         scripts.append(Script(order[index % len(order)], flawed, tuple(turns)))
     return scripts
 
@@ -161,18 +160,20 @@ _ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
 _PASSWORD = re.compile(r"password='([a-z]{6,})'")
 _ACCOUNT = re.compile(r"^[a-z_]+ ([a-z]{6,})$", re.MULTILINE)
 _PHONE = re.compile(r"\b555\d{7}\b")
+_NUMBER = re.compile(r"(?:amount|answer|_id)=(\d+)\b")
+_DIGITS = re.compile(r"(?<![A-Za-z0-9:-])\d{1,4}(?![A-Za-z0-9:-])")
 _SYLLABLE = re.compile(r"[bdfgklmnprstv][aeiou]")
 
 
 def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demonstration:
-    """The same conversation about people with other names, addresses, passwords and phone numbers.
+    """The same conversation about people with other names, addresses, passwords, phone numbers, amounts and ids.
 
-    A name or password is replaced, wherever it stands, by one of the same shape with other syllables; that no value is
-    seen twice is what makes a small model copy them instead of knowing them.
+    A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
+    that no value is seen twice is what makes a small model copy them instead of knowing them. A number that the agent
+    wrote but nobody showed it (a sum, a guess) stays.
     """
-    text = "\n".join(
-        [*(m.content for m in demonstration.opening), *(part for step in demonstration.steps for part in step)]
-    )
+    shown = "\n".join([*(m.content for m in demonstration.opening), *(observed for _, observed in demonstration.steps)])
+    text = "\n".join([shown, *(action for action, _ in demonstration.steps)])
     words = {word for pair in _ADDRESS.findall(text) for word in pair}
     words |= {*_PASSWORD.findall(text), *_ACCOUNT.findall(text)}
     new = {}
@@ -180,12 +181,20 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
         other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
         new |= {word: other, word.capitalize(): other.capitalize()}
     new |= {phone: f"555{rng.randrange(10**7):07d}" for phone in sorted(set(_PHONE.findall(text)))}
+    taken = set(_DIGITS.findall(text))
+    for number in sorted(set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))):
+        free = [n for n in map(str, range(10 ** (len(number) - 1), 10 ** len(number))) if n not in taken]
+        if free:
+            new[number] = rng.choice(free)
+            taken.add(new[number])
     if not new:
         return demonstration
-    pattern = re.compile("|".join(sorted(map(re.escape, new), key=len, reverse=True)))
+    # Not a part of a longer word, a date or a time of day.
+    known = "|".join(sorted(map(re.escape, new), key=len, reverse=True))
+    pattern = re.compile(rf"(?<![A-Za-z0-9:-])(?:{known})(?![A-Za-z0-9:-])")
 
     def renamed(content: str) -> str:
-        return re.sub(rf"(?<![A-Za-z0-9])(?:{pattern.pattern})(?![A-Za-z0-9])", lambda found: new[found[0]], content)
+        return pattern.sub(lambda found: new[found[0]], content)
 
     return Demonstration(
         demonstration.task_id,

@@ -85,10 +85,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """One cosine from ``lr`` to zero over both phases, ``lr_warmup_steps`` of it rising."""
+    """Cosines from ``lr`` to zero: the first over copying and ``steps[0]`` demonstration batches, then one per entry.
+
+    A small model learns where to copy each kind of value from in sudden steps, one kind after the other, and those that
+    have not come when the rate is down come after a restart. ``lr_warmup_steps`` of each cosine rise.
+    """
 
     copy_steps: int
-    steps: int
+    steps: list[int]
     tokens_per_step: int
     lr: float
     lr_warmup_steps: int
@@ -160,7 +164,7 @@ class SFTAppWorldRecipe:
             digest.update(json.dumps(asdict(part)).encode())
         digest.update(json.dumps(self.config.environment, sort_keys=True).encode())
         for source in (PROMPTS / f"{self.config.environment['config']['prompt']}.txt", GENERATOR.parent / "flaws.py"):
-            digest.update(source.read_bytes() if source.exists() else b"")
+            digest.update(source.read_bytes())
         return digest.hexdigest()
 
     def _setup_demonstrations(self) -> None:
@@ -221,10 +225,12 @@ class SFTAppWorldRecipe:
 
     def train(self) -> None:
         options, seed = self.config.training, self.config.seed
-        total = options.copy_steps + options.steps
+        cycles = [options.copy_steps + options.steps[0], *options.steps[1:]]
+        rates = [rate for length in cycles for rate in self._learning_rates(length)]
+        total = len(rates)
         batches = chain(
             copy_batches(options.copy_steps, options.tokens_per_step, self.tokens.vocab_size, self.tokens.pad_id, seed),
-            demonstration_batches(self.demonstrations, options.steps, options.tokens_per_step, self.tokens, seed),
+            demonstration_batches(self.demonstrations, sum(options.steps), options.tokens_per_step, self.tokens, seed),
         )
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         losses: list[float] = []
@@ -232,7 +238,7 @@ class SFTAppWorldRecipe:
         with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
             bar = progress.add_task("copying", total=total)
             for step, batch in enumerate(batches):
-                losses.append(self._step(batch, step, total))
+                losses.append(self._step(batch, rates[step]))
                 phase = "copying" if step < options.copy_steps else "demonstrations"
                 progress.update(bar, advance=1, description=f"{phase}, loss {losses[-1]:.3f}")
                 if (step + 1) % options.log_every == 0 or step + 1 == total:
@@ -247,16 +253,20 @@ class SFTAppWorldRecipe:
                 f"{options.max_held_out_loss}: no policy was written; train longer, or try another seed"
             )
 
-    def _step(self, batch: Batch, step: int, total: int) -> float:
+    def _learning_rates(self, steps: int) -> list[float]:
         options = self.config.training
-        rate = min((step + 1) / options.lr_warmup_steps, 0.5 + 0.5 * math.cos(math.pi * step / total))
+        rising = ((step + 1) / options.lr_warmup_steps for step in range(steps))
+        falling = (0.5 + 0.5 * math.cos(math.pi * step / steps) for step in range(steps))
+        return [options.lr * min(pair) for pair in zip(rising, falling, strict=True)]
+
+    def _step(self, batch: Batch, rate: float) -> float:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = options.lr * rate
+                group["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
         loss = -self.model(batch.tokens, rows=batch.rows, targets=batch.targets).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip_grad_norm)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss.item()

@@ -33,7 +33,7 @@ class Architecture:
     intermediate_dim: int = 384
     max_seq_len: int = 4096
     norm_eps: float = 1e-6
-    rope_base: float = 1_000_000.0
+    rope_base: float = 1e8
 
     @property
     def head_dim(self) -> int:
@@ -47,7 +47,7 @@ def build(architecture: Architecture) -> TransformerDecoder:
 
 EMBEDDING_STD = 0.1
 MATCH_GAIN = 2.5
-SLOW_FREQUENCY = 6e-3
+SLOW_FREQUENCY = 1.5e-3
 
 
 @torch.no_grad()
@@ -101,29 +101,34 @@ def look_back(
 
 @torch.no_grad()
 def match_and_copy(model: TransformerDecoder, architecture: Architecture, generator: torch.Generator) -> None:
-    """Make layer 1 find the last place where the present token stood before another, and carry over what followed.
+    """Make every layer above the first copy what it attends to, and attend by what stood before.
 
-    The first half of its heads compare the present token with what layer 0's head 0 saw (one back); the second half
-    the token one back with what head 1 saw (two back). Only the slow dimension pairs of RoPE are used, those that turn
-    little over an episode. The value path is a projection and its transpose, so what is attended to is predicted.
+    Keys are what layer 0's heads 0 and 1 saw (the token one back, the token two back), one of them for each half of the
+    heads. The value path is a projection and its transpose, so what is attended to is predicted. In layer 1 the queries
+    are the present token and the token one back: it finds the last place where they stood before, and carries over what
+    followed. In the layers above the queries are left random: which words announce a value (``$`` an ``amount=``) is
+    theirs to learn, and with keys and values in place each wrong guess says directly where to look. Only the slow
+    dimension pairs of RoPE are used, those that turn little over an episode.
     """
     head_dim, heads, groups = architecture.head_dim, architecture.num_heads, architecture.num_kv_heads
-    below, attention = model.layers[0].attn, model.layers[1].attn
-    slow = (attention.pos_embeddings.theta < SLOW_FREQUENCY).nonzero().flatten()
+    below = model.layers[0].attn
+    slow = (below.pos_embeddings.theta < SLOW_FREQUENCY).nonzero().flatten()
     rows = torch.cat([slow, slow + head_dim // 2])
     seen = below.output_proj.weight.view(-1, heads, head_dim).permute(1, 2, 0) / EMBEDDING_STD
     present = below.v_proj.weight[: len(rows)]
     one_back, two_back = seen[0, : len(rows)], seen[1, : len(rows)]
-    queries = attention.q_proj.weight.view(heads, head_dim, -1)
-    keys = attention.k_proj.weight.view(groups, head_dim, -1)
-    values = attention.v_proj.weight.view(groups, head_dim, -1)
-    for group, key in enumerate(keys):
-        key[rows] = MATCH_GAIN * (one_back if group < groups / 2 else two_back)
+    for layer in model.layers[1:]:
+        attention = layer.attn
+        keys = attention.k_proj.weight.view(groups, head_dim, -1)
+        values = attention.v_proj.weight.view(groups, head_dim, -1)
+        for group, key in enumerate(keys):
+            key[rows] = MATCH_GAIN * (one_back if group < groups / 2 else two_back)
+        nn.init.orthogonal_(attention.v_proj.weight, generator=generator)
+        copied = values.repeat_interleave(heads // groups, dim=0).flatten(0, 1)
+        attention.output_proj.weight.copy_(copied.T)
+    queries = model.layers[1].attn.q_proj.weight.view(heads, head_dim, -1)
     for head, query in enumerate(queries):
         query[rows] = MATCH_GAIN * (present if head < heads / 2 else one_back)
-    nn.init.orthogonal_(attention.v_proj.weight, generator=generator)
-    copied = values.repeat_interleave(heads // groups, dim=0).flatten(0, 1)
-    attention.output_proj.weight.copy_(copied.T)
 
 
 def hf_config(architecture: Architecture, pad_id: int, stop_id: int) -> dict[str, object]:

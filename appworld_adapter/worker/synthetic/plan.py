@@ -48,9 +48,10 @@ class Script:
         )
         self.add("passwords", f"I look up the {app} password.", find)
         password = self.person.passwords[app]
+        field = "phone_number" if app == "phone" else "email"
         code = (
-            f"{app}_token = apis.{app}.login("
-            f"username={self.person.username(app)!r}, password={password!r})['access_token']"
+            f"{app}_token = apis.{app}.login(username=apis.supervisor.show_profile()[{field!r}], "
+            f"password={password!r})['access_token']"
         )
         self.add("login", f"I log in to {app}.", code)
         self.slip(password, [other for name, other in self.person.passwords.items() if name != app])

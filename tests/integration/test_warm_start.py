@@ -1,0 +1,103 @@
+"""The whole warm start in short: practice world, executed demonstrations, tokenizer, training, a policy that loads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from loop_recipes import tiny_model
+from loop_recipes.paths import loop_home, loop_package
+from rollout_server.tokens import ChatTokens
+
+pytestmark = pytest.mark.integration
+
+WORLD = loop_home() / "worlds" / "synthetic"
+TUNE = Path(sys.executable).with_name("tune")
+
+
+def warm_start(folder: Path, **changes: object) -> subprocess.CompletedProcess:
+    world = json.loads((WORLD / "dataset.json").read_text())
+    settings = {
+        "output_dir": folder / "run",
+        "policy_dir": folder / "policy",
+        "practice_world.root": WORLD,
+        "practice_world.seed": world["seed"],
+        "practice_world.scenarios_per_template": world["scenarios_per_template"],
+        "practice_world.people": world["people"],
+        "demonstrations.cache": folder / "demonstrations",
+        "demonstrations.count": 28,
+        "demonstrations.held_out": 4,
+        "tokenizer.demonstrations": 16,
+        "training.copy_steps": 12,
+        "training.steps": "[6,6]",
+        "training.log_every": 4,
+        "training.max_held_out_loss": 20,
+        **changes,
+    }
+    command = [str(TUNE), "run", "sft_appworld", "--config", "sft_appworld/tiny_cpu"]
+    return subprocess.run(
+        command + [f"{key}={value}" for key, value in settings.items()],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warm_start")
+    run = warm_start(folder)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return folder
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_short_build_learns_and_is_of_the_committed_kind(built: Path):
+    losses = {line["step"]: line["loss"] for line in metrics(built) if "loss" in line}
+    assert losses[12] < losses[4] - 0.3, "copying"
+    assert losses[24] < losses[16] - 0.5, "demonstrations"
+    new, committed = built / "policy", loop_package("tiny_policy")
+    assert sorted(path.name for path in new.iterdir()) == sorted(path.name for path in committed.iterdir())
+    shape, expected = (json.loads((folder / "config.json").read_text()) for folder in (new, committed))
+    assert {**shape, "vocab_size": 0} == {**expected, "vocab_size": 0}
+    ours, theirs = ChatTokens(new), ChatTokens(committed)
+    for text in ("pevigavu", "apis.supervisor.complete_task()", "2023-05-18T16:20:00"):
+        assert [ours.decode([i]) for i in ours.encode_text(text)] == [
+            theirs.decode([i]) for i in theirs.encode_text(text)
+        ]
+
+
+@torch.no_grad()
+def test_the_built_policy_is_the_same_function_everywhere(built: Path):
+    ours, architecture = tiny_model.load(built / "policy")
+    theirs = AutoModelForCausalLM.from_pretrained(built / "policy", dtype=torch.float32).eval()
+    token_ids = torch.randint(architecture.vocab_size, (1, 200), generator=torch.Generator().manual_seed(0))
+    assert (theirs(token_ids).logits - ours.eval()(token_ids)).abs().max() < 1e-4
+
+
+def test_demonstrations_really_succeeded(built: Path):
+    lines = (built / "demonstrations" / "demonstrations.jsonl").read_text().splitlines()
+    clean = [one for one in map(json.loads, lines) if not one["flawed"]]
+    assert len(clean) >= 4
+    assert all(one["success"] and one["reward"] == 1.0 for one in clean)
+
+
+def test_nothing_is_written_above_the_gate(built: Path, tmp_path: Path):
+    run = warm_start(
+        built,
+        policy_dir=tmp_path / "policy",
+        output_dir=tmp_path / "run",
+        **{"training.copy_steps": 2, "training.steps": "[2]", "training.max_held_out_loss": 0.01},
+    )
+    assert run.returncode != 0
+    assert "above training.max_held_out_loss" in run.stderr
+    assert not (tmp_path / "policy").exists()

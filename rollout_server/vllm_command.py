@@ -81,11 +81,15 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
+        if servers.tensor_parallel_size == 1:
+            # A worker process of its own waits for each step by spinning, which on a laptop takes the core that the
+            # worlds need: collecting took 2.5 times as long.
+            options["--distributed-executor-backend"] = "uni"
     pairs = [str(part) for option in options.items() for part in option]
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model.path, *pairs, *flags, *servers.extra_args]
 
 
-def server_environment(servers: ServersConfig, index: int, api_key: str) -> dict[str, str]:
+def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu: bool) -> dict[str, str]:
     """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds."""
     # Each switch opens routes to whoever reaches the port, so only the one that is needed.
     switch = "VLLM_ALLOW_RUNTIME_LORA_UPDATING" if servers.weight_sync == "adapter" else "VLLM_SERVER_DEV_MODE"
@@ -96,6 +100,10 @@ def server_environment(servers: ServersConfig, index: int, api_key: str) -> dict
         "VLLM_API_KEY": api_key,
         "HF_HUB_OFFLINE": "1",
     }
+    if cpu:
+        # Only with this does vLLM's CPU platform allow one process per server. It leaves the number of threads to us.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        environment.setdefault("OMP_NUM_THREADS", "1")
     if servers.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in servers.gpus[index])
     return {**environment, **servers.env}

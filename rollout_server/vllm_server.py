@@ -169,7 +169,8 @@ class VllmServer:
     async def _spawn(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = server_command(self._model, self._config, port, cpu=installed_vllm().cpu)
+        cpu = installed_vllm().cpu
+        command = server_command(self._model, self._config, port, cpu=cpu)
         guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
@@ -180,7 +181,7 @@ class VllmServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=server_environment(self._config, self.index, self._api_key),
+                env=server_environment(self._config, self.index, self._api_key, cpu=cpu),
             )
 
     async def _check_external(self) -> None:

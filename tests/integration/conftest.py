@@ -71,7 +71,7 @@ def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm
     log_path = scratch / "vllm.log"
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
-            guard, stdout=log, stderr=log, start_new_session=True, env=server_environment(servers, 0, "")
+            guard, stdout=log, stderr=log, start_new_session=True, env=server_environment(servers, 0, "", cpu=True)
         )
     try:
         _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log_path)

@@ -267,7 +267,7 @@ def test_gpu_and_cpu_settings_reach_the_command_line():
         assert part in gpu
     assert "eager" not in gpu
     assert "--kv-cache-memory-bytes" not in gpu
-    environment = server_environment(servers, 1, "secret")
+    environment = server_environment(servers, 1, "secret", cpu=False)
     assert environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert environment["NCCL_DEBUG"] == "WARN"
     assert environment["VLLM_API_KEY"] == "secret"

@@ -178,7 +178,7 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
         _, high = curve.series("ratio_p99")
         if len(iterations) and low.shape == high.shape:
             ratio.fill_between(iterations, np.nanmin(low, 0), np.nanmax(high, 0), color=colour, alpha=0.18, lw=0)
-    lag.set(title="policy lag, versions", ylim=(-0.1, None))
+    lag.set(title="policy lag, versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
     lag.yaxis.get_major_locator().set_params(integer=True)
     gap.set(title="abs(sampler - learner log-prob)", yscale="log")
     clip.set(title="clip fraction", xlabel="iteration")

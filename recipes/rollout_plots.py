@@ -182,7 +182,7 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
     """Write both pictures as PNG and SVG; returns the paths.
 
     Args:
-        task: whose sequences; None for the task with most rollouts (of those, the most different ones).
+        task: whose sequences; None for a task of both periods, if there is one, with most rollouts and sequences.
 
     Raises:
         ValueError: no rollouts, or none of that task.
@@ -193,7 +193,8 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
         for item in period.attempts:
             sequences.setdefault(item.task_id, []).append(item.calls)
     if task is None:
-        task = max(sorted(sequences), key=lambda name: (len(sequences[name]), len(set(sequences[name]))))
+        held = Counter(name for period in periods for name in {item.task_id for item in period.attempts})
+        task = max(sorted(sequences), key=lambda name: (held[name], len(sequences[name]), len(set(sequences[name]))))
     if task not in sequences:
         raise ValueError(f"no rollout of task {task!r} in {' or '.join(period.name for period in periods)} of {run}")
     return [

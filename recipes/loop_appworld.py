@@ -34,7 +34,7 @@ from loop_recipes.collection_source import (
 from loop_recipes.config_extends import extended
 from loop_recipes.config_schema import ConfigError, build
 from loop_recipes.logprobs import attach_head
-from loop_recipes.loop_config import LoopConfig, read_loop_config
+from loop_recipes.loop_config import DTYPES, LoopConfig, read_loop_config
 from loop_recipes.model_setup import (
     AdapterVersions,
     adapter_parameters,
@@ -57,6 +57,7 @@ from loop_recipes.process_group import (
     on_main_rank,
 )
 from loop_recipes.run_metrics import RunMetrics, rollout_metrics, summary_line
+from loop_recipes.token_statistics import TokenStatistics
 from loop_recipes.training_state import (
     TrainingState,
     generator_states,
@@ -72,7 +73,7 @@ from loop_recipes.training_state import (
 from rollout_server.collection import CollectionRequest
 from rollout_server.record import Rollout
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FP16_LOSS_SCALE = 2.0**16
 
 
 class LoopAppWorldRecipe(FTRecipeInterface):
@@ -115,7 +116,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             raise ConfigError(
                 f"device {self._config.device!r} cannot be used: torch sees only a {self._device.type} here"
             )
-        self._dtype = _DTYPES[self._config.dtype]
+        self._dtype = DTYPES[self._config.dtype]
         self._output_dir = Path(self._config.output_dir).resolve()
         self._iteration = 0
         self._policy_version = 0
@@ -240,7 +241,11 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             device=self._device,
             seed=conf.seed,
             critic=self._critic,
+            loss_scale=FP16_LOSS_SCALE if self._dtype == torch.float16 else 1.0,
             peak_tflops=conf.device_peak_tflops,
+            token_statistics=TokenStatistics(self._output_dir / "token_statistics", self._rank)
+            if conf.update.token_statistics
+            else None,
         )
 
     def _setup_run(self, cfg: DictConfig, checkpoint: TrainingState | None) -> None:
@@ -393,7 +398,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
                 rank=self._config.model["lora_rank"],
                 alpha=self._config.model["lora_alpha"],
                 base_model=self._config.checkpointer["checkpoint_dir"],
-                dtype=_DTYPES[self._config.adapter_dtype],
+                dtype=DTYPES[self._config.adapter_dtype],
             )
             self._source.publish(version, folder)
 

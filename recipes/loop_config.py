@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
 from loop_recipes.config_schema import ConfigError, build, check_component, read_config
 from rollout_server.collection import Limits, Sampling
 from rollout_server.config import NodeConfig, from_mapping
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class UpdateConfig:
     """One iteration's update. ``minibatch_rollouts`` null takes one step per epoch on all rollouts with signal.
 
     ``loss_divisor`` is "mean" (over the rollouts of the minibatch, as the paper) or a constant (the authors' code: 32,
-    whatever the filter leaves).
+    whatever the filter leaves). ``token_statistics`` keeps each token's log-prob, ratio and clip of every update for
+    rollout-viewer, about 25 bytes a sampled token.
     """
 
     epochs: int = 1
@@ -91,6 +95,7 @@ class UpdateConfig:
     min_abs_advantage: float = 0.01
     loss_divisor: str | float = "mean"
     clip_grad_norm: float | None = 1.0
+    token_statistics: bool = False
 
     def __post_init__(self) -> None:
         _require(self.epochs >= 1, "update.epochs must be at least 1")
@@ -181,8 +186,8 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         _require(self.max_iterations >= 1, "max_iterations must be at least 1")
-        _require(self.dtype in ("fp32", "bf16"), f"dtype is {self.dtype!r}; fp32 and bf16 can be trained")
-        _require(self.adapter_dtype in ("fp32", "bf16"), "adapter_dtype (of what is served) must be fp32 or bf16")
+        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}; fp32, bf16 and fp16 can be trained")
+        _require(self.adapter_dtype in DTYPES, "adapter_dtype (of what is served) must be fp32, bf16 or fp16")
         _require(self.keep_last_checkpoints >= 1, "keep_last_checkpoints must be at least 1")
 
 

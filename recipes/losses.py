@@ -185,6 +185,13 @@ class RatioStatistics:
         if output.reference_kl is not None:
             self._kl.append(output.reference_kl.cpu())
 
+    def join(self, other: RatioStatistics) -> None:
+        """Count what ``other`` has seen too."""
+        self._log_ratios += other._log_ratios
+        self._clipped += other._clipped
+        self._token_log_ratios += other._token_log_ratios
+        self._kl += other._kl
+
     def summary(self) -> dict[str, float]:
         """``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``, and ``reference_kl``.
 

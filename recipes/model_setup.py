@@ -237,7 +237,14 @@ class AdapterVersions:
             local_part(parameter.detach()).copy_(adapter[name])
 
 
-def clip_grad_norm(parameters: list[nn.Parameter], limit: float | None) -> float:
-    """Clip the joint gradient norm to ``limit`` (None: only measure); returns the norm before, equal on all ranks."""
+def clip_grad_norm(parameters: list[nn.Parameter], limit: float | None, scale: float = 1.0) -> float:
+    """Clip the joint gradient norm to ``limit`` (None: only measure); returns the norm before, equal on all ranks.
+
+    Gradients of a loss times ``scale`` are divided by it first.
+    """
+    if scale != 1.0:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(scale)
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -26,6 +26,7 @@ from loop_recipes.loop_config import GapConfig, UpdateConfig
 from loop_recipes.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.model_setup import AdapterVersions, clip_grad_norm
 from loop_recipes.process_group import sum_over_ranks
+from loop_recipes.token_statistics import TokenStatistics
 
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
 
@@ -65,6 +66,9 @@ class PolicyUpdate:
         parameters: the trainable ones, by name, those of the critic included.
         advantage: ``(rewards [b], groups [b]) -> [b]``.
         critic: gives each token its own advantage in place of the rollout's; the filter then does not apply.
+        token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
+        loss_scale: what the loss is multiplied by before the backward pass, and gradients divided by after it, so that
+            they stay within fp16's range; halved whenever they overflow.
     """
 
     model: nn.Module
@@ -78,7 +82,9 @@ class PolicyUpdate:
     device: torch.device
     seed: int
     critic: Critic | None = None
+    loss_scale: float = 1.0
     peak_tflops: float | None = None
+    token_statistics: TokenStatistics | None = None
     _ranks: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +113,8 @@ class PolicyUpdate:
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= self._train(kept, iteration) if kept else {"steps": 0}
         seconds = time.perf_counter() - recomputed
+        if self.token_statistics is not None:
+            self.token_statistics.write(kept)
         lengths = [sample.tokens for sample in kept]
         metrics |= {
             "seconds_recomputing": recomputed - started,
@@ -245,17 +253,26 @@ class PolicyUpdate:
         policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
         totals = torch.zeros(2, dtype=torch.float64)
         coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
+        seen = RatioStatistics()
         for batch in self._micro_batches(minibatch, "updating"):
             output, values = self._losses(batch, policy_rests)
-            statistics.add(output)
+            seen.add(output)
+            if self.token_statistics is not None:
+                self.token_statistics.add(batch, output)
             loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
             totals += torch.stack([loss, mean_value_loss]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
-            ((loss + coefficient * mean_value_loss) * world_size).backward()
+            ((loss + coefficient * mean_value_loss) * (world_size * self.loss_scale)).backward()
         loss, mean_value_loss = sum_over_ranks(totals).tolist()
-        norm = clip_grad_norm(list(self.parameters.values()), self.config.clip_grad_norm)
+        norm = clip_grad_norm(list(self.parameters.values()), self.config.clip_grad_norm, self.loss_scale)
+        if math.isfinite(loss) and not math.isfinite(norm) and self.loss_scale > 1.0:
+            # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
+            self.loss_scale /= 2.0
+            self.optimizer.zero_grad(set_to_none=True)
+            return self._step(minibatch, statistics, iteration)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norm}; the step was not taken")
+        statistics.join(seen)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, mean_value_loss, norm

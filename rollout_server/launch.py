@@ -115,6 +115,8 @@ class NodeProcess:
         if not self.log_path.exists():
             return ""
         lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        if lines and lines[-1].startswith("rollout-server: "):  # it said in one line what was wrong
+            return f": {lines[-1].removeprefix('rollout-server: ')} (log: {self.log_path})"
         return "; its log ends:\n" + "\n".join([*lines, f"(all of it: {self.log_path})"])
 
     def __enter__(self) -> NodeProcess:

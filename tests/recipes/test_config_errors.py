@@ -48,7 +48,7 @@ def config(workspace, *overrides):
         ),
         ("collection.limits.max_context=99999", "max_context is 99999, more than the model's max_seq_len 4096"),
         ("update.loss_divisor=none", "update.loss_divisor must be 'mean' or a number above 0"),
-        ("dtype=fp16", "dtype is 'fp16'; fp32 and bf16 can be trained"),
+        ("dtype=fp8", "dtype is 'fp8'; fp32, bf16 and fp16 can be trained"),
         ("device=cuda", "device 'cuda' cannot be used"),
         ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download the model there"),
         ("checkpointer.checkpoint_files=[weights.safetensors]", "weights.safetensors does not exist"),

@@ -6,10 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 from learner_cases import make_samples
+from omegaconf import OmegaConf
+from small_runs import replay_config
 
 from loop_recipes.batching import micro_batches
+from loop_recipes.loop_appworld import LoopAppWorldRecipe
 from loop_recipes.losses import ClippedPolicyLoss
 from loop_recipes.token_statistics import TokenStatistics
+from rollout_server.viewer.run_data import RunData
 
 SHIFT = 0.05
 
@@ -48,3 +52,30 @@ def test_ranks_write_beside_one_another_and_a_new_call_forgets(tmp_path):
         statistics.write(samples)
         statistics.write(samples)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-i0000.jsonl", "run-i0001.rank1.jsonl"]
+
+
+def test_the_viewer_shows_what_a_run_kept(tmp_path):
+    """Every rollout that was trained on, with one value per sampled token, that agrees with the metrics."""
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    cfg["update"]["token_statistics"] = True
+    recipe = LoopAppWorldRecipe(cfg)
+    try:
+        recipe.setup(cfg)
+        recipe.train()
+    finally:
+        recipe.cleanup()
+    (tmp_path / "run/node").mkdir()
+    (tmp_path / "logs").rename(tmp_path / "run/node/collections")
+    run = RunData(tmp_path / "run", tmp_path / "base")
+    (metrics,) = run.metrics()
+    (collection,) = run.overview()["collections"]
+    entries = run.summaries(collection["id"])
+    shown = [run.rollout(collection["id"], entry["cursor"]) for entry in entries if entry["gap"] is not None]
+    assert len(shown) == round(metrics["kept_fraction"] * len(entries)) > 0
+    for rollout in shown:
+        assert len(rollout["ratios"]) == len(rollout["clipped"]) == sum(rollout["mask"])
+    ratios = [ratio for rollout in shown for ratio in rollout["ratios"]]
+    assert max(ratios) <= metrics["ratio_max"] + 1e-4  # the metrics are over all steps, these of the last
+    assert len(set(ratios)) > 1
+    gaps = [entry["gap"] for entry in entries if entry["gap"] is not None]
+    assert max(gaps) == pytest.approx(metrics["gap_max"], abs=2e-5)

@@ -81,6 +81,10 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
+        # A prompt must not be prefilled in parts: what is sampled after a part is thrown away and the request's seeded
+        # generator set back, which a CPU generator cannot ("CPU Generator does not use offset"), and the engine dies.
+        flags.append("--no-enable-chunked-prefill")
+        options["--max-num-batched-tokens"] = max(model.max_context, 2048)
         if servers.tensor_parallel_size == 1:
             # A worker process of its own waits for each step by spinning, which on a laptop takes the core that the
             # worlds need: collecting took 2.5 times as long.

@@ -84,7 +84,8 @@ class ForkServer:
             if not isinstance(error, TimeoutError | ValueError):
                 raise
             tail = " | ".join(spec.log.read_text(errors="replace").strip().splitlines()[-3:])
-            raise EnvironmentCrashed(f"the {spec.role} server did not start ({spec.python}): {tail}") from error
+            why = f"was not warm after {START_TIMEOUT_S:.0f} s" if isinstance(error, TimeoutError) else "did not start"
+            raise EnvironmentCrashed(f"the {spec.role} server {why} ({spec.python}): {tail}") from error
         return cls(spec, process, ready)
 
     async def _drain_events(self) -> None:

@@ -97,7 +97,7 @@ function App() {
   const dataset = run.metrics.length ? run.metrics[run.metrics.length - 1].dataset : "";
   return html`<header>
       <${Crumbs} address=${address} run=${run} />
-      <span class="quiet"><bdi>${dataset}</bdi></span>
+      ${dataset && html`<span class="quiet dataset"><bdi>${dataset}</bdi></span>`}
       <span class=${`state ${state === "live" ? "live" : ""}`}>${state}</span>
       <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
     </header>

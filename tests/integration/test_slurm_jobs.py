@@ -160,7 +160,7 @@ def test_a_bad_node_is_named_before_anything_starts(jobs):
     taken = subprocess.Popen(inside(NODES[1], "python3", "-m", "http.server", "8700"), stderr=subprocess.DEVNULL)
     try:
         job, run = jobs.train("preflight")
-        assert jobs.end(job, timeout=200) == ("FAILED", 69), jobs.logs()
+        assert jobs.end(job) == ("FAILED", 69), jobs.logs()
     finally:
         taken.kill()
         taken.wait(10)

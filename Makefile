@@ -85,7 +85,7 @@ test: world ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/python -m pytest -q --durations=15
 
 drills: world ## failure drills of the sbatch scripts on a real two-node Slurm (root, Debian packages)
-	.venv/bin/python -m pytest -q -m slurm
+	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests
 	.venv/bin/python -m pytest -q -m "not integration and not slurm"

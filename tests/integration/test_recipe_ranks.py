@@ -82,6 +82,20 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
     assert sorted(load_training_state(broken / last).rng) == ["rank0", "rank1"]
 
 
+def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
+    critic = {"_component_": "loop_recipes.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
+    config = replay_config(tmp_path, iterations=2, critic=critic, critic_lr=1e-2)
+    for ranks, name in ((1, "one"), (2, "two")):
+        finish(tune(config, f"output_dir={tmp_path / name}", ranks=ranks))
+    for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
+        for key in ("loss", "value_loss", "grad_norm"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
+    one, two = (load_training_state(tmp_path / name / "checkpoints/iteration_0002") for name in ("one", "two"))
+    for name, tensor in one.critic.items():
+        assert two.critic[name].shape == tensor.shape
+        assert two.critic[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
+
+
 def test_an_error_on_every_rank_is_one_line_and_a_status(tmp_path):
     config = replay_config(tmp_path, iterations=1)
     process = tune(config, "collection.rollouts_per_task=1", ranks=1)

@@ -10,8 +10,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from small_runs import replay_config
 
+from loop_recipes import loop_appworld
 from loop_recipes.config_schema import ConfigError
 from loop_recipes.loop_appworld import LoopAppWorldRecipe
+from loop_recipes.loop_config import DTYPES
 from loop_recipes.policy_update import NonFiniteLoss
 from loop_recipes.run_metrics import MACHINE_KEYS
 from loop_recipes.training_state import (
@@ -156,18 +158,31 @@ def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_p
     assert latest_checkpoint(tmp_path) is None
 
 
-def test_bf16_trains_float32_masters_and_serves_bf16(tmp_path):
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path, dtype):
     config = replay_config(tmp_path, iterations=2, stress_test=True)
-    run(config, "dtype=bf16", "adapter_dtype=bf16", "enable_activation_checkpointing=True")
+    run(config, f"dtype={dtype}", f"adapter_dtype={dtype}", "enable_activation_checkpointing=True")
     before, after = (
         load_file(tmp_path / f"run/policies/policy-v000{version}/adapter_model.safetensors") for version in (0, 2)
     )
-    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in after.values()} == {DTYPES[dtype]}
     masters = load_training_state(tmp_path / "run/checkpoints/iteration_0002").adapters[2]
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
-    assert all(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values())
+    assert all(not torch.equal(tensor, tensor.to(DTYPES[dtype]).float()) for tensor in masters.values())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
     assert len(deterministic(tmp_path / "run/metrics.jsonl")) == 2
+
+
+def test_a_scale_that_overflows_is_halved_and_the_same_step_taken(tmp_path, monkeypatch):
+    """In fp16 from a scale far too large, and from the usual one: the same numbers up to fp16's rounding."""
+    config, runs = replay_config(tmp_path, iterations=1), {}
+    for name, scale in (("usual", 2.0**16), ("large", 2.0**40)):
+        monkeypatch.setattr(loop_appworld, "FP16_LOSS_SCALE", scale)
+        run(config, "dtype=fp16", f"output_dir={tmp_path / name}")
+        (runs[name],) = deterministic(tmp_path / name / "metrics.jsonl")
+    assert runs["large"]["steps"] == runs["usual"]["steps"] > 1
+    for key in ("loss", "grad_norm", "ratio_p90"):
+        assert runs["large"][key] == pytest.approx(runs["usual"][key], rel=2e-2, abs=1e-4), key
 
 
 def test_old_checkpoints_go_but_not_the_best(tmp_path):

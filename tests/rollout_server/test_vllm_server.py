@@ -40,7 +40,7 @@ def group_of(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "installed_vllm", lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True))
     (tmp_path / "config.json").write_text("{}")
 
-    def build(count: int = 1, misbehave: dict[int, str] | None = None, start_timeout_s: float = 20.0) -> ServerGroup:
+    def build(count: int = 1, misbehave: dict[int, str] | None = None, start_timeout_s: float = 60.0) -> ServerGroup:
         ports = iter(range(count))
 
         def command(model, servers, port, *, cpu):

@@ -11,8 +11,8 @@ The result is meant to be executed like the reference turns, in order; an agent 
 
 from __future__ import annotations
 
+import ast
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,9 +76,18 @@ def _placeholder_password(turns: list[Turn], demonstration: Mapping[str, Any]) -
 
 
 def _replace(turn: Turn, value: Any, wrong: Any) -> None:
-    """Puts ``wrong`` where the literal ``value`` stands in the code."""
-    literal = repr(value)
-    pattern = re.compile(rf"(?<![\w.]){re.escape(literal)}(?![\w.])")
-    turn["code"], count = pattern.subn(lambda _: repr(wrong), turn["code"])
-    if count == 0:
-        raise ValueError(f"{literal} does not stand in {turn['code']!r}")
+    """Puts ``wrong`` where the literal ``value`` stands in the code; not where its digits stand within another one."""
+    code = turn["code"]
+    starts = [0]
+    for line in code.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    places = [
+        (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
+    ]
+    if not places:
+        raise ValueError(f"{value!r} does not stand in {code!r}")
+    for start, end in sorted(places, reverse=True):
+        code = code[:start] + repr(wrong) + code[end:]
+    turn["code"] = code

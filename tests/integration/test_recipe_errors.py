@@ -1,0 +1,133 @@
+"""Real commands with something wrong: one line that names thing and cure, exit status 1, no process left behind."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import replay_config
+
+from loop_recipes.paths import loop_home
+
+pytestmark = pytest.mark.integration
+MARK = "LOOP_TEST_OF_ERRORS"
+ENGINE = loop_home() / ".venv-appworld" / "bin" / "python"
+
+
+def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str, float]:
+    """Exit status, everything printed, seconds."""
+    environment = {key: value for key, value in os.environ.items() if key != "ROLLOUT_SERVER_TOKEN"}
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torchtune._cli.tune", "run", "loop_appworld", "--config", str(config), *overrides],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**environment, "OMP_NUM_THREADS": "1", MARK: str(config), **variables},
+    )
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - started
+
+
+def left_behind(config: Path) -> list[str]:
+    """Command lines of processes that inherited the mark of a run of ``config``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={config}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def node_config(folder: Path, **changes: object) -> Path:
+    """A run that launches its node over the AppWorld engine and the synthetic world."""
+    environment = {
+        "python": str(ENGINE),
+        "root": str(loop_home() / "worlds" / "synthetic"),
+        "prompt": "tiny",
+        "observation_max_tokens": 200,
+    }
+    node = {
+        "port": 0,
+        "root": "${output_dir}/node",
+        "model": {
+            "path": "${checkpointer.checkpoint_dir}",
+            "dtype": "float32",
+            "max_context": 512,
+            "lora_rank": "${model.lora_rank}",
+        },
+        "servers": {"count": 1, "max_num_seqs": 4, "kv_cache_bytes": 134217728},
+        "environment": {"name": "appworld", "config": environment},
+        "max_concurrent_episodes": 4,
+    }
+    return replay_config(folder, iterations=1, rollout_node={"launch": True, "config": node}, **changes)
+
+
+def last_line(output: str) -> str:
+    return [line for line in output.splitlines() if line.strip()][-1]
+
+
+def check(config: Path, status: int, output: str, *words: str) -> None:
+    assert status == 1, output
+    assert "Traceback" not in output
+    line = last_line(output)
+    assert line.startswith("loop_appworld: ")
+    for word in words:
+        assert word in line
+    assert left_behind(config) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("collection.rollouts_per_tsk=6", ["unknown key 'collection.rollouts_per_tsk'", "did you mean"]),
+        ("~collection.rollouts_per_task", ["missing key 'collection.rollouts_per_task'"]),
+    ],
+)
+def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path, override, words):
+    config = node_config(tmp_path)
+    status, output, seconds = tune(config, override)
+    check(config, status, output, *words)
+    assert not (tmp_path / "run").exists()
+    assert seconds < 120
+
+
+@pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
+def test_a_missing_dataset_is_named_with_what_makes_it(tmp_path):
+    config = node_config(tmp_path)
+    status, output, _ = tune(config, f"rollout_node.config.environment.config.root={tmp_path / 'nowhere'}")
+    check(config, status, output, str(tmp_path / "nowhere"), "make world")
+
+
+def test_a_missing_environment_is_named_with_what_makes_it(tmp_path):
+    config = node_config(tmp_path)
+    status, output, _ = tune(config, f"rollout_node.config.environment.config.python={tmp_path / 'no-python'}")
+    check(config, status, output, str(tmp_path / "no-python"), "make setup")
+
+
+def test_a_node_that_is_not_there_is_named(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "start_deadline_s": 1.0})
+    status, output, _ = tune(config, ROLLOUT_SERVER_TOKEN="secret")
+    check(config, status, output, url, "does not answer")
+
+
+@pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
+def test_an_unknown_task_is_refused_before_anything_is_sampled(tmp_path, shared_vllm):
+    """The demo's own config, on the server that the tests share."""
+    status, output, _ = tune(
+        Path("loop_appworld/tiny_cpu"),
+        f"output_dir={tmp_path / 'run'}",
+        f"rollout_node.config.servers.urls=[{shared_vllm.url}]",
+        f"checkpointer.checkpoint_dir={shared_vllm.model}",
+        "collection.tasks=[nobody_1]",
+        "collection.tasks_per_iteration=1",
+    )
+    check(Path("loop_appworld/tiny_cpu"), status, output, "nobody_1")
+    assert not [log for log in (tmp_path / "run/node/collections").glob("*.jsonl") if log.stat().st_size]

@@ -88,7 +88,7 @@ drills: world ## failure drills of the sbatch scripts on a real two-node Slurm (
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests
-	.venv/bin/python -m pytest -q -m "not integration and not slurm"
+	.venv/bin/python -m pytest -q -m "not integration and not slurm and not drill"
 
 lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

@@ -115,8 +115,10 @@ class NodeProcess:
         if not self.log_path.exists():
             return ""
         lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        if lines and lines[-1].startswith("rollout-server: "):  # it said in one line what was wrong
-            return f": {lines[-1].removeprefix('rollout-server: ')} (log: {self.log_path})"
+        # It said in one line what was wrong; its children may have had more to say after that.
+        for line in reversed(lines):
+            if line.startswith("rollout-server: "):
+                return f": {line.removeprefix('rollout-server: ')} (log: {self.log_path})"
         return "; its log ends:\n" + "\n".join([*lines, f"(all of it: {self.log_path})"])
 
     def __enter__(self) -> NodeProcess:

@@ -131,6 +131,7 @@ class PolicyStore:
         self._folder = self._open_folder(Path(folder), source)
         self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
+        self._external_load = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
         group.add_ready_hook(self.on_server_ready)
 
@@ -276,6 +277,11 @@ class PolicyStore:
                 await self._load(server, policy)
 
     async def _load(self, server: VllmServer, policy: ServedPolicy) -> None:
+        # Two URLs may lead to one external server, where the loads would undo each other.
+        async with self._external_load if server.external else contextlib.nullcontext():
+            await self._load_and_prove(server, policy)
+
+    async def _load_and_prove(self, server: VllmServer, policy: ServedPolicy) -> None:
         payload = {"lora_name": policy.name, "lora_path": str(policy.folder)}
         status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200 and "already been loaded" in body:

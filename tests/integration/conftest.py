@@ -23,14 +23,13 @@ from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.vllm_command import server_command, server_environment
 from rollout_server.vllm_server import free_port
 
-TINY_POLICY = Path(__file__).parents[2] / "recipes" / "tiny_policy"
 START_DEADLINE_S = 240.0
 MAX_CONTEXT = 2048
 
 
 @dataclass(frozen=True)
 class SharedVllm:
-    """A running server, and the policy it serves: the tiny policy of the recipes, or a random one if there is none."""
+    """A running server, and the random policy it serves."""
 
     url: str
     model: Path
@@ -59,10 +58,8 @@ class SharedVllm:
 @pytest.fixture(scope="session")
 def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm]:
     scratch = tmp_path_factory.mktemp("shared_vllm")
-    policy = TINY_POLICY
-    if not (policy / "model.safetensors").exists():
-        policy = scratch / "model"
-        write_model(policy)
+    policy = scratch / "model"
+    write_model(policy)
     model = ModelConfig(path=str(policy), dtype="float32", max_context=MAX_CONTEXT, lora_rank=16)
     servers = ServersConfig(max_num_seqs=32, kv_cache_bytes=256 << 20, max_loras=4, max_cpu_loras=16)
     port = free_port()

@@ -33,9 +33,9 @@ def warm_start(folder: Path, **changes: object) -> subprocess.CompletedProcess:
         "demonstrations.count": 28,
         "demonstrations.held_out": 4,
         "tokenizer.demonstrations": 16,
-        "training.copy_steps": 12,
-        "training.steps": "[6,6]",
-        "training.log_every": 4,
+        "training.copy_steps": 40,
+        "training.steps": "[16,8]",
+        "training.log_every": 8,
         "training.max_held_out_loss": 20,
         **changes,
     }
@@ -63,12 +63,17 @@ def metrics(folder: Path) -> list[dict]:
 
 def test_a_short_build_learns_and_is_of_the_committed_kind(built: Path):
     losses = {line["step"]: line["loss"] for line in metrics(built) if "loss" in line}
-    assert losses[12] < losses[4] - 0.3, "copying"
-    assert losses[24] < losses[16] - 0.5, "demonstrations"
+    assert losses[40] < losses[8] - 0.3, "copying"
+    assert losses[64] < losses[48] - 0.5, "demonstrations"
     new, committed = built / "policy", loop_package("tiny_policy")
     assert sorted(path.name for path in new.iterdir()) == sorted(path.name for path in committed.iterdir())
     shape, expected = (json.loads((folder / "config.json").read_text()) for folder in (new, committed))
-    assert {**shape, "vocab_size": 0} == {**expected, "vocab_size": 0}
+    # A tokenizer made of fewer texts has fewer entries, and the special tokens come last.
+    entries = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    assert shape["vocab_size"] - shape["eos_token_id"] == expected["vocab_size"] - expected["eos_token_id"]
+    assert {k: v for k, v in shape.items() if k not in entries} == {
+        k: v for k, v in expected.items() if k not in entries
+    }
     ours, theirs = ChatTokens(new), ChatTokens(committed)
     for text in ("pevigavu", "apis.supervisor.complete_task()", "2023-05-18T16:20:00"):
         assert [ours.decode([i]) for i in ours.encode_text(text)] == [

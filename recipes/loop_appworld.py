@@ -54,6 +54,7 @@ from loop_recipes.process_group import (
     destroy_process_group,
     gather_bytes,
     init_process_group,
+    leave,
     on_main_rank,
 )
 from loop_recipes.run_metrics import RunMetrics, rollout_metrics, summary_line
@@ -477,4 +478,4 @@ def recipe_main(cfg: DictConfig) -> int | str:
 
 
 if __name__ == "__main__":
-    sys.exit(recipe_main())
+    leave(recipe_main())

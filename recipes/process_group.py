@@ -7,9 +7,11 @@ tripping NCCL's watchdog. With one process and no process group every call is th
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,21 @@ def init_process_group(device: torch.device, timeout_s: float, always: bool = Fa
 def destroy_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def leave(status: int | str | None) -> NoReturn:
+    """``sys.exit(status)`` for a recipe, but in a torchrun job without taking the interpreter down.
+
+    FSDP's meshes keep the process group, so gloo's threads outlive :func:`destroy_process_group`; one that lets go of a
+    tensor while the interpreter is taken down ends the process by std::terminate, after all its work was done.
+    """
+    if not dist.is_torchelastic_launched():
+        sys.exit(status)
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def barrier() -> None:

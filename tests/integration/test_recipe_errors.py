@@ -120,14 +120,10 @@ def test_a_node_that_is_not_there_is_named(tmp_path):
 
 @pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
 def test_an_unknown_task_is_refused_before_anything_is_sampled(tmp_path, shared_vllm):
-    """The demo's own config, on the server that the tests share."""
+    """On the server that the tests share, whose policy has the same shape."""
+    config = node_config(tmp_path)
     status, output, _ = tune(
-        Path("loop_appworld/tiny_cpu"),
-        f"output_dir={tmp_path / 'run'}",
-        f"rollout_node.config.servers.urls=[{shared_vllm.url}]",
-        f"checkpointer.checkpoint_dir={shared_vllm.model}",
-        "collection.tasks=[nobody_1]",
-        "collection.tasks_per_iteration=1",
+        config, f"rollout_node.config.servers.urls=[{shared_vllm.url}]", "collection.tasks=[nobody_1]", "collection.tasks_per_iteration=1"
     )
-    check(Path("loop_appworld/tiny_cpu"), status, output, "nobody_1")
+    check(config, status, output, "nobody_1")
     assert not [log for log in (tmp_path / "run/node/collections").glob("*.jsonl") if log.stat().st_size]

@@ -19,6 +19,7 @@ from typing import Any
 Turn = dict[str, str]
 FLAWS = ("placeholder_password", "wrong_value", "skipped_lookup", "gave_up", "wrong_answer")
 PLACEHOLDER_PASSWORD = "password123"
+HABIT, HABIT_SHARE = "placeholder_password", 0.75
 GIVING_UP: Turn = {"thought": "It does not work, so I stop.", "code": "apis.supervisor.complete_task()"}
 
 
@@ -27,12 +28,15 @@ def flawed_turns(
 ) -> list[Turn]:
     """A copy of ``turns`` with one flaw of :func:`possible_flaws`, drawn with ``rng`` unless ``flaw`` names it.
 
+    One flaw is a habit: where possible, it is drawn with probability ``HABIT_SHARE``, else all alike. An agent that
+    imitates enough flawed turns so has a wrong way that it prefers, not only one that it takes now and then.
+
     ``demonstration`` is the content of the task's demonstration.json. Raises ValueError when the task does not allow
     the flaw. The result differs from ``turns`` and never solves the task.
     """
     possible = possible_flaws(demonstration)
     if flaw is None:
-        flaw = rng.choice(possible)
+        flaw = HABIT if HABIT in possible and rng.random() < HABIT_SHARE else rng.choice(possible)
     elif flaw not in possible:
         raise ValueError(f"flaw {flaw!r} is not possible here: choose one of {', '.join(possible)}")
     copies = [dict(turn) for turn in turns]

@@ -2,7 +2,7 @@
 // only ever put into text nodes.
 "use strict";
 
-const { html, render, Component, useState, useEffect, useRef, useMemo } = htmPreact;
+const { html, render, Component, useState, useEffect, useLayoutEffect, useRef, useMemo } = htmPreact;
 
 const embedded = new Map();
 for (const element of document.querySelectorAll('script[type="application/json"]')) {
@@ -63,11 +63,14 @@ const fixed = (value, digits = 3) => (value === null || value === undefined ? "â
 const signed = (value) => (value === null || value === undefined ? "â€“" : (value > 0 ? "+" : "") + value.toFixed(2));
 const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
-/** Call `handlers[key]` of the last rendering for a key pressed outside of text fields. */
+/**
+ * Call `handlers[key]` of the last rendering for a key pressed outside of text fields. A layout effect, because effects
+ * run some time after the page is drawn, and a key pressed in between would be lost.
+ */
 function useKeys(handlers) {
   const latest = useRef(handlers);
   latest.current = handlers;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const onKey = (event) => {
       if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
       const handler = latest.current[event.key];

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,8 +54,8 @@ class CollectionSource(Protocol):
         """Name of the dataset and the tasks of a split."""
         ...
 
-    def publish(self, version: int, folder: Path) -> None:
-        """Serve the PEFT adapter in ``folder`` as ``version``."""
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        """Serve the PEFT adapter in ``folder`` as ``version``; ``canary`` is what the node compares log-probs with."""
         ...
 
     def retire(self, version: int) -> None:
@@ -107,8 +107,8 @@ class NodeSource:
         listing = self._client.tasks(split)
         return listing.dataset, list(listing.tasks)
 
-    def publish(self, version: int, folder: Path) -> None:
-        self._client.publish_policy(version, folder)
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        self._client.publish_policy(version, folder, canary)
 
     def retire(self, version: int) -> None:
         try:
@@ -169,7 +169,7 @@ class ReplaySource:
         rollouts = [rollout for log in self._logs for rollout in read_log(log)]
         return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})
 
-    def publish(self, version: int, folder: Path) -> None:
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
         pass
 
     def retire(self, version: int) -> None:

@@ -124,6 +124,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         self._idle_iterations = 0
         self._best: dict[str, Any] | None = None
         self._pending: CollectionRequest | None = None
+        self._canary: dict[str, Any] | None = None
         self._stop_signal = False
         self._source: CollectionSource | None = None
         self._metrics: RunMetrics | None = None
@@ -296,7 +297,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             metrics = self.update([Rollout.from_dict(record) for record in collected.pop("rollouts")])
             published = time.perf_counter()
             if metrics["steps"]:
-                self._publish(self._policy_version)
+                self._publish(self._policy_version, self._canary)
             metrics |= collected | {"seconds_publishing": time.perf_counter() - published}
             every = self._config.dev_evaluation.every
             if every and self._iteration % every == 0:
@@ -329,6 +330,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         if metrics["steps"]:
             self._policy_version += 1
             self._versions.keep(self._policy_version)
+            self._canary = self._update.canary(samples)
             self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         return rollout_metrics(rollouts) | metrics
@@ -388,8 +390,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             "dev_success": sum(record["success"] for record in rollouts) / len(rollouts),
         }
 
-    def _publish(self, version: int) -> None:
-        """Export a version in PEFT's format and have the rollout node serve it."""
+    def _publish(self, version: int, canary: dict[str, Any] | None = None) -> None:
+        """Export a version in PEFT's format and have the rollout node serve it, once it has proved that it has it."""
         tensors = self._versions.full(version)
 
         def publish() -> None:
@@ -401,7 +403,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
                 base_model=self._config.checkpointer["checkpoint_dir"],
                 dtype=DTYPES[self._config.adapter_dtype],
             )
-            self._source.publish(version, folder)
+            self._source.publish(version, folder, canary)
 
         on_main_rank(publish)
 

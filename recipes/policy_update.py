@@ -28,6 +28,7 @@ from loop_recipes.model_setup import AdapterVersions, clip_grad_norm
 from loop_recipes.process_group import sum_over_ranks
 from loop_recipes.token_statistics import TokenStatistics
 
+CANARY_TOKENS = 64
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
 
 
@@ -125,6 +126,30 @@ class PolicyUpdate:
             flops = self.config.epochs * sum(map(self._training_flops, lengths))
             metrics["model_flops_utilization"] = flops / seconds / (self.peak_tflops * 1e12 * self._ranks[0])
         return metrics
+
+    def canary(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Log-probs under the present weights of the first sampled tokens of the shortest rollout.
+
+        A server that gives other ones, by more than the gap that counts as broken, was handed other weights (the node's
+        ``Canary``). Called on every rank with the same samples.
+        """
+        sample = min(samples, key=lambda sample: (sample.tokens, sample.rollout_id))
+        positions = sample.mask.nonzero().flatten()[:CANARY_TOKENS]
+        length, count = int(positions[-1]) + 1, len(positions)
+        start = replace(
+            sample,
+            token_ids=sample.token_ids[:length],
+            mask=sample.mask[:length],
+            turn_ids=sample.turn_ids[:length],
+            sampler_logprobs=sample.sampler_logprobs[:count],
+            policy_versions=sample.policy_versions[:count],
+        )
+        return {
+            "token_ids": start.token_ids.tolist(),
+            "positions": positions.tolist(),
+            "logprobs": self._per_token([start], self._logprobs)[start.rollout_id].tolist(),
+            "tolerance": self.gap.broken,
+        }
 
     def _training_flops(self, length: int) -> float:
         """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from loop_recipes.collection_source import Collected, NodeSource, NoRollouts, StopRequested
 from rollout_server.collection import CollectionEnd, CollectionRequest
@@ -58,8 +58,8 @@ class SeveralNodes:
                 )
         return listings[0]
 
-    def publish(self, version: int, folder: Path) -> None:
-        self._each(lambda node: node.publish(version, folder))
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        self._each(lambda node: node.publish(version, folder, canary))
 
     def retire(self, version: int) -> None:
         self._each(lambda node: node.retire(version))

@@ -123,7 +123,10 @@ def test_an_unknown_task_is_refused_before_anything_is_sampled(tmp_path, shared_
     """On the server that the tests share, whose policy has the same shape."""
     config = node_config(tmp_path)
     status, output, _ = tune(
-        config, f"rollout_node.config.servers.urls=[{shared_vllm.url}]", "collection.tasks=[nobody_1]", "collection.tasks_per_iteration=1"
+        config,
+        f"rollout_node.config.servers.urls=[{shared_vllm.url}]",
+        "collection.tasks=[nobody_1]",
+        "collection.tasks_per_iteration=1",
     )
     check(config, status, output, "nobody_1")
     assert not [log for log in (tmp_path / "run/node/collections").glob("*.jsonl") if log.stat().st_size]

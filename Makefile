@@ -94,7 +94,7 @@ lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
 warm-start: world ## build recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
-	.venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
+	OMP_NUM_THREADS=2 .venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
 
 appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld
 	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import select
@@ -131,11 +130,10 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
             await stopping
         logger.info("stopping")
     finally:
-        for task in (starting, stopping, shown):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        tasks = [task for task in (starting, stopping, shown) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # why starting failed is on its way up already
         await node.stop()
 
 

@@ -74,6 +74,7 @@ def last_line(output: str) -> str:
 def check(config: Path, status: int, output: str, *words: str) -> None:
     assert status == 1, output
     assert "Traceback" not in output
+    assert "Unclosed" not in output
     line = last_line(output)
     assert line.startswith("loop_appworld: ")
     for word in words:

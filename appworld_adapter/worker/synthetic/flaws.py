@@ -4,7 +4,8 @@ Pure standard library, so that whoever builds supervised data can import it with
 
     turns = json.loads((ground_truth / "turns.json").read_text())
     demonstration = json.loads((ground_truth / "demonstration.json").read_text())
-    flawed = flawed_turns(turns, demonstration, random.Random(0))
+    rng = random.Random(0)
+    flawed = flawed_turns(turns, demonstration, rng, rng.choice(possible_flaws(demonstration)))
 
 The result is meant to be executed like the reference turns, in order; an agent that errs and goes on is part of it.
 """
@@ -19,25 +20,17 @@ from typing import Any
 Turn = dict[str, str]
 FLAWS = ("placeholder_password", "wrong_value", "skipped_lookup", "gave_up", "wrong_answer")
 PLACEHOLDER_PASSWORD = "password123"
-HABIT, HABIT_SHARE = "placeholder_password", 0.75
 GIVING_UP: Turn = {"thought": "It does not work, so I stop.", "code": "apis.supervisor.complete_task()"}
 
 
-def flawed_turns(
-    turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str | None = None
-) -> list[Turn]:
-    """A copy of ``turns`` with one flaw of :func:`possible_flaws`, drawn with ``rng`` unless ``flaw`` names it.
-
-    One flaw is a habit: where possible, it is drawn with probability ``HABIT_SHARE``, else all alike. An agent that
-    imitates enough flawed turns so has a wrong way that it prefers, not only one that it takes now and then.
+def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str) -> list[Turn]:
+    """A copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws its particulars.
 
     ``demonstration`` is the content of the task's demonstration.json. Raises ValueError when the task does not allow
     the flaw. The result differs from ``turns`` and never solves the task.
     """
     possible = possible_flaws(demonstration)
-    if flaw is None:
-        flaw = HABIT if HABIT in possible and rng.random() < HABIT_SHARE else rng.choice(possible)
-    elif flaw not in possible:
+    if flaw not in possible:
         raise ValueError(f"flaw {flaw!r} is not possible here: choose one of {', '.join(possible)}")
     copies = [dict(turn) for turn in turns]
     roles = demonstration["roles"]

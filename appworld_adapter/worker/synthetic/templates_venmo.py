@@ -154,10 +154,10 @@ def venmo_approve(stage: Stage) -> Plan:
         "venmo",
         "show_received_payment_requests(status='pending', access_token=venmo_token)",
         "r",
-        ["['payment_request_id']", "['sender']['name']"],
+        ["['sender']['name']", "['payment_request_id']"],
     )
     script.act(
-        f"I approve the request of {chosen.first_name}.",
+        f"I approve the request of {chosen.name}.",
         "venmo",
         f"approve_payment_request(payment_request_id={request_id}, access_token=venmo_token)",
     )

@@ -8,7 +8,6 @@ observation, error messages included, is what the engine really printed.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import re
@@ -22,19 +21,16 @@ from torch import Tensor
 
 from appworld_adapter.environment import EnvironmentPool, Message
 from appworld_adapter.observation import REMINDER_HEAD
-from appworld_adapter.worker.synthetic.flaws import flawed_turns, possible_flaws
+from appworld_adapter.worker.synthetic.flaws import flawed_turns
 from rollout_server.tokens import ChatTokens
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused.
-
-    ``flaw`` is the one that it was given on purpose, None for a reference solution as it is.
-    """
+    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused."""
 
     task_id: str
-    flaw: str | None
+    flawed: bool
     reward: float
     success: bool
     opening: tuple[Message, ...]
@@ -69,35 +65,23 @@ class Script:
     """What one episode will do."""
 
     task_id: str
-    flaw: str | None
+    flawed: bool
     turns: tuple[Mapping[str, str], ...]
 
 
-def draw_scripts(
-    root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habit: str | None = None
-) -> list[Script]:
-    """``count`` scripts, task after task in a shuffled order.
-
-    With ``habit`` all of them have that flaw, and tasks that leave no room for it are passed over; without, a share of
-    them has a flaw drawn anew each time.
-    """
+def draw_scripts(root: Path, tasks: Sequence[str], count: int, flawed_share: float, seed: int) -> list[Script]:
+    """``count`` scripts, task after task in a shuffled order; a share of them with a flaw drawn anew each time."""
     rng = random.Random(f"demonstrations {seed}")
+    order = rng.sample(list(tasks), len(tasks))
     scripts = []
-    for task_id in itertools.cycle(rng.sample(list(tasks), len(tasks))):
-        if len(scripts) == count:
-            return scripts
-        folder = root / "data" / "tasks" / task_id / "ground_truth"
+    for index in range(count):
+        folder = root / "data" / "tasks" / order[index % len(order)] / "ground_truth"
         turns = json.loads((folder / "turns.json").read_text())
-        demonstration = json.loads((folder / "demonstration.json").read_text())
-        possible, flaw = possible_flaws(demonstration), habit
-        if habit is None and rng.random() < flawed_share:
-            flaw = rng.choice(possible)
-        elif habit is not None and habit not in possible:
-            continue
-        if flaw is not None:
-            turns = flawed_turns(turns, demonstration, rng, flaw)
-        scripts.append(Script(task_id, flaw, tuple(turns)))
-    raise ValueError("there are no tasks to demonstrate")
+        flawed = rng.random() < flawed_share
+        if flawed:
+            turns = flawed_turns(turns, json.loads((folder / "demonstration.json").read_text()), rng)
+        scripts.append(Script(order[index % len(order)], flawed, tuple(turns)))
+    return scripts
 
 
 async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
@@ -114,7 +98,7 @@ async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demon
         grade = await environment.grade()
     finally:
         await environment.close()
-    return Demonstration(script.task_id, script.flaw, grade.reward, grade.success, tuple(opening), tuple(steps))
+    return Demonstration(script.task_id, script.flawed, grade.reward, grade.success, tuple(opening), tuple(steps))
 
 
 async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
@@ -175,6 +159,7 @@ def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
 _ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
 _PASSWORD = re.compile(r"password='([a-z]{6,})'")
 _ACCOUNT = re.compile(r"^[a-z_]+ ([a-z]{6,})$", re.MULTILINE)
+_FULL_NAME = re.compile(r"\b([A-Z][a-z]+) ([A-Z][a-z]+)\b")
 _PHONE = re.compile(r"\b555\d{7}\b")
 _NUMBER = re.compile(r"(?:amount|answer|_id)=(\d+)\b")
 _DIGITS = re.compile(r"(?<![A-Za-z0-9:-])\d{1,4}(?![A-Za-z0-9:-])")
@@ -192,6 +177,9 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     text = "\n".join([shown, *(action for action, _ in demonstration.steps)])
     words = {word for pair in _ADDRESS.findall(text) for word in pair}
     words |= {*_PASSWORD.findall(text), *_ACCOUNT.findall(text)}
+    # Names that an API printed. In the prompt and in reminders of it other pairs of capitals stand, such as Python's.
+    for observed in (observed.partition(REMINDER_HEAD)[0] for _, observed in demonstration.steps):
+        words |= {word.lower() for pair in _FULL_NAME.findall(observed) for word in pair}
     new = {}
     for word in sorted(words):
         other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
@@ -214,7 +202,7 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
 
     return Demonstration(
         demonstration.task_id,
-        demonstration.flaw,
+        demonstration.flawed,
         demonstration.reward,
         demonstration.success,
         tuple(Message(message.role, renamed(message.content)) for message in demonstration.opening),

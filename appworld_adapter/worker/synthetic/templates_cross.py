@@ -15,29 +15,31 @@ def note_read(stage: Stage) -> Plan:
     codes = stage.rng.sample(range(100, 1000), 2)
     note_ids = []
     for title, code in zip(titles, codes, strict=True):
-        arguments = {"title": title, "content": f"the code is {code}"}
+        arguments = {"title": f"{title} code", "content": f"the code is {code}"}
         note_ids.append(stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"])
     script = stage.script()
     script.login("simple_note")
-    find_note(script, titles[0])
-    read_note(script, titles[0], *note_ids)
+    find_note(script, f"{titles[0]} code")
+    read_note(script, *note_ids)
     script.complete(codes[0], codes[1:])
     wording = stage.phrase(
-        f"What is the code in my note {titles[0]}?", f"Read my note {titles[0]} and give me the number."
+        f"What is the code in my note {titles[0]} code?", f"Read my note {titles[0]} code and give me the number."
     )
     return Plan(wording, answers(*codes, of="the codes in the notes"), script, codes[0])
 
 
-def read_note(script: Script, title: str, note_id: int, *other_ids: int) -> None:
+def read_note(script: Script, note_id: int, *other_ids: int) -> None:
     code = f"print(apis.simple_note.show_note(note_id={note_id}, access_token=simple_note_token)['content'])"
-    script.add("lookup", f"I read the note {title}.", code)
+    script.add("lookup", "I read the note.", code)
     script.slip(note_id, other_ids)
 
 
 @template(difficulty=3, apps="spotify")
 def spotify_add_to_playlist(stage: Stage) -> Plan:
     names = stage.rng.sample(("morning", "evening", "travel", "party", "study", "kitchen"), 2)
-    ids = [stage.before(stage.person, "spotify", "create_playlist", title=name)["playlist_id"] for name in names]
+    ids = [
+        stage.before(stage.person, "spotify", "create_playlist", title=f"{name} songs")["playlist_id"] for name in names
+    ]
     title, song = draw_song(stage)
     playlist_id, song_id = ids[0], song["song_id"]
     script = stage.script()
@@ -48,10 +50,10 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
         "spotify",
         "show_playlist_library(access_token=spotify_token)",
         "p",
-        ["['title']", "['playlist_id']"],
+        ["['playlist_id']", "['title']"],
     )
     script.act(
-        f"I add the song to {names[0]}.",
+        "I add the song.",
         "spotify",
         f"add_song_to_playlist(playlist_id={playlist_id}, song_id={song_id}, access_token=spotify_token)",
     )
@@ -68,8 +70,8 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
         ),
     ]
     wording = stage.phrase(
-        f"Add the song {title} to my Spotify playlist {names[0]}.",
-        f"Put {title} into the playlist {names[0]} on Spotify.",
+        f"Add the song {title} to my Spotify playlist {names[0]} songs.",
+        f"Put {title} into the playlist {names[0]} songs on Spotify.",
     )
     return Plan(wording, requirements, script)
 
@@ -118,7 +120,7 @@ def venmo_request_noted(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, "debts")
-    read_note(script, "debts", note_id, note_id - 1)
+    read_note(script, note_id, note_id - 1)
     script.login("venmo")
     ask(stage, script, debtor, amount, reason, [other_amount, wrong])
     script.complete()
@@ -211,7 +213,7 @@ def phone_text_note(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, "address")
-    read_note(script, "address", note_id, note_id - 1)
+    read_note(script, note_id, note_id - 1)
     script.login("phone")
     find_contact(script, relationship, "['first_name']", "['phone_number']")
     send_text(stage, script, receiver, arguments["content"])

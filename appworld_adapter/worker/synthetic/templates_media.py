@@ -48,7 +48,7 @@ def find_song(stage: Stage, script, title: str) -> list[dict]:
         "spotify",
         f"search_songs(query={title!r}, page_limit=1)",
         "s",
-        ["['title']", "['song_id']"],
+        ["['song_id']", "['title']"],
     )
     return stage.look("spotify", "search_songs", query=title, page_limit=3)
 
@@ -138,7 +138,7 @@ def note_append(stage: Stage) -> Plan:
     script.login("simple_note")
     find_note(script, title)
     script.act(
-        f"I add the line to {title}.",
+        "I add the line.",
         "simple_note",
         f"add_content_to_note(note_id={note_id}, append_or_prepend='append', added_content={line!r}, "
         "access_token=simple_note_token)",
@@ -165,5 +165,5 @@ def find_note(script, title: str) -> None:
         "simple_note",
         f"search_notes(query={title!r}, access_token=simple_note_token)",
         "n",
-        ["['title']", "['note_id']"],
+        ["['note_id']", "['title']"],
     )

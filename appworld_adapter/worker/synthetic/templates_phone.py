@@ -56,7 +56,7 @@ def phone_move_alarm(stage: Stage) -> Plan:
     script = stage.script()
     script.login("phone")
     script.lookup(
-        "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", ["['label']", "['alarm_id']"]
+        "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", ["['alarm_id']", "['label']"]
     )
     script.act(
         f"I move the {labels[0]} alarm.",

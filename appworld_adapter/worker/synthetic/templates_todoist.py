@@ -54,9 +54,9 @@ def todoist_finish(stage: Stage) -> Plan:
     ]
     script = stage.script()
     script.login("todoist")
-    list_tasks(script, "['title']", "['task_id']")
+    list_tasks(script, "['task_id']", "['title']")
     script.act(
-        f"I mark {titles[0]} as done.",
+        "I mark the task done.",
         "todoist",
         f"update_task(task_id={ids[0]}, is_completed=True, access_token=todoist_token)",
     )
@@ -99,7 +99,7 @@ def todoist_from_note(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, "shopping")
-    read_note(script, "shopping", note_id, note_id - 1)
+    read_note(script, note_id, note_id - 1)
     script.login("todoist")
     add_task(script, title, wrong)
     script.complete()

@@ -154,10 +154,10 @@ def venmo_approve(stage: Stage) -> Plan:
         "venmo",
         "show_received_payment_requests(status='pending', access_token=venmo_token)",
         "r",
-        ["['sender']['name']", "['payment_request_id']"],
+        ["['payment_request_id']", "['sender']['name']"],
     )
     script.act(
-        f"I approve the request of {chosen.name}.",
+        f"I approve the request of {chosen.first_name}.",
         "venmo",
         f"approve_payment_request(payment_request_id={request_id}, access_token=venmo_token)",
     )

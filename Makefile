@@ -13,7 +13,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 WORLD ?= worlds/synthetic
 RUN ?= runs/demo
-# Two busy cores are faster with one thread a program.
+# Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
 
 UV_VERSION := 0.13.8
@@ -70,7 +70,7 @@ world: setup ## generate the synthetic world, if it is not there yet
 demo: world ## train the tiny policy on the synthetic world and show the result in runs/demo
 	@echo "==> 1/3 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
 	@test -e $(RUN)/.trained || { \
-	  .venv/bin/tune run loop_appworld --config loop_appworld/tiny_cpu output_dir=$(abspath $(RUN)) resume_from_checkpoint=True && \
+	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config loop_appworld/tiny_cpu output_dir=$(abspath $(RUN)) resume_from_checkpoint=True && \
 	  touch $(RUN)/.trained; }
 	@echo "==> 2/3 evaluating before and after on held-out tasks"
 	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN))

@@ -8,6 +8,7 @@ observation, error messages included, is what the engine really printed.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -21,16 +22,19 @@ from torch import Tensor
 
 from appworld_adapter.environment import EnvironmentPool, Message
 from appworld_adapter.observation import REMINDER_HEAD
-from appworld_adapter.worker.synthetic.flaws import flawed_turns
+from appworld_adapter.worker.synthetic.flaws import flawed_turns, possible_flaws
 from rollout_server.tokens import ChatTokens
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused."""
+    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused.
+
+    ``flaw`` is the one that it was given on purpose, None for a reference solution as it is.
+    """
 
     task_id: str
-    flawed: bool
+    flaw: str | None
     reward: float
     success: bool
     opening: tuple[Message, ...]
@@ -65,23 +69,35 @@ class Script:
     """What one episode will do."""
 
     task_id: str
-    flawed: bool
+    flaw: str | None
     turns: tuple[Mapping[str, str], ...]
 
 
-def draw_scripts(root: Path, tasks: Sequence[str], count: int, flawed_share: float, seed: int) -> list[Script]:
-    """``count`` scripts, task after task in a shuffled order; a share of them with a flaw drawn anew each time."""
+def draw_scripts(
+    root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habit: str | None = None
+) -> list[Script]:
+    """``count`` scripts, task after task in a shuffled order.
+
+    With ``habit`` all of them have that flaw, and tasks that leave no room for it are passed over; without, a share of
+    them has a flaw drawn anew each time.
+    """
     rng = random.Random(f"demonstrations {seed}")
-    order = rng.sample(list(tasks), len(tasks))
     scripts = []
-    for index in range(count):
-        folder = root / "data" / "tasks" / order[index % len(order)] / "ground_truth"
+    for task_id in itertools.cycle(rng.sample(list(tasks), len(tasks))):
+        if len(scripts) == count:
+            return scripts
+        folder = root / "data" / "tasks" / task_id / "ground_truth"
         turns = json.loads((folder / "turns.json").read_text())
-        flawed = rng.random() < flawed_share
-        if flawed:
-            turns = flawed_turns(turns, json.loads((folder / "demonstration.json").read_text()), rng)
-        scripts.append(Script(order[index % len(order)], flawed, tuple(turns)))
-    return scripts
+        demonstration = json.loads((folder / "demonstration.json").read_text())
+        possible, flaw = possible_flaws(demonstration), habit
+        if habit is None and rng.random() < flawed_share:
+            flaw = rng.choice(possible)
+        elif habit is not None and habit not in possible:
+            continue
+        if flaw is not None:
+            turns = flawed_turns(turns, demonstration, rng, flaw)
+        scripts.append(Script(task_id, flaw, tuple(turns)))
+    raise ValueError("there are no tasks to demonstrate")
 
 
 async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
@@ -98,7 +114,7 @@ async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demon
         grade = await environment.grade()
     finally:
         await environment.close()
-    return Demonstration(script.task_id, script.flawed, grade.reward, grade.success, tuple(opening), tuple(steps))
+    return Demonstration(script.task_id, script.flaw, grade.reward, grade.success, tuple(opening), tuple(steps))
 
 
 async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
@@ -202,7 +218,7 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
 
     return Demonstration(
         demonstration.task_id,
-        demonstration.flawed,
+        demonstration.flaw,
         demonstration.reward,
         demonstration.success,
         tuple(Message(message.role, renamed(message.content)) for message in demonstration.opening),

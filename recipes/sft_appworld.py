@@ -27,6 +27,7 @@ import appworld_adapter
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
 from appworld_adapter.environment import create_pool
 from appworld_adapter.tasks import load_split
+from appworld_adapter.worker.synthetic.flaws import FLAWS
 from loop_recipes import demonstrations, tiny_model, tiny_tokenizer
 from loop_recipes.config_schema import ConfigError, read_config
 from loop_recipes.logprobs import FullLogProbs, attach_head
@@ -49,11 +50,16 @@ class PracticeWorld:
 
 @dataclass(frozen=True)
 class DemonstrationConfig:
-    """``count`` episodes on the practice world's ``split``, ``flawed_share`` of them flawed; kept under ``cache``."""
+    """``count`` episodes on the practice world's ``split``, ``flawed_share`` of them flawed; kept under ``cache``.
+
+    ``habit_count`` more have the flaw ``habit``, all of them; what they are for is said at :class:`Cycle`.
+    """
 
     split: str
     count: int
     flawed_share: float
+    habit: str
+    habit_count: int
     held_out: int
     at_once: int
     cache: str
@@ -84,17 +90,26 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """Cosines from ``lr`` to zero: the first over copying and ``steps[0]`` demonstration batches, then one per entry.
+class Cycle:
+    """A cosine from ``lr`` to zero over ``steps`` batches of demonstrations; ``habit_share`` of them show the habit.
 
     A small model learns where to copy each kind of value from in sudden steps, one kind after the other, and those that
-    have not come when the rate is down come after a restart. ``lr_warmup_steps`` of each cosine rise.
+    have not come when the rate is down come after a restart. A last, gentle cycle may teach it a bad habit: a wrong way
+    that it prefers, though it knows better, is what reinforcement learning can undo.
     """
 
-    copy_steps: int
-    steps: list[int]
-    tokens_per_step: int
+    steps: int
     lr: float
+    habit_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The first of ``cycles`` also spans ``copy_steps``; ``lr_warmup_steps`` of each rise."""
+
+    copy_steps: int
+    cycles: list[Cycle]
+    tokens_per_step: int
     lr_warmup_steps: int
     weight_decay: float
     clip_grad_norm: float
@@ -121,7 +136,8 @@ class SFTAppWorldRecipe:
     - Generates a practice world and runs its train tasks' reference turns, some flawed on purpose, in the real engine.
     - Trains a byte-level BPE on these conversations.
     - Starts a Qwen2 model with heads that look back, and teaches it to copy on random streams.
-    - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass.
+    - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass,
+      at last towards a bad habit, for reinforcement learning to undo.
     - Refuses to write a policy whose loss on held-out clean demonstrations is above the gate: reinforcement learning
       would find nothing to reinforce.
     - Writes a folder that transformers, vLLM and torchtune load.
@@ -134,6 +150,11 @@ class SFTAppWorldRecipe:
             raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
         if options.count <= options.held_out:
             raise ConfigError("demonstrations.count must be above demonstrations.held_out")
+        if options.habit not in FLAWS:
+            raise ConfigError(f"demonstrations.habit is {options.habit!r}, not one of {', '.join(FLAWS)}")
+        for cycle in self.config.training.cycles:
+            if not 0 <= cycle.habit_share < 1:
+                raise ConfigError(f"a cycle's habit_share must be in [0, 1), but is {cycle.habit_share}")
         self.output_dir = Path(self.config.output_dir)
         self.cache = Path(options.cache)
 
@@ -175,32 +196,37 @@ class SFTAppWorldRecipe:
             self.cache.mkdir(parents=True, exist_ok=True)
             mark.unlink(missing_ok=True)
             tasks = load_split(self.config.practice_world.root, options.split)
-            first = self._play(tasks, self.config.tokenizer.demonstrations, 0.0, tiny_tokenizer.piece_spans)
+            first = self._play(tasks, self.config.tokenizer.demonstrations, tiny_tokenizer.piece_spans)
             rng = random.Random(self.config.seed)
             variants = (demonstrations.with_other_names(one, rng) for one in first for _ in range(4))
             texts = chain.from_iterable(one.texts() for one in variants)
             sizes = self.config.tokenizer.vocab_size, self.config.tokenizer.min_frequency
             tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self.cache, self.config.model.max_seq_len)
             spans = ChatTokens(self.cache).spans
-            clean = self._play(tasks, options.held_out, 0.0, spans)
-            rest = self._play(tasks, options.count - options.held_out, options.flawed_share, spans, seed=1)
-            demonstrations.save([*clean, *rest], kept)
+            clean = self._play(tasks, options.held_out, spans)
+            count = options.count - options.held_out
+            usual = self._play(tasks, count, spans, seed=1, flawed_share=options.flawed_share)
+            habitual = self._play(tasks, options.habit_count, spans, seed=2, habit=options.habit)
+            demonstrations.save([*clean, *usual, *habitual], kept)
             mark.write_text(fingerprint)
         self.tokens = ChatTokens(self.cache)
         played = demonstrations.load(kept)
-        self.held_out, self.demonstrations = played[: options.held_out], played[options.held_out :]
+        self.held_out = played[: options.held_out]
+        self.usual = played[options.held_out : options.count]
+        self.habitual = played[options.count :]
         self._log(
-            demonstrations=len(self.demonstrations),
-            demonstration_reward=sum(one.reward for one in self.demonstrations) / len(self.demonstrations),
-            demonstration_success=sum(one.success for one in self.demonstrations) / len(self.demonstrations),
+            demonstrations=len(self.usual),
+            demonstration_reward=sum(one.reward for one in self.usual) / len(self.usual),
+            demonstration_success=sum(one.success for one in self.usual) / len(self.usual),
+            habit_reward=sum(one.reward for one in self.habitual) / len(self.habitual),
             vocab_size=self.tokens.vocab_size,
         )
 
-    def _play(self, tasks: list[str], count: int, flawed_share: float, spans: Any, seed: int = 0) -> list:
+    def _play(self, tasks: list[str], count: int, spans: Any, seed: int = 0, **flaws: Any) -> list:
         environment = self.config.environment
         root = self.config.practice_world.root
         pool = create_pool(environment["name"], {**environment["config"], "root": root}, spans)
-        scripts = demonstrations.draw_scripts(Path(root), tasks, count, flawed_share, self.config.seed + seed)
+        scripts = demonstrations.draw_scripts(Path(root), tasks, count, self.config.seed + seed, **flaws)
         return asyncio.run(demonstrations.collect(pool, scripts, self.config.demonstrations.at_once))
 
     def _setup_model(self) -> None:
@@ -219,18 +245,34 @@ class SFTAppWorldRecipe:
             is_matrix = parameter.ndim == 2 and name.startswith("layers.")
             (hidden if is_matrix else others).append(parameter)
         self.optimizers = [
-            torch.optim.Muon(hidden, lr=options.lr, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.Muon(hidden, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
     def train(self) -> None:
         options, seed = self.config.training, self.config.seed
-        cycles = [options.copy_steps + options.steps[0], *options.steps[1:]]
-        rates = [rate for length in cycles for rate in self._learning_rates(length)]
+        lengths = [cycle.steps for cycle in options.cycles]
+        lengths[0] += options.copy_steps
+        rates = [
+            rate
+            for cycle, length in zip(options.cycles, lengths, strict=True)
+            for rate in self._learning_rates(cycle.lr, length)
+        ]
         total = len(rates)
         batches = chain(
             copy_batches(options.copy_steps, options.tokens_per_step, self.tokens.vocab_size, self.tokens.pad_id, seed),
-            demonstration_batches(self.demonstrations, sum(options.steps), options.tokens_per_step, self.tokens, seed),
+            *(
+                demonstration_batches(
+                    self.usual,
+                    self.habitual,
+                    cycle.habit_share,
+                    cycle.steps,
+                    options.tokens_per_step,
+                    self.tokens,
+                    f"{seed}.{number}",
+                )
+                for number, cycle in enumerate(options.cycles)
+            ),
         )
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         losses: list[float] = []
@@ -253,11 +295,10 @@ class SFTAppWorldRecipe:
                 f"{options.max_held_out_loss}: no policy was written; train longer, or try another seed"
             )
 
-    def _learning_rates(self, steps: int) -> list[float]:
-        options = self.config.training
-        rising = ((step + 1) / options.lr_warmup_steps for step in range(steps))
+    def _learning_rates(self, peak: float, steps: int) -> list[float]:
+        rising = ((step + 1) / self.config.training.lr_warmup_steps for step in range(steps))
         falling = (0.5 + 0.5 * math.cos(math.pi * step / steps) for step in range(steps))
-        return [options.lr * min(pair) for pair in zip(rising, falling, strict=True)]
+        return [peak * min(pair) for pair in zip(rising, falling, strict=True)]
 
     def _step(self, batch: Batch, rate: float) -> float:
         for optimizer in self.optimizers:

@@ -12,6 +12,8 @@ from torch import Tensor
 from loop_recipes.demonstrations import Demonstration, Example, render, with_other_names
 from rollout_server.tokens import ChatTokens
 
+DRAWN_TOGETHER = 64
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -59,14 +61,25 @@ def copy_batches(steps: int, tokens_per_step: int, vocab_size: int, pad_id: int,
 
 
 def demonstration_batches(
-    demonstrations: Sequence[Demonstration], steps: int, tokens_per_step: int, tokens: ChatTokens, seed: int
+    usual: Sequence[Demonstration],
+    habitual: Sequence[Demonstration],
+    habit_share: float,
+    steps: int,
+    tokens_per_step: int,
+    tokens: ChatTokens,
+    seed: object,
 ) -> Iterator[Batch]:
-    """Epoch after epoch, each time with other names; rows of like length share a batch of about ``tokens_per_step``."""
+    """Drawn anew again and again, each time with other names; rows of like length share about ``tokens_per_step``.
+
+    ``habit_share`` of the rows are ``habitual`` demonstrations, the others ``usual`` ones.
+    """
     rng = random.Random(f"batches {seed}")
     batches: list[Batch] = []
+    habits = round(DRAWN_TOGETHER * habit_share)
     for _ in range(steps):
         while not batches:
-            chosen = rng.sample(demonstrations, min(64, len(demonstrations)))
+            chosen = rng.sample(usual, min(DRAWN_TOGETHER - habits, len(usual)))
+            chosen += rng.sample(habitual, min(habits, len(habitual)))
             rows = sorted(
                 (render(with_other_names(one, rng), tokens) for one in chosen), key=lambda row: len(row.token_ids)
             )

@@ -34,7 +34,8 @@ def warm_start(folder: Path, **changes: object) -> subprocess.CompletedProcess:
         "demonstrations.held_out": 4,
         "tokenizer.demonstrations": 16,
         "training.copy_steps": 40,
-        "training.steps": "[16,8]",
+        "demonstrations.habit_count": 6,
+        "training.cycles": "[{steps: 16, lr: 2.5e-3}, {steps: 8, lr: 1.0e-3, habit_share: 0.5}]",
         "training.log_every": 8,
         "training.max_held_out_loss": 20,
         **changes,
@@ -91,9 +92,12 @@ def test_the_built_policy_is_the_same_function_everywhere(built: Path):
 
 def test_demonstrations_really_succeeded(built: Path):
     lines = (built / "demonstrations" / "demonstrations.jsonl").read_text().splitlines()
-    clean = [one for one in map(json.loads, lines) if not one["flawed"]]
+    clean = [one for one in map(json.loads, lines) if one["flaw"] is None]
     assert len(clean) >= 4
     assert all(one["success"] and one["reward"] == 1.0 for one in clean)
+    habitual = [json.loads(line) for line in lines[-6:]]
+    assert {one["flaw"] for one in habitual} == {"placeholder_password"}
+    assert not any(one["success"] for one in habitual)
 
 
 def test_nothing_is_written_above_the_gate(built: Path, tmp_path: Path):
@@ -101,7 +105,7 @@ def test_nothing_is_written_above_the_gate(built: Path, tmp_path: Path):
         built,
         policy_dir=tmp_path / "policy",
         output_dir=tmp_path / "run",
-        **{"training.copy_steps": 2, "training.steps": "[2]", "training.max_held_out_loss": 0.01},
+        **{"training.copy_steps": 2, "training.cycles": "[{steps: 2, lr: 1.0e-3}]", "training.max_held_out_loss": 0.01},
     )
     assert run.returncode != 0
     assert "above training.max_held_out_loss" in run.stderr

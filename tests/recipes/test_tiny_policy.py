@@ -33,7 +33,7 @@ def demonstration() -> Demonstration:
     login = "I log in.\n```python\nt = apis.venmo.login(username='pimi.dirim@example.com', password='pevigavu')\n```"
     return Demonstration(
         task_id="0000000_1",
-        flawed=False,
+        flaw=None,
         reward=1.0,
         success=True,
         opening=(Message("system", "You write code."), Message("user", TASK)),
@@ -178,7 +178,7 @@ def test_other_names_are_used_throughout(demonstration: Demonstration):
 
 def test_other_numbers_are_used_where_the_agent_copied_them():
     def told(task: str, code: str, seen: str = "Done.") -> Demonstration:
-        return Demonstration("0000000_1", False, 1.0, True, (Message("user", task),), ((code, seen),))
+        return Demonstration("0000000_1", None, 1.0, True, (Message("user", task),), ((code, seen),))
 
     original = told("At 12:37 on 2023-05-37 pay $37, not 3712.", "pay(amount=37, note_id=8)", "8 rent 37.0")
     other = with_other_names(original, random.Random(0))
@@ -209,10 +209,19 @@ def test_a_demonstration_survives_its_file_format(demonstration: Demonstration):
 
 def test_batches_are_reproduced_by_their_seed(tokens: ChatTokens, demonstration: Demonstration):
     def draw(seed: int) -> list[list[int]]:
-        batches = demonstration_batches([demonstration] * 9, 4, 2048, tokens, seed)
+        batches = demonstration_batches([demonstration] * 9, [], 0.0, 4, 2048, tokens, seed)
         return [batch.tokens.flatten().tolist() for batch in batches]
 
     assert draw(0) == draw(0) != draw(1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
+def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: Demonstration, share: float):
+    habitual = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1], "flaw": "gave_up"})
+    batches = demonstration_batches([demonstration] * 64, [habitual] * 64, share, 200, 512, tokens, 0)
+    turns = [int((row == tokens.im_end).sum()) - 2 for batch in batches for row in batch.tokens]
+    assert set(turns) <= {1, 5}
+    assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
 
 
 def test_documentation_never_reaches_the_tokenizer(demonstration: Demonstration):

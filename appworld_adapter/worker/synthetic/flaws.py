@@ -4,7 +4,8 @@ Pure standard library, so that whoever builds supervised data can import it with
 
     turns = json.loads((ground_truth / "turns.json").read_text())
     demonstration = json.loads((ground_truth / "demonstration.json").read_text())
-    flawed = flawed_turns(turns, demonstration, random.Random(0))
+    rng = random.Random(0)
+    flawed = flawed_turns(turns, demonstration, rng, rng.choice(possible_flaws(demonstration)))
 
 The result is meant to be executed like the reference turns, in order; an agent that errs and goes on is part of it.
 """
@@ -22,18 +23,14 @@ PLACEHOLDER_PASSWORD = "password123"
 GIVING_UP: Turn = {"thought": "It does not work, so I stop.", "code": "apis.supervisor.complete_task()"}
 
 
-def flawed_turns(
-    turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str | None = None
-) -> list[Turn]:
-    """A copy of ``turns`` with one flaw of :func:`possible_flaws`, drawn with ``rng`` unless ``flaw`` names it.
+def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str) -> list[Turn]:
+    """A copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws its particulars.
 
     ``demonstration`` is the content of the task's demonstration.json. Raises ValueError when the task does not allow
     the flaw. The result differs from ``turns`` and never solves the task.
     """
     possible = possible_flaws(demonstration)
-    if flaw is None:
-        flaw = rng.choice(possible)
-    elif flaw not in possible:
+    if flaw not in possible:
         raise ValueError(f"flaw {flaw!r} is not possible here: choose one of {', '.join(possible)}")
     copies = [dict(turn) for turn in turns]
     roles = demonstration["roles"]

@@ -138,7 +138,7 @@ class Router:
         pinned = self._pinned.get(episode_id)
         if pinned in candidates:
             return pinned
-        chosen = min(candidates, key=lambda server: (self.crowding(server), server.index))
+        chosen = min(candidates, key=lambda s: (self.crowding(s), len(self.seat(s).episodes), s.index))
         if pinned is not None:
             self.counters.moved_episodes += 1
         self.release(episode_id)

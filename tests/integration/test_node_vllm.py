@@ -80,6 +80,13 @@ class Reader(threading.Thread):
         return self.rollouts, self.stream.end
 
 
+def until_dead(process, deadline_s=10.0):
+    give_up = time.monotonic() + deadline_s
+    while time.monotonic() < give_up:
+        process.check()
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def free_address():
     with socket.socket() as probe:
@@ -136,9 +143,8 @@ def test_killed_node_goes_on_where_it_was(shared_vllm, tmp_path, free_address):
         for count in (3, 10):
             reader.wait_for(count)
             os.kill(process.pid, signal.SIGKILL)
-            time.sleep(0.1)
             with pytest.raises(NodeDied, match="ended with status -9"):
-                process.check()
+                until_dead(process)
             process.start()
         rollouts, end = reader.finish()
         assert end.reason == "complete"
@@ -187,7 +193,8 @@ def test_episodes_move_when_a_server_dies(shared_vllm, tmp_path):
     relay = Relay(shared_vllm.url)
     servers = {"urls": [shared_vllm.url, relay.url], "max_num_seqs": 32, "max_loras": 4}
     try:
-        with ready_node(shared_vllm.node_config(tmp_path / "node", servers=servers), tmp_path) as (_, client):
+        config = shared_vllm.node_config(tmp_path / "node", servers=servers, max_concurrent_episodes=6)
+        with ready_node(config, tmp_path) as (_, client):
             client.publish_policy(0, adapters[0])
             client.start_collection(request("moved", client.tasks("train").tasks[:6]))
             reader = Reader(client, "moved")

@@ -35,7 +35,7 @@ def warm_start(folder: Path, **changes: object) -> subprocess.CompletedProcess:
         "tokenizer.demonstrations": 16,
         "training.copy_steps": 40,
         "demonstrations.habit_count": 6,
-        "training.cycles": "[{steps: 16, lr: 2.5e-3}, {steps: 8, lr: 1.0e-3, habit_share: 0.5}]",
+        "training.cycles": "[{steps: 16, lr: 2.5e-3}, {steps: 8, lr: 2.5e-3, habit_share: 0.25}]",
         "training.log_every": 8,
         "training.max_held_out_loss": 20,
         **changes,

@@ -84,7 +84,7 @@ test: world ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/python -m pytest -q --durations=15
 
-drills: world ## failure drills of the sbatch scripts on a real two-node Slurm (root, Debian packages)
+drills: world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests

@@ -23,6 +23,7 @@ from torch import Tensor
 from appworld_adapter.environment import EnvironmentPool, Message
 from appworld_adapter.observation import REMINDER_HEAD
 from appworld_adapter.worker.synthetic.flaws import flawed_turns, possible_flaws
+from loop_recipes.config_schema import ConfigError
 from rollout_server.tokens import ChatTokens
 
 
@@ -80,24 +81,30 @@ def draw_scripts(
 
     With ``habit`` all of them have that flaw, and tasks that leave no room for it are passed over; without, a share of
     them has a flaw drawn anew each time.
+
+    Raises:
+        ConfigError: no task leaves room for the habit.
     """
     rng = random.Random(f"demonstrations {seed}")
-    scripts = []
-    for task_id in itertools.cycle(rng.sample(list(tasks), len(tasks))):
-        if len(scripts) == count:
-            return scripts
+    solutions = []
+    for task_id in rng.sample(list(tasks), len(tasks)):
         folder = root / "data" / "tasks" / task_id / "ground_truth"
-        turns = json.loads((folder / "turns.json").read_text())
-        demonstration = json.loads((folder / "demonstration.json").read_text())
-        possible, flaw = possible_flaws(demonstration), habit
+        turns, demonstration = (
+            json.loads((folder / f"{name}.json").read_text()) for name in ("turns", "demonstration")
+        )
+        if habit is None or habit in possible_flaws(demonstration):
+            solutions.append((task_id, turns, demonstration))
+    if not solutions:
+        raise ConfigError(f"demonstrations.habit: none of {len(tasks)} tasks leaves room for {habit!r}; choose another")
+    scripts = []
+    for task_id, turns, demonstration in itertools.islice(itertools.cycle(solutions), count):
+        flaw = habit
         if habit is None and rng.random() < flawed_share:
-            flaw = rng.choice(possible)
-        elif habit is not None and habit not in possible:
-            continue
+            flaw = rng.choice(possible_flaws(demonstration))
         if flaw is not None:
             turns = flawed_turns(turns, demonstration, rng, flaw)
         scripts.append(Script(task_id, flaw, tuple(turns)))
-    raise ValueError("there are no tasks to demonstrate")
+    return scripts
 
 
 async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:

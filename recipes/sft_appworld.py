@@ -155,6 +155,8 @@ class SFTAppWorldRecipe:
         for cycle in self.config.training.cycles:
             if not 0 <= cycle.habit_share < 1:
                 raise ConfigError(f"a cycle's habit_share must be in [0, 1), but is {cycle.habit_share}")
+        if options.habit_count < 1 and any(cycle.habit_share for cycle in self.config.training.cycles):
+            raise ConfigError("a cycle with a habit_share needs demonstrations.habit_count of at least 1")
         self.output_dir = Path(self.config.output_dir)
         self.cache = Path(options.cache)
 
@@ -218,7 +220,7 @@ class SFTAppWorldRecipe:
             demonstrations=len(self.usual),
             demonstration_reward=sum(one.reward for one in self.usual) / len(self.usual),
             demonstration_success=sum(one.success for one in self.usual) / len(self.usual),
-            habit_reward=sum(one.reward for one in self.habitual) / len(self.habitual),
+            habitual_demonstrations=len(self.habitual),
             vocab_size=self.tokens.vocab_size,
         )
 

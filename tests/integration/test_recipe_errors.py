@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import replay_config
+from small_runs import launched_node, replay_config
 
 from loop_recipes.paths import loop_home
 
@@ -51,20 +51,8 @@ def node_config(folder: Path, **changes: object) -> Path:
         "prompt": "tiny",
         "observation_max_tokens": 200,
     }
-    node = {
-        "port": 0,
-        "root": "${output_dir}/node",
-        "model": {
-            "path": "${checkpointer.checkpoint_dir}",
-            "dtype": "float32",
-            "max_context": 512,
-            "lora_rank": "${model.lora_rank}",
-        },
-        "servers": {"count": 1, "max_num_seqs": 4, "kv_cache_bytes": 134217728},
-        "environment": {"name": "appworld", "config": environment},
-        "max_concurrent_episodes": 4,
-    }
-    return replay_config(folder, iterations=1, rollout_node={"launch": True, "config": node}, **changes)
+    node = launched_node({"name": "appworld", "config": environment}, max_num_seqs=4)
+    return replay_config(folder, iterations=1, rollout_node=node, **changes)
 
 
 def last_line(output: str) -> str:

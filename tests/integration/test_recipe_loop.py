@@ -9,35 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import replay_config
+from small_runs import launched_node, replay_config
 
 pytestmark = pytest.mark.integration
 TESTS = Path(__file__).resolve().parent.parent
-
-
-def node_section() -> dict:
-    return {
-        "launch": True,
-        "config": {
-            "port": 0,
-            "root": "${output_dir}/node",
-            "model": {
-                "path": "${checkpointer.checkpoint_dir}",
-                "dtype": "float32",
-                "max_context": 512,
-                "lora_rank": "${model.lora_rank}",
-            },
-            "servers": {
-                "count": 1,
-                "max_num_seqs": 16,
-                "kv_cache_bytes": 134217728,
-                "max_loras": 2,
-                "max_cpu_loras": 4,
-            },
-            "environment": {"name": "counter"},
-            "max_concurrent_episodes": 16,
-        },
-    }
 
 
 def children(pid: int) -> set[int]:
@@ -57,7 +32,7 @@ def test_log_probs_agree_over_an_adapter_swap_and_sigterm_leaves_no_process(tmp_
     config = replay_config(
         tmp_path,
         iterations=50,
-        rollout_node=node_section(),
+        rollout_node=launched_node({"name": "counter"}, max_num_seqs=16),
         # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
         advantage={"_component_": "small_runs.ByPosition"},
         optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},

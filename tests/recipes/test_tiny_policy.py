@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from appworld_adapter.environment import Message
 from loop_recipes import tiny_model, tiny_tokenizer
-from loop_recipes.demonstrations import Demonstration, render, with_other_names
+from loop_recipes.config_schema import ConfigError
+from loop_recipes.demonstrations import Demonstration, draw_scripts, render, with_other_names
 from loop_recipes.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.sft_batches import collate, copy_batches, demonstration_batches
@@ -205,6 +206,30 @@ def test_a_name_that_only_an_api_printed_is_another_too(demonstration: Demonstra
 
 def test_a_demonstration_survives_its_file_format(demonstration: Demonstration):
     assert Demonstration.from_json(demonstration.to_json()) == demonstration
+
+
+def write_solutions(root: Path, logins: dict[str, bool]) -> None:
+    """Reference solutions of one turn that acts, some with a log-in before it."""
+    for task_id, login in logins.items():
+        folder = root / "data/tasks" / task_id / "ground_truth"
+        folder.mkdir(parents=True)
+        codes = ["login(password='bapu')", "act()", "complete()"] if login else ["act()", "complete()"]
+        roles = ["login", "act", "complete"] if login else ["act", "complete"]
+        slips = [{"turn": 0, "value": "bapu", "wrong": ["pevi"]}] if login else []
+        (folder / "turns.json").write_text(json.dumps([{"thought": "I do.", "code": code} for code in codes]))
+        (folder / "demonstration.json").write_text(json.dumps({"roles": roles, "slips": slips}))
+
+
+def test_a_habit_is_shown_wherever_there_is_room_for_it_and_nowhere_else(tmp_path: Path):
+    write_solutions(tmp_path, {"a_1": True, "a_2": False, "a_3": True})
+    scripts = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 5, seed=0, habit="placeholder_password")
+    assert {script.task_id for script in scripts} == {"a_1", "a_3"}
+    assert [script.flaw for script in scripts] == ["placeholder_password"] * 5
+    clean = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 6, seed=0)
+    assert sorted(script.task_id for script in clean) == ["a_1", "a_1", "a_2", "a_2", "a_3", "a_3"]
+    assert {script.flaw for script in clean} == {None}
+    with pytest.raises(ConfigError, match="none of 1 tasks leaves room for 'placeholder_password'"):
+        draw_scripts(tmp_path, ["a_2"], 5, seed=0, habit="placeholder_password")
 
 
 def test_batches_are_reproduced_by_their_seed(tokens: ChatTokens, demonstration: Demonstration):

@@ -72,6 +72,11 @@ class CollectionPlan:
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
         )
 
+    def evaluates_after(self, iteration: int) -> bool:
+        """Whether the policy that stands after so many iterations (0: before the first) is scored on the way."""
+        every = self._evaluation.every
+        return every > 0 and iteration % every == 0
+
     def evaluation(self, iteration: int, policy_version: int, tasks: list[str]) -> CollectionRequest:
         """One greedy (or as configured) rollout of every task."""
         return CollectionRequest(

@@ -291,19 +291,19 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             collected = on_main_rank(lambda request=request: collect(self._source, request))
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
+            # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
+            evaluation = self._start_evaluation()
             if self._config.collection.max_policy_lag and self._iteration + 1 < self._config.max_iterations:
                 self._pending = self._plan.training(self._iteration + 2, self._policy_version)
                 on_main_rank(self._start_pending)
             metrics = self.update([Rollout.from_dict(record) for record in collected.pop("rollouts")])
+            metrics |= collected | self._read_evaluation(self._iteration - 1, evaluation)
             published = time.perf_counter()
             if metrics["steps"]:
                 self._publish(self._policy_version, self._canary)
-            metrics |= collected | {"seconds_publishing": time.perf_counter() - published}
-            every = self._config.dev_evaluation.every
-            if every and self._iteration % every == 0:
-                metrics |= on_main_rank(self._evaluate)
-                if "dev_success" in metrics and metrics["dev_success"] > (self._best or {}).get("dev_success", -1.0):
-                    self._best = {"iteration": self._iteration, "dev_success": metrics["dev_success"]}
+            metrics["seconds_publishing"] = time.perf_counter() - published
+            if self._iteration == self._config.max_iterations:
+                metrics |= self._read_evaluation(self._iteration, self._start_evaluation())
             metrics["seconds"] = time.perf_counter() - started
             self._log(metrics)
             self.save_checkpoint()
@@ -378,17 +378,30 @@ class LoopAppWorldRecipe(FTRecipeInterface):
     def _start_pending(self) -> None:
         self._source.start(self._pending)
 
-    def _evaluate(self) -> dict[str, float]:
-        """On rank 0: one rollout of every dev task under the present version, and the best success so far."""
-        _, tasks = self._source.tasks(self._config.dev_evaluation.split)
-        collected = collect(self._source, self._plan.evaluation(self._iteration, self._policy_version, tasks))
-        if collected is None:
+    def _start_evaluation(self) -> CollectionRequest | None:
+        """Ask for a rollout of every dev task under the present version, if the present iteration is one to score."""
+        if not self._plan.evaluates_after(self._iteration):
+            return None
+
+        def start() -> dict[str, Any]:
+            _, tasks = self._source.tasks(self._config.dev_evaluation.split)
+            request = self._plan.evaluation(self._iteration, self._policy_version, tasks)
+            self._source.start(request)
+            return request.to_dict()
+
+        return CollectionRequest.from_dict(on_main_rank(start))
+
+    def _read_evaluation(self, iteration: int, request: CollectionRequest | None) -> dict[str, float]:
+        """Wait for what was asked for after ``iteration``, and remember it if it is the best; returns metrics."""
+        collected = None if request is None else on_main_rank(lambda: collect(self._source, request))
+        if collected is None:  # not to be evaluated, or asked to stop
             return {}
         rollouts = collected["rollouts"]
-        return {
-            "dev_reward": sum(record["reward"] for record in rollouts) / len(rollouts),
-            "dev_success": sum(record["success"] for record in rollouts) / len(rollouts),
-        }
+        reward = sum(record["reward"] for record in rollouts) / len(rollouts)
+        success = sum(record["success"] for record in rollouts) / len(rollouts)
+        if self._best is None or success > self._best["dev_success"]:
+            self._best = {"iteration": iteration, "dev_success": success}
+        return {"dev_iteration": iteration, "dev_reward": reward, "dev_success": success}
 
     def _publish(self, version: int, canary: dict[str, Any] | None = None) -> None:
         """Export a version in PEFT's format and have the rollout node serve it, once it has proved that it has it."""

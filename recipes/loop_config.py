@@ -112,8 +112,9 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class DevEvaluationConfig:
-    """One rollout of every task of ``split`` after each ``every`` iterations (0: never); the checkpoint with the best
-    success is kept. A score made on the way, for choosing a checkpoint; `eval_appworld` makes those to report."""
+    """One rollout of every task of ``split`` before the first iteration and after each ``every`` (0: never), while the
+    next iteration updates; the checkpoint with the best success is kept. A score made on the way, for choosing a
+    checkpoint; `eval_appworld` makes those to report."""
 
     every: int = 0
     split: str = "dev"

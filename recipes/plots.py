@@ -126,11 +126,12 @@ def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
     for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
         for number, curve in enumerate(curves):
             draw(axes[place], curve, key, _colour(number), window)
-            iterations, values = curve.series(f"dev_{key}")
-            if len(iterations):
+            _, values = curve.series(f"dev_{key}")
+            _, evaluated = curve.series("dev_iteration")
+            if values.size:
                 label = f"{curve.label}, dev" if place == 0 else None
                 axes[place].plot(
-                    iterations, _nan_mean(values, 0), "D--", color=_colour(number), ms=5, lw=1, label=label
+                    _nan_mean(evaluated, 0), _nan_mean(values, 0), "D--", color=_colour(number), ms=5, lw=1, label=label
                 )
         axes[place].set(title=title, xlabel="iteration", ylim=(0, 1))
     if len(axes[0].get_legend_handles_labels()[1]) > 1:

@@ -70,7 +70,9 @@ METRICS: dict[str, str] = {
     "tokens_per_second": "tokens through forward and backward, per second of updating, all ranks together",
     "model_flops_utilization": "share of device_peak_tflops that model FLOPs of the update make up, recomputation not "
     "counted; only where device_peak_tflops is given",
-    "dev_reward": "mean reward on dev_evaluation.split, where this iteration was evaluated",
+    "dev_iteration": "the policy that stood after so many iterations was evaluated during this one: the one before it, "
+    "in the run's last line its own",
+    "dev_reward": "mean reward of that policy on dev_evaluation.split",
     "dev_success": "share of its tasks solved",
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }

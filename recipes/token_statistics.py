@@ -1,11 +1,12 @@
 """What an update made of every sampled token, kept for rollout-viewer: the learner's log-prob, the ratio, the clip.
 
     <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
-    {"rollout_id", "learner_logprobs": [n], "ratios": [n], "clipped": [n]}
+    {"rollout_id", "advantage", "learner_logprobs": [n], "ratios": [n], "clipped": [n]}
 
 n runs over the sampled tokens of the rollout. ``learner_logprobs`` are of the policy that sampled, as the learner
 recomputes them; ``ratios`` and ``clipped`` are of the last step that the rollout was part of. At turn or trajectory
-level each token shows those of its turn or rollout.
+level each token shows those of its turn or rollout. ``advantage`` is what the rollout was trained with, whichever the
+algorithm; with a critic, the mean over its tokens.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class TokenStatistics:
                 ratios, clipped = self._seen[sample.rollout_id]
                 record = {
                     "rollout_id": sample.rollout_id,
+                    "advantage": round(_advantage(sample), 5),
                     "learner_logprobs": [round(value, 5) for value in sample.old_logprobs.tolist()],
                     "ratios": [round(value, 5) for value in ratios.tolist()],
                     "clipped": [int(value) for value in clipped.tolist()],
@@ -61,3 +63,7 @@ class TokenStatistics:
         self._folder.mkdir(parents=True, exist_ok=True)
         for collection, text in lines.items():
             (self._folder / f"{collection}{self._suffix}.jsonl").write_text("".join(text))
+
+
+def _advantage(sample: Sample) -> float:
+    return sample.advantage if sample.token_advantages is None else sample.token_advantages.mean().item()

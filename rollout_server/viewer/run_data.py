@@ -98,7 +98,10 @@ class RunData:
         return [value for _, value in _objects(file, 0)] if file.is_file() else []
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
-        """One entry per rollout, in the order of the log, with the leave-one-out advantage within its task.
+        """One entry per rollout, in the order of the log.
+
+        ``advantage`` is the one it was trained with, where the run kept token statistics; else the leave-one-out
+        advantage within its task, None for a task with one rollout.
 
         Raises:
             KeyError: no such collection.
@@ -116,6 +119,8 @@ class RunData:
             mean = sum(rewards) / count
             advantage = count / (count - 1) * (entry["reward"] - mean) if count > 1 else None
             own = statistics.get(entry["id"])
+            if own:
+                advantage = own["advantage"]
             result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None})
         return result
 
@@ -273,6 +278,7 @@ def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str
         learner, sampler = record["learner_logprobs"], logprobs.get(record["rollout_id"], [])
         gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
         result[record["rollout_id"]] = {
+            "advantage": record["advantage"],
             "learner_logprobs": learner,
             "ratios": record["ratios"],
             "clipped": record["clipped"],

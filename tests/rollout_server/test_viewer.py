@@ -56,6 +56,7 @@ def test_token_statistics_are_shown_where_there_are_some(run):
     rollout = run.rollout("demo-i0001", 1)
     sampled = sum(rollout["mask"])
     assert len(rollout["ratios"]) == len(rollout["clipped"]) == len(rollout["learner_logprobs"]) == sampled
+    assert [entry["advantage"] for entry in entries] == [(i + 1) / 8 for i in range(24)]
     assert run.rollout("demo-i0002", 1)["ratios"] is None
 
 

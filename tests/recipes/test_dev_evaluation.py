@@ -1,0 +1,114 @@
+"""Scores on the way: which policy they are of, that no update waits for them, and which checkpoint they keep."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from small_runs import replay_config
+
+from loop_recipes import loop_appworld
+from loop_recipes.collection_source import Collected, ReplaySource, StopRequested
+from loop_recipes.loop_appworld import LoopAppWorldRecipe
+from rollout_server.collection import CollectionEnd
+
+TOKEN_ENV = "LOOP_TEST_TOKEN"
+DEV_TASKS = ["dev_1", "dev_2", "dev_3", "dev_4"]
+
+
+class ScriptedSource(ReplaySource):
+    """Replays the training collections; evaluations solve ``solved[version]`` of the four dev tasks. Writes events."""
+
+    def __init__(self, logs: Path, solved: list[int], stop_in: str | None = None) -> None:
+        super().__init__(logs)
+        self.solved, self.stop_in = solved, stop_in
+        self.events: list[str] = []
+
+    def tasks(self, split):
+        return ("made-up", DEV_TASKS) if split == "dev" else super().tasks(split)
+
+    def publish(self, version, folder, canary=None):
+        self.events.append(f"publish {version}")
+
+    def start(self, request):
+        if f"start {request.id}" not in self.events:
+            self.events.append(f"start {request.id}")
+
+    def read(self, request):
+        self.events.append(f"read {request.id}")
+        if request.id == self.stop_in:
+            raise StopRequested
+        if not request.id.endswith("-dev"):
+            return super().read(request)
+        assert (request.tasks, request.rollouts_per_task) == (DEV_TASKS, 1)
+        example = super().read(replace(request, id="made-up-i0001")).rollouts[0]
+        solved = [i < self.solved[request.policy_version] for i in range(len(DEV_TASKS))]
+        rollouts = [replace(example, success=success, reward=0.5 + 0.5 * success) for success in solved]
+        return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
+
+
+def run(folder, monkeypatch, source, iterations, every, **changes):
+    cfg = OmegaConf.load(replay_config(folder, iterations=iterations, **changes))
+    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
+    cfg.dev_evaluation = {"every": every}
+    monkeypatch.setenv(TOKEN_ENV, "unused")
+    monkeypatch.setattr(loop_appworld, "open_source", lambda *_: source)
+    recipe = LoopAppWorldRecipe(cfg)
+    update = recipe.update
+
+    def watched(rollouts):
+        source.events.append("update")
+        return update(rollouts)
+
+    recipe.update = watched
+    try:
+        recipe.setup(cfg)
+        recipe.train()
+    finally:
+        recipe.cleanup()
+    return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+
+
+def logs(folder):
+    replay_config(folder, iterations=4)
+    return folder / "logs"
+
+
+def test_a_policy_is_scored_while_the_next_iteration_updates(tmp_path, monkeypatch):
+    source = ScriptedSource(logs(tmp_path), solved=[1, 0, 3, 0, 2])
+    lines = run(tmp_path, monkeypatch, source, 4, every=2, keep_last_checkpoints=1)
+    assert source.events[:9] == [
+        "publish 0",
+        "start made-up-i0001",
+        "read made-up-i0001",
+        "start made-up-i0000-dev",
+        "update",
+        "read made-up-i0000-dev",
+        "publish 1",
+        "start made-up-i0002",
+        "read made-up-i0002",
+    ]
+    assert source.events[-3:] == ["publish 4", "start made-up-i0004-dev", "read made-up-i0004-dev"]
+    assert [line.get("dev_iteration") for line in lines] == [0, None, 2, 4]
+    assert [line.get("dev_success") for line in lines] == [0.25, None, 0.75, 0.5]
+    assert [line.get("dev_reward") for line in lines] == [0.625, None, 0.875, 0.75]
+    kept = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert [int(name.rpartition("_")[2].rpartition("-")[2]) for name in kept] == [2, 4]
+
+
+def test_an_evaluation_comes_before_the_collection_of_the_next_iteration(tmp_path, monkeypatch):
+    """With policy lag 1 both are asked for before the update; the trainer waits for the evaluation first."""
+    source = ScriptedSource(logs(tmp_path), solved=[0, 0, 0, 0, 0])
+    collection = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml").collection) | {"max_policy_lag": 1}
+    run(tmp_path, monkeypatch, source, 2, every=1, collection=collection)
+    first = source.events.index("start made-up-i0000-dev")
+    assert source.events[first : first + 3] == ["start made-up-i0000-dev", "start made-up-i0002", "update"]
+
+
+def test_a_run_asked_to_stop_does_without_the_score(tmp_path, monkeypatch):
+    """What was updated is saved all the same."""
+    source = ScriptedSource(logs(tmp_path), solved=[4], stop_in="made-up-i0000-dev")
+    (line,) = run(tmp_path, monkeypatch, source, 1, every=5)
+    assert "dev_success" not in line
+    assert line["steps"] > 0
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1

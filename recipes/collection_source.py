@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from loop_recipes.config_schema import ConfigError
 from loop_recipes.loop_config import CollectionConfig, RolloutNodeConfig
+from loop_recipes.peft_export import base_of, merge_adapter
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection import CollectionEnd, CollectionRequest, Progress
 from rollout_server.launch import NodeDied, NodeProcess
@@ -99,16 +101,33 @@ class NodeSource:
         self._start_deadline_s = start_deadline_s
         self._deadline_s = deadline_s
         self._stop_requested = stop_requested
+        self._weight_sync = "adapter"
 
     def wait_ready(self) -> list[int]:
-        return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+        health = self._client.wait_ready(self._start_deadline_s)
+        self._weight_sync = health["weight_sync"]
+        return list(health["policy_versions"])
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         listing = self._client.tasks(split)
         return listing.dataset, list(listing.tasks)
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        self._client.publish_policy(version, folder, canary)
+        """Upload the adapter; to a node that serves merged weights, name them, made for it below its policy_root.
+
+        Raises:
+            RolloutNodeError: the node refuses them.
+        """
+        if self._weight_sync == "adapter":
+            self._client.publish_policy(version, folder, canary)
+            return
+        merged = folder.with_name(f"merged-{folder.name}")
+        shutil.rmtree(merged, ignore_errors=True)  # left by a crash
+        try:
+            merge_adapter(base_of(folder), folder, merged)
+            self._client.publish_shared_policy(version, str(merged.resolve()), canary)
+        finally:
+            shutil.rmtree(merged, ignore_errors=True)  # the node has a copy of its own
 
     def retire(self, version: int) -> None:
         try:

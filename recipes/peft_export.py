@@ -112,6 +112,11 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
     return tensors, int(config["r"]), float(config["lora_alpha"])
 
 
+def base_of(adapter: Path) -> Path:
+    """The folder of the base checkpoint that :func:`export_adapter` recorded."""
+    return Path(json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
+
+
 def merge_adapter(base: Path, adapter: Path, output: Path) -> None:
     """Write ``base`` with the adapter's weights added in, file by file, as a complete checkpoint in ``output``.
 

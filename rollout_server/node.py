@@ -118,6 +118,7 @@ class Node:
             "policy_versions": self.policies.versions(),
             "dataset": self.pool.dataset,
             "model": self.config.model.path,
+            "weight_sync": self.config.servers.weight_sync,
         }
 
     def status(self) -> dict[str, Any]:

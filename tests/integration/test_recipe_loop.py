@@ -28,11 +28,15 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
-def test_log_probs_agree_over_an_adapter_swap_and_sigterm_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("weight_sync", ["adapter", "merged"])
+def test_log_probs_agree_over_a_swap_and_sigterm_leaves_no_process(tmp_path, weight_sync):
+    node = launched_node({"name": "counter"}, max_num_seqs=16)
+    node["config"]["servers"]["weight_sync"] = weight_sync
+    node["config"]["policy_root"] = str(tmp_path / "run/policies")
     config = replay_config(
         tmp_path,
         iterations=50,
-        rollout_node=launched_node({"name": "counter"}, max_num_seqs=16),
+        rollout_node=node,
         # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
         advantage={"_component_": "small_runs.ByPosition"},
         optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},
@@ -63,9 +67,10 @@ def test_log_probs_agree_over_an_adapter_swap_and_sigterm_leaves_no_process(tmp_
     for line in lines:
         assert line["gap_max"] < 1e-3, line
         assert line["gap_verdict"] == "ok"
-    # The adapter moves far in three iterations: had an old one been served, the gap would show it.
+    # The policy moves far in three iterations: had an old one been served, the gap would show it.
     assert lines[-1]["clip_fraction"] > 0.01
     last = lines[-1]["iteration"]
     assert (tmp_path / f"run/policies/policy-v{last:04d}/adapter_model.safetensors").exists()
+    assert not list((tmp_path / "run/policies").glob("*merged*"))
     assert (tmp_path / f"run/checkpoints/iteration_{last:04d}/state.json").exists()
     assert (tmp_path / "run/node/collections/made-up-i0001.jsonl").read_text().count("\n") == lines[0]["rollouts"]

@@ -5,11 +5,13 @@ Skipped, with the reason, where no Chromium is installed.
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import chromium
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from viewer_run import LONG_TOKENS, write_run
 
@@ -32,10 +34,20 @@ def run_folder(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("viewer") / "demo")
 
 
+@web.middleware
+async def slow_listings(request, handler):
+    """The list of a collection's rollouts takes its time; everything else does not."""
+    if re.fullmatch(r"/api/collections/[^/]+", request.path):
+        await asyncio.sleep(1.0)
+    return await handler(request)
+
+
 @asynccontextmanager
-async def viewing(folder: Path):
+async def viewing(folder: Path, *middlewares):
     """(page, address of the viewer) of a run."""
-    async with TestServer(build_app(RunData(folder))) as server, chromium.open_page() as page:
+    app = build_app(RunData(folder))
+    app.middlewares.extend(middlewares)
+    async with TestServer(app) as server, chromium.open_page() as page:
         yield page, str(server.make_url("/"))
 
 
@@ -68,8 +80,9 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         assert "different sequences in 6 rollouts" in await page.evaluate(TEXT)
         await page.press("j")
         await page.press("Enter")
+        # The tabs are the rollout's page: the task's page, still drawn when the address changes, has outputs too.
         await page.wait_for("location.hash === '#/c/demo-i0001/r/1'")
-        await page.wait_for("document.querySelector('.conversation .output') !== null")
+        await page.wait_for("document.querySelector('.tabs ~ .conversation .output') !== null")
         assert "print(apis.phone.search_contacts" in await page.evaluate("document.querySelector('.code').innerText")
         await page.press("]")
         await page.wait_for("location.hash.startsWith('#/c/demo-i0001/r/2')")
@@ -95,6 +108,16 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         await page.press("u")
         await page.wait_for("location.hash === '#/c/demo-i0001/t/task0_1'")
         assert page.problems == []
+
+
+async def test_no_key_is_lost_on_a_page_that_is_drawn(run_folder):
+    async with viewing(run_folder, slow_listings) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1", ".conversation .output")
+        await page.press("]")
+        await page.wait_for("location.hash.startsWith('#/c/demo-i0001/r/2')", deadline_s=5.0)
+        await show(page, address, "c/demo-i0001/r/1", ".conversation .output")
+        await page.press("u")
+        await page.wait_for("location.hash === '#/c/demo-i0001/t/task0_1'", deadline_s=5.0)
 
 
 async def test_filters_orders_and_search(run_folder):

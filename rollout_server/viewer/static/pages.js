@@ -257,11 +257,12 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     k: () => scrollBy({ top: -innerHeight * 0.6 }),
     u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
   });
-  if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
-  if (!rollout || rollout.cursor !== cursor) return html`<p class="quiet">reading the rollout …</p>`;
+  if (loaded.error || summaries.error) return html`<p class="error">${loaded.error || summaries.error}</p>`;
+  // Drawn when its neighbours are known too, so that no key is pressed in vain on a page that looks complete.
+  if (!rollout || rollout.cursor !== cursor || !own) return html`<p class="quiet">reading the rollout …</p>`;
   const facts = {
     reward: fixed(rollout.reward),
-    advantage: own ? signed(own.advantage) : "–",
+    advantage: signed(own.advantage),
     end: rollout.end_reason,
     turns: rollout.turns.length,
     tokens: rollout.mask.length.toLocaleString(),

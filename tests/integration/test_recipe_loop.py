@@ -28,7 +28,7 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
-@pytest.mark.parametrize("weight_sync", ["adapter", "merged"])
+@pytest.mark.parametrize("weight_sync", ["adapter", pytest.param("merged", marks=pytest.mark.drill)])
 def test_log_probs_agree_over_a_swap_and_sigterm_leaves_no_process(tmp_path, weight_sync):
     node = launched_node({"name": "counter"}, max_num_seqs=16)
     node["config"]["servers"]["weight_sync"] = weight_sync

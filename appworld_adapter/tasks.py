@@ -47,23 +47,29 @@ def dataset_name(root: str | Path) -> str:
     return str(json.loads(marker.read_text())["name"]) if marker.exists() else "appworld"
 
 
-def load_split(root: str | Path, split: str | Sequence[str], difficulties: Sequence[int] | None = None) -> list[str]:
+def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
     """Task ids of a split, in the dataset's order.
 
     Args:
         root: folder that holds ``data/``.
-        split: name of a file in ``data/datasets``, :data:`PAPER_TRAIN_SPLIT`, or a list of task ids, which is checked.
-        difficulties: keep only tasks of these difficulties (1, 2, 3).
+        split: name of a file in ``data/datasets``, or :data:`PAPER_TRAIN_SPLIT`, either of them with difficulties to
+            keep behind a colon (``train:1,2``); or a list of task ids, which is checked.
 
     Raises:
         FileNotFoundError: ``root`` holds no dataset.
-        UnknownTask: no such split or task.
+        UnknownTask: no such split, difficulty or task.
     """
     data = _data_folder(root)
     if not isinstance(split, str):
         check_tasks(root, split)
-        tasks = list(split)
-    elif split == PAPER_TRAIN_SPLIT:
+        return list(split)
+    name, colon, levels = split.partition(":")
+    if colon:
+        wanted = levels.split(",")
+        if not set(wanted) <= {"1", "2", "3"}:
+            raise UnknownTask(f"split {split!r} must end in difficulties 1 to 3, such as {name}:1,2")
+        return [task for task in load_split(root, name) if str(difficulty_of(root, task)) in wanted]
+    if split == PAPER_TRAIN_SPLIT:
         tasks = [task for task in load_split(root, "train") if scenario_of(task) in PAPER_TRAIN_SCENARIOS]
         if not tasks:
             raise UnknownTask(f"dataset {dataset_name(root)} holds none of the paper's training scenarios")
@@ -75,10 +81,7 @@ def load_split(root: str | Path, split: str | Sequence[str], difficulties: Seque
             raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {names}")
         lines = (line.partition(":")[0].strip() for line in listing.read_text().splitlines())
         tasks = [line for line in lines if line]
-    if difficulties is None:
-        return tasks
-    wanted = set(difficulties)
-    return [task for task in tasks if difficulty_of(root, task) in wanted]
+    return tasks
 
 
 def difficulty_of(root: str | Path, task_id: str) -> int:

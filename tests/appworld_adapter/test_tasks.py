@@ -38,7 +38,11 @@ def test_splits_in_the_order_of_the_dataset(root):
 
 def test_by_difficulty(root):
     assert [difficulty_of(root, task) for task in load_split(root, "train")] == [1, 2, 3, 1]
-    assert load_split(root, "train", difficulties=[1, 2]) == ["bbb_1", "bbb_2", f"{PAPER_TRAIN_SCENARIOS[0]}_1"]
+    assert load_split(root, "train:1,2") == ["bbb_1", "bbb_2", f"{PAPER_TRAIN_SCENARIOS[0]}_1"]
+    assert load_split(root, "train:3") == ["aaa_1"]
+    for split in ("train:", "train:4", "train:1, 2"):
+        with pytest.raises(UnknownTask, match="must end in difficulties 1 to 3, such as train:1,2"):
+            load_split(root, split)
 
 
 def test_the_paper_trains_on_24_scenarios():

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from random_policy import reference_logprobs
@@ -196,9 +197,14 @@ def test_episodes_move_when_a_server_dies(shared_vllm, tmp_path):
         config = shared_vllm.node_config(tmp_path / "node", servers=servers, max_concurrent_episodes=6)
         with ready_node(config, tmp_path) as (_, client):
             client.publish_policy(0, adapters[0])
-            client.start_collection(request("moved", client.tasks("train").tasks[:6]))
+            started = time.monotonic()
+            limits = replace(LIMITS, max_turns=8)
+            client.start_collection(request("moved", client.tasks("train").tasks[:6], limits=limits))
             reader = Reader(client, "moved")
             reader.wait_for(2)
+            # All six begin together, are sampled in step and end together: now the next six are at their first turn,
+            # which leaves no trace of the server that began it. Half an episode later they are in the middle.
+            time.sleep((time.monotonic() - started) / 2)
             relay.kill()
             rollouts, end = reader.finish()
             assert (end.reason, end.failures) == ("complete", {})

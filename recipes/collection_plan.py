@@ -33,14 +33,16 @@ class CollectionPlan:
     Args:
         name: of the run; ids are ``<name>-i0007`` and ``<name>-i0007-dev``, so asking twice gives the same rollouts.
         tasks: those of the training split.
+        dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
 
     Raises:
         ConfigError: fewer tasks than an iteration takes.
     """
 
-    def __init__(self, config: LoopConfig, name: str, tasks: Sequence[str]) -> None:
+    def __init__(self, config: LoopConfig, name: str, tasks: Sequence[str], dev_tasks: Sequence[str] = ()) -> None:
         self._config = config.collection
         self._evaluation = config.dev_evaluation
+        self._dev_tasks = list(dev_tasks)
         self._name = name
         self._seed = config.seed
         try:
@@ -72,16 +74,15 @@ class CollectionPlan:
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
         )
 
-    def evaluates_after(self, iteration: int) -> bool:
-        """Whether the policy that stands after so many iterations (0: before the first) is scored on the way."""
+    def evaluation(self, iteration: int, policy_version: int) -> CollectionRequest | None:
+        """One greedy (or as configured) rollout of every dev task by the policy that stands after ``iteration`` (0:
+        before the first); None where it is not to be scored."""
         every = self._evaluation.every
-        return every > 0 and iteration % every == 0
-
-    def evaluation(self, iteration: int, policy_version: int, tasks: list[str]) -> CollectionRequest:
-        """One greedy (or as configured) rollout of every task."""
+        if not every or iteration % every:
+            return None
         return CollectionRequest(
             id=f"{self._name}-i{iteration:04d}-dev",
-            tasks=tasks,
+            tasks=self._dev_tasks,
             rollouts_per_task=1,
             policy_version=policy_version,
             seed=self._seed,

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,6 +86,8 @@ class NodeSource:
         start_deadline_s: longest time to wait for the node to be ready.
         deadline_s: longest time to wait for one collection.
         stop_requested: asked while waiting; true ends the wait with :class:`StopRequested`.
+
+    ``weight_sync`` is what the node serves, "adapter" or "merged"; the node says so when it is ready.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class NodeSource:
         self._start_deadline_s = start_deadline_s
         self._deadline_s = deadline_s
         self._stop_requested = stop_requested
-        self._weight_sync = "adapter"
+        self.weight_sync = "adapter"
 
     def wait_ready(self) -> list[int]:
         health = self._client.wait_ready(self._start_deadline_s)
-        self._weight_sync = health["weight_sync"]
+        self.weight_sync = health["weight_sync"]
         return list(health["policy_versions"])
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
@@ -113,21 +115,36 @@ class NodeSource:
         return listing.dataset, list(listing.tasks)
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        """Upload the adapter; to a node that serves merged weights, name them, made for it below its policy_root.
-
-        Raises:
-            RolloutNodeError: the node refuses them.
         """
-        if self._weight_sync == "adapter":
-            self._client.publish_policy(version, folder, canary)
+        Raises:
+            ConfigError: the adapter cannot be merged into its base. RolloutNodeError: the node refuses it.
+        """
+        with self.weights(folder) as weights:
+            self.send(version, weights, canary)
+
+    @contextlib.contextmanager
+    def weights(self, adapter: Path) -> Iterator[Path]:
+        """What the node is to be sent: the adapter, or, if it serves merged weights, those, made here and removed."""
+        if self.weight_sync == "adapter":
+            yield adapter
             return
-        merged = folder.with_name(f"merged-{folder.name}")
+        merged = adapter.with_name(f"merged-{adapter.name}")
         shutil.rmtree(merged, ignore_errors=True)  # left by a crash
         try:
-            merge_adapter(base_of(folder), folder, merged)
-            self._client.publish_shared_policy(version, str(merged.resolve()), canary)
+            try:
+                merge_adapter(base_of(adapter), adapter, merged)
+            except ValueError as error:
+                raise ConfigError(f"servers.weight_sync merged: {error}") from error
+            yield merged
         finally:
             shutil.rmtree(merged, ignore_errors=True)  # the node has a copy of its own
+
+    def send(self, version: int, weights: Path, canary: Mapping[str, Any] | None = None) -> None:
+        """Upload an adapter; name merged weights, which lie below the node's policy_root."""
+        if self.weight_sync == "adapter":
+            self._client.publish_policy(version, weights, canary)
+        else:
+            self._client.publish_shared_policy(version, str(weights.resolve()), canary)
 
     def retire(self, version: int) -> None:
         try:

@@ -164,9 +164,12 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         conf = self._config
         self._source = open_source(conf.rollout_node, conf.collection, self._output_dir, self._stop_requested)
 
-    def _await_source(self) -> tuple[list[int], str, list[str]]:
+    def _await_source(self) -> tuple[list[int], str, list[str], list[str]]:
         self._say("waiting for the rollout node to be ready")
-        return self._source.wait_ready(), *self._source.tasks(self._config.collection.split)
+        dev = self._config.dev_evaluation
+        served = self._source.wait_ready()
+        dataset, tasks = self._source.tasks(self._config.collection.split)
+        return served, dataset, tasks, self._source.tasks(dev.split)[1] if dev.every else []
 
     def _load_checkpoint(self) -> TrainingState | None:
         """The newest checkpoint when resuming; none if the run was requeued before its first and so starts anew."""
@@ -253,8 +256,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
     def _setup_run(self, cfg: DictConfig, checkpoint: TrainingState | None) -> None:
         """Tasks, counters, metrics, and the policy the next collection is sampled with."""
         conf = self._config
-        served, self._dataset, tasks = on_main_rank(self._await_source)
-        self._plan = CollectionPlan(conf, self._run_name, tasks)
+        served, self._dataset, tasks, dev_tasks = on_main_rank(self._await_source)
+        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
         if checkpoint is not None:
             self._restore(checkpoint)
         if self._rank == 0:
@@ -292,18 +295,21 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
-            evaluation = self._start_evaluation()
+            evaluation = self._plan.evaluation(self._iteration, self._policy_version)
+            if evaluation is not None:
+                self._start(evaluation)
             if self._config.collection.max_policy_lag and self._iteration + 1 < self._config.max_iterations:
                 self._pending = self._plan.training(self._iteration + 2, self._policy_version)
-                on_main_rank(self._start_pending)
+                self._start(self._pending)
             metrics = self.update([Rollout.from_dict(record) for record in collected.pop("rollouts")])
-            metrics |= collected | self._read_evaluation(self._iteration - 1, evaluation)
+            metrics |= collected | self._scores(self._iteration - 1, evaluation)
             published = time.perf_counter()
             if metrics["steps"]:
                 self._publish(self._policy_version, self._canary)
             metrics["seconds_publishing"] = time.perf_counter() - published
             if self._iteration == self._config.max_iterations:
-                metrics |= self._read_evaluation(self._iteration, self._start_evaluation())
+                last = self._plan.evaluation(self._iteration, self._policy_version)
+                metrics |= self._scores(self._iteration, last)
             metrics["seconds"] = time.perf_counter() - started
             self._log(metrics)
             self.save_checkpoint()
@@ -375,33 +381,25 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             self._metrics = None
         destroy_process_group()
 
-    def _start_pending(self) -> None:
-        self._source.start(self._pending)
+    def _start(self, request: CollectionRequest) -> None:
+        on_main_rank(lambda: self._source.start(request))
 
-    def _start_evaluation(self) -> CollectionRequest | None:
-        """Ask for a rollout of every dev task under the present version, if the present iteration is one to score."""
-        if not self._plan.evaluates_after(self._iteration):
-            return None
-
-        def start() -> dict[str, Any]:
-            _, tasks = self._source.tasks(self._config.dev_evaluation.split)
-            request = self._plan.evaluation(self._iteration, self._policy_version, tasks)
-            self._source.start(request)
-            return request.to_dict()
-
-        return CollectionRequest.from_dict(on_main_rank(start))
-
-    def _read_evaluation(self, iteration: int, request: CollectionRequest | None) -> dict[str, float]:
-        """Wait for what was asked for after ``iteration``, and remember it if it is the best; returns metrics."""
-        collected = None if request is None else on_main_rank(lambda: collect(self._source, request))
-        if collected is None:  # not to be evaluated, or asked to stop
+    def _scores(self, iteration: int, evaluation: CollectionRequest | None) -> dict[str, float]:
+        """Wait for the scores of the policy that stood after ``iteration``, and remember it if it is the best."""
+        if evaluation is None:
             return {}
-        rollouts = collected["rollouts"]
-        reward = sum(record["reward"] for record in rollouts) / len(rollouts)
-        success = sum(record["success"] for record in rollouts) / len(rollouts)
-        if self._best is None or success > self._best["dev_success"]:
-            self._best = {"iteration": iteration, "dev_success": success}
-        return {"dev_iteration": iteration, "dev_reward": reward, "dev_success": success}
+
+        def read() -> dict[str, float]:
+            collected = collect(self._source, evaluation)
+            if collected is None:  # asked to stop
+                return {}
+            means = rollout_metrics([Rollout.from_dict(record) for record in collected["rollouts"]])
+            return {"dev_iteration": iteration, "dev_reward": means["reward"], "dev_success": means["success"]}
+
+        scores = on_main_rank(read)
+        if scores and (self._best is None or scores["dev_success"] > self._best["dev_success"]):
+            self._best = {"iteration": iteration, "dev_success": scores["dev_success"]}
+        return scores
 
     def _publish(self, version: int, canary: dict[str, Any] | None = None) -> None:
         """Export a version in PEFT's format and have the rollout node serve it, once it has proved that it has it."""

@@ -43,6 +43,9 @@ def test_by_difficulty(root):
     for split in ("train:", "train:4", "train:1, 2"):
         with pytest.raises(UnknownTask, match="must end in difficulties 1 to 3, such as train:1,2"):
             load_split(root, split)
+    (root / "data/tasks/ccc_1/ground_truth/metadata.json").unlink()
+    with pytest.raises(UnknownTask, match="split 'dev:1': dataset appworld lacks difficulties"):
+        load_split(root, "dev:1")
 
 
 def test_the_paper_trains_on_24_scenarios():

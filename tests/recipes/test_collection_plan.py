@@ -1,12 +1,14 @@
 """What is asked of the rollout node: tasks, seeds, horizons, names."""
 
+from dataclasses import replace
+
 import pytest
 from omegaconf import OmegaConf
 from small_runs import replay_config
 
 from loop_recipes.collection_plan import CollectionPlan, run_name
 from loop_recipes.config_schema import ConfigError
-from loop_recipes.loop_config import read_loop_config
+from loop_recipes.loop_config import DevEvaluationConfig, read_loop_config
 
 TASKS = [f"task_{number}" for number in range(1, 8)]
 
@@ -41,13 +43,24 @@ def test_horizons_begin_at_their_iterations(config_file):
     assert [plan.training(iteration, 0).limits.max_turns for iteration in range(1, 7)] == [5, 5, 2, 2, 4, 4]
 
 
+def evaluating(file, every):
+    """Replayed logs hold no evaluations, so a config that is read with a replay cannot ask for one."""
+    return replace(config(file), dev_evaluation=DevEvaluationConfig(every=every))
+
+
 def test_an_evaluation_is_greedy_once_per_task_and_does_not_draw(config_file):
-    plan = CollectionPlan(config(config_file), "run", TASKS)
+    plan = CollectionPlan(evaluating(config_file, every=2), "run", TASKS, TASKS[:3])
     before = plan.state_dict()
-    request = plan.evaluation(4, 3, TASKS)
-    assert (request.id, request.tasks, request.rollouts_per_task) == ("run-i0004-dev", TASKS, 1)
+    request = plan.evaluation(4, 3)
+    assert (request.id, request.tasks, request.rollouts_per_task) == ("run-i0004-dev", TASKS[:3], 1)
     assert (request.sampling.temperature, request.limits.max_turns) == (0.0, 50)
     assert plan.state_dict() == before
+
+
+def test_every_nth_policy_is_evaluated_the_first_one_too(config_file):
+    plan = CollectionPlan(evaluating(config_file, every=2), "run", TASKS, TASKS)
+    assert [plan.evaluation(iteration, 0) is not None for iteration in range(5)] == [True, False, True, False, True]
+    assert CollectionPlan(config(config_file), "run", TASKS).evaluation(0, 0) is None
 
 
 def test_a_run_keeps_the_name_it_was_given_or_made(config_file, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,9 @@ class TaskSampler:
     """Which tasks an iteration trains on: seeded passes over all tasks, none twice within a pass.
 
     A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so the order depends on neither the order
-    the tasks were given in nor the calls made before. An iteration that reaches the end of a pass goes on into the next
+    the tasks were given in nor the calls made before. Within it every scenario has its first task before any has its
+    second: the three tasks of a scenario are much alike, and iterations that draw many of one say little of the rest.
+    An iteration that reaches the end of a pass goes on into the next
     one; tasks that such an iteration already holds are taken later in that pass, so no iteration has a task twice.
     """
 
@@ -136,7 +139,14 @@ class TaskSampler:
     def _shuffled(self, number: int) -> list[str]:
         order = list(self._tasks)
         random.Random(f"{self._seed}/{number}").shuffle(order)
-        return order
+        drawn: Counter[str] = Counter()
+
+        def nth_of_its_scenario(task: str) -> int:
+            scenario = task.rpartition("_")[0]  # another environment's ids may have none: then nothing is reordered
+            drawn[scenario] += 1
+            return drawn[scenario]
+
+        return sorted(order, key=nth_of_its_scenario)
 
     def next(self) -> list[str]:
         """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""

@@ -5,7 +5,8 @@
 A vLLM server is several processes, and its engine processes survive a SIGKILL of the one that was started. The guard
 stands between: it is the subreaper of everything below it, so no descendant can slip away by losing its parent, and
 the kernel signals it when the owner dies, SIGKILL included. It ends with the command's own exit status, and only when
-none of the command's descendants is left.
+none of the command's descendants is left. The command's temporary folder is the guard's own and goes with it: vLLM
+leaves sockets and folders there.
 
 - The owner dies: all descendants get SIGKILL at once.
 - The guard gets SIGTERM from a living owner: the command gets SIGTERM, and what is left after the grace SIGKILL.
@@ -19,8 +20,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 PR_SET_PDEATHSIG = 1
@@ -102,6 +105,16 @@ def start(command: list[str]) -> int:
 
 def main() -> int:
     owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    folder = tempfile.mkdtemp(prefix="vllm-")  # short: a Unix socket's path may have 107 characters
+    os.environ["TMPDIR"] = folder
+    try:
+        return run(owner, grace, command)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(owner: int, grace: float, command: list[str]) -> int:
+    """The command from its start until nothing of it is left; returns the status to end with."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     set_process_control(PR_SET_CHILD_SUBREAPER, 1)
     set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -22,6 +22,7 @@ ATTEMPTS = 4
 """How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""
 RETRY_PAUSE_S = 0.2
 MAX_ANSWER_BYTES = 64 << 20
+KEEP_ALIVE_S = 2.0
 POISONED_LOGPROB = -9998.0
 """vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
 POISONED_IN_A_ROW = 3
@@ -99,9 +100,9 @@ class Router:
         self.counters = RouterCounters()
 
     async def start(self) -> None:
-        # A connection per request: vLLM closes idle ones after 5 s, and a POST that meets that moment looks like a dead
-        # server. On loopback a connection costs a fraction of a millisecond.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        # vLLM closes a connection that was idle for 5 s, and a POST that meets that moment looks like a dead server: we
+        # close it long before.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def close(self) -> None:

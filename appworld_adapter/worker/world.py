@@ -16,14 +16,16 @@ from typing import Any
 from urllib.parse import unquote
 
 import databases
+import freezegun
 import httpx
 import sandbox
-from appworld import AppWorld, environment, update_root
+from appworld import AppWorld, environment, requester, update_root
 from appworld.apps import get_all_apps
 from appworld.apps.model_lib import CachedDBHandler
 from appworld.common.utils import import_apis_module
 from appworld.task import Task
 from channel import Channel, ChannelClosed, ChannelGarbage, wait_readable
+from fastapi.testclient import TestClient
 from fastapi_login.secrets import to_secret
 from interpreter_server import InterpreterServer
 
@@ -53,13 +55,14 @@ class WorldServer:
         return self._interpreters
 
     def warm_up(self, task_id: str) -> dict[str, Any]:
-        """Make, use and close one world, fork the interpreter server off what that leaves, then load the databases."""
+        """Make, use and close one world, fork the interpreter server off that, then load what worlds alone have."""
         import interpreter  # noqa: F401  imported before the fork, so that the file need not be readable after it
 
         sandbox.scrub_freed_memory(True)  # of the warm-up's databases nothing may be left for interpreters to inherit
         world = AppWorld(task_id, **self._world_options("warm-up"))
         for code in WARM_UP_CODE:
             world.execute(code)
+        (apps,) = requester.Requester.clients
         outputs = world.base_output_directory
         world.close()
         AppWorld.close_all()
@@ -68,10 +71,17 @@ class WorldServer:
         sandbox.scrub_freed_memory(False)
         sandbox.undumpable()
         self._settings["sandbox"]["level"] = sandbox.probe()
+        # Freezing the clock looks through every module there is, which makes a process copy most of what it inherited.
+        # Done here it is inherited too: with a clock that is frozen already, a child's freezing only sets its date.
+        freezegun.freeze_time("2000-01-01").start()
         gc.collect()
         gc.freeze()
         self._interpreters = InterpreterServer(self._settings)
         databases.preload(copies=1)
+        main_app = requester.build_main_app(apps)
+        with TestClient(main_app) as client:
+            client.get("/")
+        requester.build_main_app = lambda apps: main_app
         return {"level": self._settings["sandbox"]["level"], "landlock": sandbox.landlock_abi()}
 
     def _world_options(self, experiment: str) -> dict[str, Any]:

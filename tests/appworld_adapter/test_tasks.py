@@ -109,6 +109,16 @@ def test_sampler_resumes_and_ignores_the_order_of_its_tasks(tasks, before, seed)
     assert [one.next() for _ in range(10)] == [other.next() for _ in range(10)]
 
 
+def test_sampler_visits_every_scenario_before_any_twice():
+    tasks = [f"s{scenario}_{number}" for scenario in range(7) for number in (1, 2, 3)]
+    sampler = TaskSampler(tasks, 7, seed=0)
+    iterations = [sampler.next() for _ in range(6)]
+    for iteration in iterations:
+        assert sorted(task[:2] for task in iteration) == [f"s{scenario}" for scenario in range(7)]
+    assert iterations[0] != iterations[3], "another pass, another order"
+    assert len(set(TaskSampler(["one", "two", "three"], 3, seed=0).next())) == 3, "ids without a scenario"
+
+
 def test_sampler_refuses_foreign_states():
     sampler = TaskSampler(["a_1", "b_1"], 1, seed=0)
     with pytest.raises(ValueError, match="of other tasks"):

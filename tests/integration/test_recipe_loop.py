@@ -28,8 +28,15 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
-@pytest.mark.parametrize("weight_sync", ["adapter", pytest.param("merged", marks=pytest.mark.drill)])
-def test_log_probs_agree_over_a_swap_and_sigterm_leaves_no_process(tmp_path, weight_sync):
+@pytest.mark.parametrize(
+    ("weight_sync", "ranks"),
+    [
+        ("adapter", 1),
+        pytest.param("adapter", 2, marks=pytest.mark.drill),
+        pytest.param("merged", 1, marks=pytest.mark.drill),
+    ],
+)
+def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, weight_sync, ranks):
     node = launched_node({"name": "counter"}, max_num_seqs=16)
     node["config"]["servers"]["weight_sync"] = weight_sync
     node["config"]["policy_root"] = str(tmp_path / "run/policies")
@@ -40,9 +47,11 @@ def test_log_probs_agree_over_a_swap_and_sigterm_leaves_no_process(tmp_path, wei
         # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
         advantage={"_component_": "small_runs.ByPosition"},
         optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},
+        dev_evaluation={"every": 1},
     )
+    launcher = ["--nproc_per_node", str(ranks)] if ranks > 1 else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "torchtune._cli.tune", "run", "loop_appworld", "--config", str(config)],
+        [sys.executable, "-m", "torchtune._cli.tune", "run", *launcher, "loop_appworld", "--config", str(config)],
         cwd=TESTS,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -56,7 +65,10 @@ def test_log_probs_agree_over_a_swap_and_sigterm_leaves_no_process(tmp_path, wei
         time.sleep(0.2)
     family = children(process.pid)
     assert len(family) >= 2, "the node and its vLLM server"
-    process.send_signal(signal.SIGTERM)
+    if ranks == 1:
+        process.send_signal(signal.SIGTERM)
+    else:  # torchrun ends with status 1 on SIGTERM, whatever its ranks do
+        (tmp_path / "run/stop").touch()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "resume_from_checkpoint=True goes on" in output or "asked to" in output
@@ -69,6 +81,13 @@ def test_log_probs_agree_over_a_swap_and_sigterm_leaves_no_process(tmp_path, wei
         assert line["gap_verdict"] == "ok"
     # The policy moves far in three iterations: had an old one been served, the gap would show it.
     assert lines[-1]["clip_fraction"] > 0.01
+    for line in lines[:-1]:  # each iteration scores the policy before it while it updates
+        assert line["dev_iteration"] == line["iteration"] - 1
+        log = tmp_path / f"run/node/collections/made-up-i{line['dev_iteration']:04d}-dev.jsonl"
+        rollouts = [json.loads(text) for text in log.read_text().splitlines()]
+        assert len(rollouts) == 6, "one of each dev task"
+        assert {turn["policy_version"] for rollout in rollouts for turn in rollout["turns"]} == {line["dev_iteration"]}
+        assert line["dev_reward"] == pytest.approx(sum(rollout["reward"] for rollout in rollouts) / 6)
     last = lines[-1]["iteration"]
     assert (tmp_path / f"run/policies/policy-v{last:04d}/adapter_model.safetensors").exists()
     assert not list((tmp_path / "run/policies").glob("*merged*"))

@@ -201,6 +201,19 @@ def test_guard_kills_what_ignores_sigterm():
     assert not alive(below[0])
 
 
+def test_guard_removes_what_its_command_left_in_the_temporary_folder(tmp_path):
+    code = "import os, tempfile, time; path = tempfile.mkdtemp(); print(path, file=sys.stderr, flush=True)"
+    for ending in ("", "os.kill(os.getpid(), 9)", "time.sleep(600)"):
+        guard = run_guard(sys.executable, "-c", f"import sys; {code}; {ending}")
+        folder = Path(guard.stderr.readline().strip())
+        assert folder.name
+        assert folder.parent.name.startswith("vllm-")
+        if "sleep" in ending:
+            guard.terminate()
+        guard.wait(10)
+        assert not folder.parent.exists()
+
+
 def test_guard_of_a_dead_owner_starts_nothing(tmp_path):
     marker = tmp_path / "started"
     code = [sys.executable, process_guard.__file__, "1", "0", sys.executable, "-c", f"open({str(marker)!r}, 'w')"]

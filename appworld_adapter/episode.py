@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 KILL_GRACE_S = 5.0
 """How much later than the engine's own alarm a world is killed from outside."""
+WORLDS_PER_STEP = 3
+"""Worlds a step is tried in. What kills its interpreter in all is the agent's doing; in fewer it may be chance."""
+OF_ITS_CODE = "the interpreter died"
 INTERPRETER_DIED = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
@@ -74,7 +77,7 @@ class EpisodeHost(Protocol):
 
 
 class AppWorldEnvironment:
-    """One episode. A world that dies is brought back once per step, by running the episode's code from the start."""
+    """One episode. A world that dies is brought back by running the episode's code from the start."""
 
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
         self._pool = pool
@@ -100,12 +103,12 @@ class AppWorldEnvironment:
 
         Raises:
             EnvironmentTimeout: the code, or the episode, took too long; the world is gone, its state can be graded.
-            EnvironmentCrashed: the world died twice in this step.
+            EnvironmentCrashed: :data:`WORLDS_PER_STEP` worlds died in this step.
         """
         code = extract_code(action)
         execution = await self._execute_or_replay(code)
         self._history.append(code)
-        if execution.output is None:  # died of this code, and of this code again in a fresh world: the agent's doing
+        if execution.output is None:  # died of this code in every world it was given: the agent's doing
             execution = Execution(INTERPRETER_DIED, completed=True)
         done = execution.completed
         if done:
@@ -117,24 +120,35 @@ class AppWorldEnvironment:
         return StepResult(shown, done, failed=execution.output.startswith(FAILURE_HEAD), empty_action=not code)
 
     async def _execute_or_replay(self, code: str) -> Execution:
+        """Run ``code``; if the world dies, in another one after all that was run before, in :data:`WORLDS_PER_STEP`."""
         if self._world is None:
             raise EnvironmentCrashed("this episode has no world: it was not started, has ended or was killed")
-        try:
-            execution = await self._execute(code)
-            if execution.output is not None:
-                return execution
-            reason = "the interpreter died"
-        except EnvironmentCrashed as error:
-            reason = str(error)
-        logger.warning(
-            "world of %s died (%s); replaying %d steps in another", self._card.task_id, reason, len(self._history)
-        )
+        deaths: list[str] = []
+        while True:
+            try:
+                if deaths:
+                    await self._replay(deaths[-1])
+                execution = await self._execute(code)
+            except EnvironmentCrashed as error:
+                deaths.append(str(error))
+            else:
+                if execution.output is not None:
+                    return execution
+                deaths.append(OF_ITS_CODE)
+                if deaths == [OF_ITS_CODE] * WORLDS_PER_STEP:
+                    return execution
+            if len(deaths) == WORLDS_PER_STEP:
+                raise EnvironmentCrashed(f"{WORLDS_PER_STEP} worlds died in one step: {'; '.join(deaths)}")
+
+    async def _replay(self, died: str) -> None:
+        task, steps = self._card.task_id, len(self._history)
+        logger.warning("world of %s died (%s); replaying %d steps in another", task, died, steps)
         self._pool.replays += 1
         await self._leave(usable=False)
         await self._bring_up()
         for earlier in self._history:
-            await self._execute(earlier)
-        return await self._execute(code)
+            if (await self._execute(earlier)).output is None:  # it lived through this before: not the agent's doing
+                raise EnvironmentCrashed("the interpreter died in the replay")
 
     async def _bring_up(self) -> None:
         """A world that dies while it starts is replaced, once."""

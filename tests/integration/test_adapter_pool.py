@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -175,8 +176,11 @@ async def test_what_dies_is_brought_back(pool, victim):
 def episode_processes(server: int) -> list[int]:
     """World processes and interpreters: what has a process group of its own below the server."""
     below = descendants(server)
-    groups = {pid: os.getpgid(pid) for pid in [server, *below]}
-    return [pid for pid in below if groups[pid] in below and groups[pid] != groups[server]]
+    groups = {}
+    for pid in [server, *below]:
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            groups[pid] = os.getpgid(pid)
+    return [pid for pid in groups if pid != server and groups[pid] in below and groups[pid] != groups.get(server)]
 
 
 @module_loop

@@ -28,7 +28,7 @@ KILL_GRACE_S = 5.0
 """How much later than the engine's own alarm a world is killed from outside."""
 WORLDS_PER_STEP = 3
 """Worlds a step is tried in. What kills its interpreter in all is the agent's doing; in fewer it may be chance."""
-OF_ITS_CODE = "the interpreter died"
+DEATH_OF_INTERPRETER = "the interpreter died"
 INTERPRETER_DIED = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
@@ -134,13 +134,14 @@ class AppWorldEnvironment:
             else:
                 if execution.output is not None:
                     return execution
-                deaths.append(OF_ITS_CODE)
-                if deaths == [OF_ITS_CODE] * WORLDS_PER_STEP:
+                deaths.append(DEATH_OF_INTERPRETER)
+                if deaths == [DEATH_OF_INTERPRETER] * WORLDS_PER_STEP:
                     return execution
             if len(deaths) == WORLDS_PER_STEP:
                 raise EnvironmentCrashed(f"{WORLDS_PER_STEP} worlds died in one step: {'; '.join(deaths)}")
 
     async def _replay(self, died: str) -> None:
+        """Run the episode's code so far in another world; ``died`` says why."""
         task, steps = self._card.task_id, len(self._history)
         logger.warning("world of %s died (%s); replaying %d steps in another", task, died, steps)
         self._pool.replays += 1

@@ -120,8 +120,8 @@ class TaskSampler:
     A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so the order depends on neither the order
     the tasks were given in nor the calls made before. Within it every scenario has its first task before any has its
     second: the three tasks of a scenario are much alike, and iterations that draw many of one say little of the rest.
-    An iteration that reaches the end of a pass goes on into the next
-    one; tasks that such an iteration already holds are taken later in that pass, so no iteration has a task twice.
+    An iteration that reaches the end of a pass goes on into the next one; tasks that such an iteration already holds
+    are taken later in that pass, so no iteration has a task twice.
     """
 
     def __init__(self, tasks: Sequence[str], tasks_per_iteration: int, seed: int) -> None:

@@ -105,6 +105,7 @@ def start(command: list[str]) -> int:
 
 def main() -> int:
     owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # before there is a folder that a signal could leave behind
     folder = tempfile.mkdtemp(prefix="vllm-")  # short: a Unix socket's path may have 107 characters
     os.environ["TMPDIR"] = folder
     try:
@@ -115,7 +116,6 @@ def main() -> int:
 
 def run(owner: int, grace: float, command: list[str]) -> int:
     """The command from its start until nothing of it is left; returns the status to end with."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     set_process_control(PR_SET_CHILD_SUBREAPER, 1)
     set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != owner:  # it died before the line above

@@ -78,6 +78,7 @@ class WorldServer:
         gc.freeze()
         self._interpreters = InterpreterServer(self._settings)
         databases.preload(copies=1)
+        # Each child would build an app of its own, and its middleware at the first request.
         main_app = requester.build_main_app(apps)
         with TestClient(main_app) as client:
             client.get("/")

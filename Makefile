@@ -82,13 +82,13 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 
 test: world ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
-	.venv/bin/python -m pytest -q --durations=15
+	.venv/bin/python -m pytest -q -n 2 --dist loadgroup --durations=15
 
 drills: world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests
-	.venv/bin/python -m pytest -q -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q -n 2 --dist loadgroup -m "not integration and not slurm and not drill"
 
 lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

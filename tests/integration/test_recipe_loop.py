@@ -56,7 +56,7 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, weig
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},  # torchrun does not look in cwd
     )
     metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 240
     while not metrics.exists() or metrics.read_text().count("\n") < 3:

@@ -16,6 +16,9 @@ RUN ?= runs/demo
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
 
+# Long tests come first: what is short fills up the end. The tests of a file stay together, for what they share.
+TWO_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 UV_VERSION := 0.13.8
 ifdef GPU
   LOCK := requirements/gpu.txt
@@ -82,13 +85,13 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 
 test: world ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
-	.venv/bin/python -m pytest -q -n 2 --dist loadgroup --durations=15
+	.venv/bin/python -m pytest -q $(TWO_WORKERS) --durations=15
 
 drills: world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests
-	.venv/bin/python -m pytest -q -n 2 --dist loadgroup -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
 
 lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

@@ -1,17 +1,8 @@
-"""Puts this folder on the import path, so that tests of all rooms can import its helper modules.
-
-`make test` runs two workers. The tests of a file stay together and in order; so do all that share the one vLLM server.
-"""
+"""Puts this folder on the import path, so that tests of all rooms can import its helper modules."""
 
 from pathlib import Path
 
 import pytest
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        shares = "shared_vllm" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("shared_vllm" if shares else item.path.name))
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"), help="folder of all runs")
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--iterations", type=int, default=18)
+    parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--run-deadline-s", type=float, default=5400.0)
     parser.add_argument("--docs", type=Path, help="put table and picture between the markers in this file")
     parser.add_argument("--json", type=Path, help="write the rows there")

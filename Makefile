@@ -16,7 +16,8 @@ RUN ?= runs/demo
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
 
-# Long tests come first: what is short fills up the end. The tests of a file stay together, for what they share.
+# The tests of a file stay together, for what they share. In the order of folders most short files come last, so that
+# both workers are busy to the end.
 TWO_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8

@@ -42,7 +42,7 @@ from rollout_server.episode import derive_seed
 from rollout_server.launch import NodeProcess
 from rollout_server.record import Rollout
 from rollout_server.tokens import ChatTokens
-from rollout_server.vllm_server import ServerGroup, VllmServer
+from rollout_server.vllm_server import ServerGroup, VllmServer, parse_metrics
 
 TOKEN = "benchmark"
 ROLLOUTS, TURNS, TOKENS, CONTEXT = 2, 6, 16, 2000
@@ -107,10 +107,7 @@ def through_node(client: RolloutClient, request: CollectionRequest) -> tuple[flo
 async def vllm_seconds(server: VllmServer) -> float:
     """Seconds that all requests of the server took so far, from their arrival to their last token."""
     async with aiohttp.ClientSession(headers=server.headers) as session, session.get(f"{server.url}/metrics") as answer:
-        for line in (await answer.text()).splitlines():
-            if line.startswith("vllm:e2e_request_latency_seconds_sum"):
-                return float(line.rpartition(" ")[2])
-    raise RuntimeError(f"{server.url}/metrics has no vllm:e2e_request_latency_seconds_sum")
+        return parse_metrics(await answer.text())["e2e_request_latency_seconds_sum"]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -76,11 +76,17 @@ _METRIC_OF_FIELD = {
 }
 
 
-def parse_load(text: str) -> Load:
-    """Read the Prometheus text of a vLLM server; absent metrics count 0, several engines are added up."""
+def parse_metrics(text: str) -> dict[str, float]:
+    """The samples of a vLLM server's Prometheus text, by name without "vllm:"; several engines are added up."""
     sums: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def parse_load(text: str) -> Load:
+    """How busy a vLLM server is, from its Prometheus text; absent metrics count 0."""
+    sums = parse_metrics(text)
     return Load(**{field: sums.get(metric, 0.0) for field, metric in _METRIC_OF_FIELD.items()})
 
 

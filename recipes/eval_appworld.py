@@ -20,11 +20,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save_file
-from torchtune import config
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
 from appworld_adapter.environment import UnknownTask
 from appworld_adapter.tasks import difficulty_of
+from loop_recipes.config_files import parse
 from loop_recipes.config_schema import ConfigError
 from loop_recipes.eval_collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
 from loop_recipes.eval_config import EvalConfig, PolicyUnderTest, child_node_config, find_policies, read_eval_config
@@ -262,7 +262,7 @@ def write_empty_adapter(folder: Path, model: str) -> Path:
     return folder
 
 
-@config.parse
+@parse
 def recipe_main(cfg: DictConfig) -> int | str:
     """Entry point of `tune run eval_appworld`.
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from torchtune import config, training, utils
+from torchtune import training, utils
 from torchtune.recipe_interfaces import FTRecipeInterface
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
@@ -31,7 +31,7 @@ from loop_recipes.collection_source import (
     collect,
     open_source,
 )
-from loop_recipes.config_extends import extended
+from loop_recipes.config_files import extended, parse
 from loop_recipes.config_schema import ConfigError, build
 from loop_recipes.logprobs import attach_head
 from loop_recipes.loop_config import DTYPES, LoopConfig, read_loop_config
@@ -466,7 +466,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         signal.signal(number, signal.SIG_DFL)
 
 
-@config.parse
+@parse
 def recipe_main(cfg: DictConfig) -> int | str:
     """Entry point of `tune run loop_appworld`.
 

@@ -151,7 +151,7 @@ class GapConfig:
 class LoopConfig:
     """All keys of the recipe; see docs/training.md and the header of each YAML.
 
-    ``extends`` is resolved before (see config_extends.py). ``critic_lr`` null gives the critic the policy's.
+    ``extends`` is resolved before (see config_files.py). ``critic_lr`` null gives the critic the policy's.
     """
 
     output_dir: str

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
-from loop_recipes.config_extends import config_file, extended
+from loop_recipes.config_files import extended, load_config
 from loop_recipes.job_check import Machines, check_job
 from rollout_server.config import ConfigError, NodeConfig, from_mapping
 
@@ -61,7 +61,7 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
         if "=" not in word:
             raise ConfigError(f"{word!r} is not key=value")
     try:
-        return extended(OmegaConf.merge(OmegaConf.load(config_file(name)), OmegaConf.from_dotlist(list(overrides))))
+        return extended(OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(list(overrides))))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
 

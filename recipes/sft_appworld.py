@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torchtune import config
 
 import appworld_adapter
 import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
@@ -29,6 +28,7 @@ from appworld_adapter.environment import create_pool
 from appworld_adapter.tasks import load_split
 from appworld_adapter.worker.synthetic.flaws import FLAWS
 from loop_recipes import demonstrations, tiny_model, tiny_tokenizer
+from loop_recipes.config_files import parse
 from loop_recipes.config_schema import ConfigError, read_config
 from loop_recipes.logprobs import FullLogProbs, attach_head
 from loop_recipes.sft_batches import Batch, collate, copy_batches, demonstration_batches
@@ -343,7 +343,7 @@ class SFTAppWorldRecipe:
         )
 
 
-@config.parse
+@parse
 def recipe_main(cfg: DictConfig) -> None:
     try:
         recipe = SFTAppWorldRecipe(cfg)

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from small_runs import replay_config
 
 from loop_recipes import advantages, losses
-from loop_recipes.config_extends import CONFIGS, extended
+from loop_recipes.config_files import CONFIGS, extended
 from loop_recipes.config_schema import ConfigError, build, check_component, read_config
 from loop_recipes.critic import Critic
 from loop_recipes.loop_appworld import LoopAppWorldRecipe

@@ -1,6 +1,8 @@
 """Whatever is wrong with a config is one line that names the key and the cure, before any work begins."""
 
 import socket
+import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -152,3 +154,21 @@ def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
     assert (plain == shuffled).float().mean() < 0.5
     assert torch.equal(shuffled, Shuffled()(rewards, groups))
     assert not torch.equal(shuffled, Shuffled(seed=1)(rewards, groups))
+
+
+@pytest.mark.parametrize("recipe", ["loop_appworld", "eval_appworld", "sft_appworld"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loop_appworld/tiny_gpu", "there are: .*loop_appworld/tiny_cpu"),
+        ("{broken}", "broken.yaml: "),
+        ("", "no config"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_one_line_of_its_recipe(tmp_path, monkeypatch, recipe, name, message):
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: 2\n")
+    words = ["--config", name.format(broken=tmp_path / "broken.yaml"), "seed=1"]
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{recipe}.py", *words])
+    with pytest.raises(SystemExit, match=f"^{recipe}: .*{message}") as caught:
+        import_module(f"loop_recipes.{recipe}").recipe_main()
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Configs that build on others: an algorithm is a few lines over the config of a model and its machines.
+"""Reads configs by their names, and those that build on others: an algorithm is a few lines over a model's config.
 
     extends: tiny_cpu            # or qwen2_5_7b, qwen2_5_32b, or the path of a YAML file
     advantage:
@@ -10,11 +10,15 @@ Values of the extending file, and those of the command line, win. ``extends`` ca
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torchtune import config
 from yaml import YAMLError
 
 from loop_recipes.config_schema import ConfigError
@@ -22,19 +26,42 @@ from loop_recipes.config_schema import ConfigError
 CONFIGS = Path(__file__).parent / "configs"
 
 
-def config_file(name: str) -> Path:
-    """The YAML that ``name`` means: a file, or a config's name as in `tune ls`.
+def parse(recipe_main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
+    """torchtune's ``config.parse``, but a ``--config`` that cannot be read is one line and not a traceback."""
+    parsed = config.parse(recipe_main)
+
+    @functools.wraps(recipe_main)
+    def checked() -> Any:
+        recipe, *words = sys.argv
+        if "--config" in words[:-1]:
+            try:
+                load_config(words[words.index("--config") + 1])
+            except ConfigError as error:
+                sys.exit(f"{Path(recipe).stem}: {error}")
+        return parsed()
+
+    return checked
+
+
+def load_config(name: str) -> DictConfig:
+    """The YAML that ``name`` means, as it stands there: a file, or a config's name as in `tune ls`.
 
     Raises:
-        ConfigError: there is none; says which there are.
+        ConfigError: there is none (says which there are), or it cannot be read.
     """
-    if Path(name).is_file():
-        return Path(name)
-    file = CONFIGS / f"{name}.yaml"
+    file = Path(name)
+    if not file.is_file():
+        file = CONFIGS / f"{name}.yaml"
     if not file.is_file():
         known = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.yaml"))
         raise ConfigError(f"no config {name!r}; there are: {', '.join(known)}, or give a YAML file")
-    return file
+    try:
+        content = OmegaConf.load(file)
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, DictConfig):
+        raise ConfigError(f"{file}: a config must be a mapping of keys to values")
+    return content
 
 
 def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
@@ -58,24 +85,17 @@ def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
             raise ConfigError(f"extends: {' -> '.join([*seen, name])} goes in a circle")
         seen.append(name)
         try:
-            file = config_file(name if "/" in name else f"{recipe}/{name}")
+            layers.append(_plain(load_config(name if "/" in name else f"{recipe}/{name}")))
         except ConfigError as error:
             raise ConfigError(f"extends: {error}") from error
-        try:
-            layers.append(_plain(OmegaConf.load(file)))
-        except (OmegaConfBaseException, YAMLError, OSError) as error:
-            raise ConfigError(f"extends: {file}: {str(error).splitlines()[0]}") from error
     merged = layers.pop()
     while layers:
         merged = _merged(merged, layers.pop())
     return OmegaConf.create(merged)
 
 
-def _plain(cfg: Any) -> dict[str, Any]:
-    plain = OmegaConf.to_container(cfg, resolve=False)
-    if not isinstance(plain, dict):
-        raise ConfigError("extends: a config must be a mapping of keys to values")
-    return plain
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=False)
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@
     python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --iterations 1 -- collection.tasks_per_iteration=2
 
 Every run is `tune run loop_appworld` with its own rollout node, one after another; what follows ``--`` goes to all of
-them. A run that is complete is not repeated and one that was cut off goes on from its checkpoint, so the same command
-again finishes the rest, and makes the table of what there is.
+them (``rollout_node.launch=False rollout_node.url=URL``: all on one node, half a minute less for each). A run that is
+complete is not repeated and one that was cut off goes on from its checkpoint, so the same command again finishes the
+rest, and makes the table of what there is.
 
 All runs start from the same policy on the same world; a seed draws other tasks, samples and minibatches. The numbers
 are means over the first and the last five iterations of each run, then over seeds, with the 95 % interval of Student's
@@ -109,6 +110,7 @@ def numbers_of(run: Sequence[dict[str, Any]]) -> dict[str, float]:
     """What the table says about one run, from its metrics."""
     first, last = run[:WINDOW], run[-WINDOW:]
     numbers = {
+        "steps": sum(line["steps"] for line in run),
         "reward_first": statistics.fmean(line["reward"] for line in first),
         "reward_last": statistics.fmean(line["reward"] for line in last),
         "success_last": statistics.fmean(line["success"] for line in last),
@@ -119,30 +121,38 @@ def numbers_of(run: Sequence[dict[str, Any]]) -> dict[str, float]:
     return numbers
 
 
+@dataclass(frozen=True)
+class Column:
+    title: str
+    digits: int = 3
+    unit: str = "fraction"
+
+
 COLUMNS = {
-    "reward_first": "reward, first 5",
-    "reward_last": "reward, last 5",
-    "reward_gain": "gain",
-    "success_last": "success, last 5",
-    "dev_success": "dev success, greedy",
+    "steps": Column("optimizer steps", digits=0, unit="steps"),
+    "reward_first": Column("reward, first 5"),
+    "reward_last": Column("reward, last 5"),
+    "reward_gain": Column("gain"),
+    "success_last": Column("success, last 5"),
+    "dev_success": Column("dev success, greedy"),
 }
 
 
 def table(curves: dict[str, Curve]) -> tuple[str, list[dict[str, Any]]]:
     """The table in Markdown, and its numbers as rows {case, metric, value, unit}."""
-    head = ["algorithm", "seeds", *COLUMNS.values()]
+    head = ["algorithm", "seeds", *(column.title for column in COLUMNS.values())]
     lines, rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], []
     for name, curve in curves.items():
         cells = [curve.label, str(len(curve.runs))]
         per_run = [numbers_of(run) for run in curve.runs]
-        for key in COLUMNS:
+        for key, column in COLUMNS.items():
             values = [numbers[key] for numbers in per_run if key in numbers]
             if not values:
                 cells.append("-")
                 continue
             mean, half = interval(values)
-            cells.append(f"{mean:.3f}" if math.isnan(half) else f"{mean:.3f} ± {half:.3f}")
-            rows.append({"case": f"ours_{name} tiny", "metric": key, "value": round(mean, 4), "unit": "fraction"})
+            cells.append(" ± ".join(f"{value:.{column.digits}f}" for value in (mean, half) if not math.isnan(value)))
+            rows.append({"case": f"ours_{name} tiny", "metric": key, "value": round(mean, 4), "unit": column.unit})
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines), rows
 

@@ -26,7 +26,7 @@ def algorithms():
 def write_run(folder: Path, rewards: list[float]) -> None:
     folder.mkdir(parents=True)
     lines = [
-        {"iteration": i, "reward": reward, "success": reward / 2, "dataset": "made-up"}
+        {"iteration": i, "reward": reward, "success": reward / 2, "steps": 2, "dataset": "made-up"}
         for i, reward in enumerate(rewards, start=1)
     ]
     lines[-1]["dev_success"] = 0.25
@@ -41,7 +41,7 @@ def test_means_and_intervals_over_seeds(algorithms, tmp_path):
     text, rows = algorithms.table({"loop_token": curve})
     half = 4.303 * statistics.stdev(gains) / math.sqrt(3)
     assert f"| 0.300 ± {half:.3f} |" in text
-    assert "| LOOP | 3 | 0.200 ± 0.000 | 0.500 ± " in text
+    assert "| LOOP | 3 | 24 ± 0 | 0.200 ± 0.000 | 0.500 ± " in text
     assert text.splitlines()[-1].endswith("| 0.250 ± 0.000 |")
     assert {"case": "ours_loop_token tiny", "metric": "reward_gain", "value": 0.3, "unit": "fraction"} in rows
     assert {row["metric"] for row in rows} == set(algorithms.COLUMNS)
@@ -50,7 +50,7 @@ def test_means_and_intervals_over_seeds(algorithms, tmp_path):
 def test_one_seed_has_no_interval(algorithms, tmp_path):
     write_run(tmp_path / "run", [0.5])
     text, _ = algorithms.table({"rloo": Curve("RLOO", [read_metrics(tmp_path / "run")])})
-    assert text.splitlines()[-1] == "| RLOO | 1 | 0.500 | 0.500 | 0.000 | 0.250 | 0.250 |"
+    assert text.splitlines()[-1] == "| RLOO | 1 | 2 | 0.500 | 0.500 | 0.000 | 0.250 | 0.250 |"
 
 
 def test_complete_runs_are_not_repeated_and_fill_the_document(algorithms, tmp_path, monkeypatch, capsys):
@@ -62,7 +62,7 @@ def test_complete_runs_are_not_repeated_and_fill_the_document(algorithms, tmp_pa
     monkeypatch.setattr(sys, "argv", ["algorithms.py", *words.split()])
     algorithms.main()
     content = document.read_text()
-    assert "| GRPO | 1 | 0.200 |" in content
+    assert "| GRPO | 1 | 4 | 0.200 |" in content
     assert "old" not in content
     assert content.startswith("# Results\n")
     assert content.endswith("What it says.\n")

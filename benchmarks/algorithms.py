@@ -187,12 +187,14 @@ def picture(curves: dict[str, Curve], path: Path) -> None:
 
 
 def put_into(document: Path, text: str, image: Path) -> None:
-    """Replace what stands between the markers of ``document``; the picture goes beside it."""
+    """Replace what stands between the markers of ``document``; the picture goes into ``images`` beside it."""
     content = document.read_text()
     if BEGIN not in content or END not in content:
         sys.exit(f"algorithms: {document} lacks the lines {BEGIN} and {END}; put them where the table shall stand")
-    shutil.copyfile(image, document.with_name(image.name))
-    section = f"{BEGIN}\n{text}\n\n![Learning curves of the algorithms]({image.name})\n{END}"
+    images = document.with_name("images")
+    images.mkdir(exist_ok=True)
+    shutil.copyfile(image, images / image.name)
+    section = f"{BEGIN}\n{text}\n\n![learning curves of the algorithms](images/{image.name})\n{END}"
     document.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: section, content, flags=re.DOTALL))
 
 
@@ -202,6 +204,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=15)
+    parser.add_argument("--table-only", action="store_true", help="of the runs that are complete; train nothing")
     parser.add_argument("--run-deadline-s", type=float, default=5400.0)
     parser.add_argument("--docs", type=Path, help="put table and picture between the markers in this file")
     parser.add_argument("--json", type=Path, help="write the rows there")
@@ -210,7 +213,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("algorithms: stopped; the same command goes on"))
 
     failures = []
-    for seed in args.seeds:  # a seed of every algorithm first, so that a run cut short can be compared too
+    # A seed of every algorithm first, so that a run cut short can be compared too.
+    for seed in [] if args.table_only else args.seeds:
         for name in args.only:
             run = args.output / f"{name}-seed{seed}"
             if finished_iterations(run) >= args.iterations:

@@ -66,8 +66,17 @@ def test_complete_runs_are_not_repeated_and_fill_the_document(algorithms, tmp_pa
     assert "old" not in content
     assert content.startswith("# Results\n")
     assert content.endswith("What it says.\n")
-    assert (tmp_path / "algorithms.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "images/algorithms.png").read_bytes().startswith(b"\x89PNG")
     assert "done" not in capsys.readouterr().out
+
+
+def test_a_table_of_what_is_there_trains_nothing(algorithms, tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "runs/grpo-seed0", [0.1, 0.3])
+    monkeypatch.setattr(algorithms, "train", None)
+    words = f"--output {tmp_path}/runs --only loop_token grpo --seeds 0 1 --iterations 2 --table-only"
+    monkeypatch.setattr(sys, "argv", ["algorithms.py", *words.split()])
+    algorithms.main()
+    assert "| GRPO | 1 | 4 | 0.200 |" in capsys.readouterr().out
 
 
 def test_every_row_names_a_config_that_ships(algorithms):

@@ -174,11 +174,11 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> bool:
-    """False when the reader took nothing for so long that it must be given up."""
+    """False when the reader has gone, or took nothing for so long that it must be given up."""
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
             await response.write(data)
-    except TimeoutError:
+    except (TimeoutError, ConnectionResetError):
         return False
     return True
 

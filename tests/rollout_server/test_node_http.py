@@ -148,6 +148,21 @@ async def test_heartbeats_come_while_nothing_finishes(running, monkeypatch):
     assert progress[0].needed == 3
 
 
+async def test_a_reader_that_goes_away_is_no_error_of_the_node(running, monkeypatch, caplog):
+    monkeypatch.setattr("rollout_server.app.HEARTBEAT_S", 0.02)
+    running.vllm.delay = lambda body: 0.5
+    await running.call(running.client.start_collection, counter_request(rollouts_per_task=1))
+    parts = urllib.parse.urlsplit(running.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    path = "/v1/collections/c1/rollouts?after=0"
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: node\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    assert b" 200 " in await reader.readline()
+    writer.transport.abort()
+    _, end = await running.call(read_all, running.client, "c1")
+    assert end.reason == "complete"
+    assert [record.getMessage() for record in caplog.records if record.name == "aiohttp.server"] == []
+
+
 async def test_dropped_connections_neither_lose_nor_repeat(running):
     """A proxy between client and node cuts every connection after a few thousand bytes, at any byte of a line."""
     parts = urllib.parse.urlsplit(running.url)

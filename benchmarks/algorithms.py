@@ -5,9 +5,9 @@
     python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --iterations 1 -- collection.tasks_per_iteration=2
 
 Every run is `tune run loop_appworld` with its own rollout node, one after another; what follows ``--`` goes to all of
-them (``rollout_node.launch=False rollout_node.url=URL``: all on one node, half a minute less for each). A run that is
-complete is not repeated and one that was cut off goes on from its checkpoint, so the same command again finishes the
-rest, and makes the table of what there is.
+them (``rollout_node.launch=False rollout_node.url=URL``: all on one node, which starts once). A run that is complete is
+not repeated and one that was cut off goes on from its checkpoint, so the same command again finishes the rest, and
+makes the table of what there is.
 
 All runs start from the same policy on the same world; a seed draws other tasks, samples and minibatches. The numbers
 are means over the first and the last five iterations of each run, then over seeds, with the 95 % interval of Student's

@@ -3,7 +3,8 @@
 # make help   the other targets
 #
 # Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
-# pydantic 1). GPU=1 installs the CUDA builds into .venv instead of the CPU builds.
+# pydantic 1). GPU=1 installs the CUDA builds into .venv instead of the CPU builds. For the tests also .triton, whose
+# interpreter runs the GPU's kernels on a CPU.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -68,6 +69,11 @@ setup: .venv/.installed .venv-appworld/.installed ## install both environments (
 	.venv-appworld/bin/appworld install
 	@touch $@
 
+.triton/.installed: requirements/gpu.txt | .venv/bin/uv
+	@echo "==> installing triton into .triton"
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
+	@touch $@
+
 world: setup ## generate the synthetic world, if it is not there yet
 	.venv-appworld/bin/python appworld_adapter/worker/synthetic/generate.py --root $(WORLD)
 
@@ -84,7 +90,7 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
 	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
 
-test: world ## ruff, unit tests, then the tests that drive the real parts
+test: world .triton/.installed ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) --durations=15
 
@@ -109,4 +115,4 @@ lock: setup ## resolve requirements/*.in anew
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
 
 clean: ## remove environments, worlds and build leftovers; runs/ is kept
-	rm -rf .venv .venv-appworld worlds build dist ./*.egg-info
+	rm -rf .venv .venv-appworld .triton worlds build dist ./*.egg-info

@@ -124,7 +124,8 @@ class CutCrossEntropyLogProbs:
     """Apple's Cut Cross-Entropy (arXiv 2411.09009): logits live in on-chip memory only. CUDA; bf16 or fp16 only.
 
     The kernels' gradient filter, which skips blocks where softmax - onehot is small, is off: it would bias the ratios'
-    gradient. Log-probs are accumulated and returned in fp32.
+    gradient. The target's logit and the sums over the vocabulary are in fp32, which the package's own function does not
+    do (see cce_kernels.py). With a temperature other than 1 it is the hidden state that is divided, and rounded.
 
     Raises:
         ValueError: (on call) tensors not on CUDA, hidden states in fp32, or a head that wants a gradient.
@@ -139,7 +140,7 @@ class CutCrossEntropyLogProbs:
                 f"{hidden.device.type}; use TiledLogProbs"
             )
         try:
-            from cut_cross_entropy import linear_cross_entropy
+            from loop_recipes.cce_kernels import CutCrossEntropyFunction
         except ImportError as error:
             raise ImportError(
                 f"CutCrossEntropyLogProbs: {error}; install cut-cross-entropy and triton, or use TiledLogProbs"
@@ -147,9 +148,7 @@ class CutCrossEntropyLogProbs:
         if not len(hidden):
             return hidden.float().sum(-1)
         scaled = hidden if temperature == 1.0 else hidden / temperature
-        return -linear_cross_entropy(
-            scaled, weight.to(hidden.dtype), targets, reduction="none", filter_eps=None, impl="cce"
-        ).float()
+        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight.to(hidden.dtype), targets)
 
     def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
         """As :meth:`TiledLogProbs.entropy`; the kernels do not give it."""

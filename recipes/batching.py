@@ -32,6 +32,7 @@ class Sample:
         reward: the return of the episode.
         advantage: filled in once the group is complete.
         old_logprobs: [n], the learner's own log-probs under the sampling version, once recomputed.
+        entropy: [n], nats, of the whole distribution that each token was sampled from, where asked for.
         ref_logprobs: [n], log-probs under the reference policy, where the loss has a KL term.
         token_advantages: [n], where a critic gives each token its own advantage; they replace ``advantage``.
     """
@@ -46,6 +47,7 @@ class Sample:
     reward: float
     advantage: float = 0.0
     old_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
     ref_logprobs: Tensor | None = None
     token_advantages: Tensor | None = None
 

@@ -84,7 +84,8 @@ class UpdateConfig:
     """One iteration's update. ``minibatch_rollouts`` null takes one step per epoch on all rollouts with signal.
 
     ``loss_divisor`` is "mean" (over the rollouts of the minibatch, as the paper) or a constant (the authors' code: 32,
-    whatever the filter leaves). ``token_statistics`` keeps each token's log-prob, ratio and clip of every update for
+    whatever the filter leaves). ``exact_entropy`` gives the metric ``entropy``, for one more pass of the head where old
+    log-probs are recomputed. ``token_statistics`` keeps each token's log-prob, ratio and clip of every update for
     rollout-viewer, about 25 bytes a sampled token.
     """
 
@@ -95,6 +96,7 @@ class UpdateConfig:
     min_abs_advantage: float = 0.01
     loss_divisor: str | float = "mean"
     clip_grad_norm: float | None = 1.0
+    exact_entropy: bool = False
     token_statistics: bool = False
 
     def __post_init__(self) -> None:

@@ -111,6 +111,8 @@ class PolicyUpdate:
             kept = self._with_token_advantages(kept)
         recomputed = time.perf_counter()
         metrics = _signal_metrics(samples, kept) | gap_metrics(kept, self.gap)
+        if self.config.exact_entropy and kept:
+            metrics["entropy"] = torch.cat([sample.entropy for sample in kept]).double().mean().item()
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= self._train(kept, iteration) if kept else {"steps": 0}
         seconds = time.perf_counter() - recomputed
@@ -202,20 +204,25 @@ class PolicyUpdate:
     def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
         """Each token's log-prob under the version that sampled it, and under the base model if the loss has a KL term.
 
-        Dropout is off and the adapter of each version is put in for its tokens only.
+        Dropout is off and the adapter of each version is put in for its tokens only. The entropy there, if asked for,
+        comes out of the same pass.
         """
         needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
-        old = {sample.rollout_id: torch.zeros(len(sample.sampler_logprobs)) for sample in samples}
+        compute = self._logprobs_and_entropy if self.config.exact_entropy else self._logprobs
+        old: dict[str, Tensor] = {}
         for other in needed:
             of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
             if other == version:
-                logprobs = self._per_token(of_version, self._logprobs)
+                computed = self._per_token(of_version, compute)
             else:
                 with self.versions.active(other):
-                    logprobs = self._per_token(of_version, self._logprobs)
+                    computed = self._per_token(of_version, compute)
             for sample in of_version:
-                mine = sample.policy_versions == other
-                old[sample.rollout_id][mine] = logprobs[sample.rollout_id][mine]
+                mine, values = sample.policy_versions == other, computed[sample.rollout_id]
+                old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
+        if self.config.exact_entropy:
+            samples = [replace(sample, entropy=old[sample.rollout_id][:, 1]) for sample in samples]
+            old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
         samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
         if not self.loss.needs_reference:
             return samples
@@ -231,20 +238,27 @@ class PolicyUpdate:
     def _logprobs(self, batch: MicroBatch) -> Tensor:
         return self.model(**batch.inputs())
 
+    def _logprobs_and_entropy(self, batch: MicroBatch) -> Tensor:
+        outputs = self.model(**batch.inputs(), with_entropy=True)
+        return torch.stack([outputs.logprobs, outputs.entropy], dim=1)
+
     def _values(self, batch: MicroBatch) -> Tensor:
         return self.critic(self.model(**batch.inputs(), with_hidden=True).hidden)
 
     @torch.no_grad()
     def _per_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> dict[str, Tensor]:
-        """``compute`` gives [n] for a micro-batch; here all ranks together do it for all samples, for every rank."""
+        """``compute`` gives [n] or [n, k] for a micro-batch; here all ranks do it for all samples, for every rank."""
+        if not samples:
+            return {}
         self.model.eval()
         counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
-        joined = torch.zeros(sum(counts.values()))
-        views = dict(zip(counts, joined.split(list(counts.values())), strict=True))
+        parts: dict[str, Tensor] = {}
         for batch in self._micro_batches(samples, "recomputing"):
-            for rollout_id, values in batch.split(compute(batch).cpu()).items():
-                views[rollout_id].copy_(values)
-        # Every other rank left zeros in a rollout's place, so the sum is exact.
+            computed = compute(batch).cpu()
+            parts |= batch.split(computed)
+        for rollout_id in counts.keys() - parts.keys():  # another rank's; zeros here, so that the sum is exact
+            parts[rollout_id] = computed.new_zeros(counts[rollout_id], *computed.shape[1:])
+        joined = torch.cat([parts[rollout_id] for rollout_id in counts])
         return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
 
     def _train(self, samples: list[Sample], iteration: int) -> dict[str, Any]:

@@ -57,6 +57,8 @@ METRICS: dict[str, str] = {
     "reference_kl": "mean KL term against the base model, where the loss has one",
     "value_loss": "mean squared error of the critic's values, where there is a critic",
     "entropy_estimate": "mean of -log p over sampled tokens, as the sampler reported it",
+    "entropy": "mean over kept tokens of the entropy of the distribution they were sampled from, exact; only with "
+    "update.exact_entropy",
     "gap_mean": "mean over kept tokens of abs(sampler log-prob - learner log-prob)",
     "gap_p99": "its 99th percentile",
     "gap_max": "its maximum",

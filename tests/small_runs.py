@@ -168,7 +168,7 @@ def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **change
         "log_probs": {"_component_": "loop_recipes.logprobs.TiledLogProbs"},
         "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
         "lr_scheduler": {"_component_": "loop_recipes.lr_schedules.linear_with_warmup", "num_warmup_steps": 2},
-        "update": {"epochs": 2, "minibatch_rollouts": 4, "micro_batch_tokens": 150},
+        "update": {"epochs": 2, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "exact_entropy": True},
         "max_iterations": iterations,
     }
     file = folder / "config.yaml"

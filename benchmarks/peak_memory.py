@@ -27,5 +27,8 @@ class PeakMemory:
             self.before = _resident_bytes("VmRSS")
 
     def rise_mib(self) -> float:
-        peak = torch.cuda.max_memory_allocated() if self.cuda else _resident_bytes("VmHWM")
-        return (peak - self.before) / MIB
+        return self.peak_mib() - self.before / MIB
+
+    def peak_mib(self) -> float:
+        """What was there at construction included."""
+        return (torch.cuda.max_memory_allocated() if self.cuda else _resident_bytes("VmHWM")) / MIB

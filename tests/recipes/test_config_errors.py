@@ -172,3 +172,11 @@ def test_a_config_that_cannot_be_read_is_one_line_of_its_recipe(tmp_path, monkey
     with pytest.raises(SystemExit, match=f"^{recipe}: .*{message}") as caught:
         import_module(f"loop_recipes.{recipe}").recipe_main()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["seed", "--seed=1", "extends=a=b", "-seed"])
+def test_a_word_that_is_no_override_is_one_line(monkeypatch, word):
+    words = ["--config", "loop_appworld/tiny_cpu", "~seed", word]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/loop_appworld.py", *words])
+    with pytest.raises(SystemExit, match=rf"^loop_appworld: '{word}' is not understood; .* come key=value"):
+        import_module("loop_recipes.loop_appworld").recipe_main()

@@ -3,8 +3,8 @@
 # make help   the other targets
 #
 # Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
-# pydantic 1). GPU=1 installs the CUDA builds into .venv instead of the CPU builds. For the tests also .triton, whose
-# interpreter runs the GPU's kernels on a CPU.
+# pydantic 1). GPU=1 installs the CUDA builds into .venv instead of the CPU builds. Without a GPU the tests also
+# need .triton, whose interpreter runs the GPU's kernels on a CPU.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -90,7 +90,7 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
 	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
 
-test: world .triton/.installed ## ruff, unit tests, then the tests that drive the real parts
+test: world $(if $(GPU),,.triton/.installed) ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) --durations=15
 

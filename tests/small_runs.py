@@ -9,11 +9,12 @@ from typing import Any
 
 import random_policy
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 
+from loop_recipes.loop_appworld import LoopAppWorldRecipe
 from rollout_server.record import Rollout, Turn
 
 
@@ -174,6 +175,16 @@ def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **change
     file = folder / "config.yaml"
     OmegaConf.save(OmegaConf.create(config | changes), file)
     return file
+
+
+def train(cfg: DictConfig) -> None:
+    """The recipe from start to end, in this process."""
+    recipe = LoopAppWorldRecipe(cfg)
+    try:
+        recipe.setup(cfg)
+        recipe.train()
+    finally:
+        recipe.cleanup()
 
 
 @dataclass(frozen=True)

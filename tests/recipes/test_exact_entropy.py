@@ -5,11 +5,10 @@ import json
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_runs import replay_config
+from small_runs import replay_config, train
 from transformers import AutoModelForCausalLM
 
 from loop_recipes.advantages import LeaveOneOut
-from loop_recipes.loop_appworld import LoopAppWorldRecipe
 
 
 def entropy_by_hand(folder, iteration):
@@ -33,12 +32,7 @@ def test_it_is_that_of_the_policy_that_sampled(tmp_path):
     """A fresh adapter changes nothing, so version 0 is the base model; the second iteration trains on it too."""
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=2, stale_by=1))
     cfg.collection.max_policy_lag = 1
-    recipe = LoopAppWorldRecipe(cfg)
-    try:
-        recipe.setup(cfg)
-        recipe.train()
-    finally:
-        recipe.cleanup()
+    train(cfg)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["policy_lag"] for line in lines] == [0, 1]
     for line in lines:

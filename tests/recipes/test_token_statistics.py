@@ -7,10 +7,9 @@ import pytest
 import torch
 from learner_cases import make_samples
 from omegaconf import OmegaConf
-from small_runs import replay_config
+from small_runs import replay_config, train
 
 from loop_recipes.batching import micro_batches
-from loop_recipes.loop_appworld import LoopAppWorldRecipe
 from loop_recipes.losses import ClippedPolicyLoss
 from loop_recipes.token_statistics import TokenStatistics
 from rollout_server.viewer.run_data import RunData
@@ -59,12 +58,7 @@ def test_the_viewer_shows_what_a_run_kept(tmp_path):
     """Every rollout that was trained on, with one value per sampled token, that agrees with the metrics."""
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
     cfg["update"]["token_statistics"] = True
-    recipe = LoopAppWorldRecipe(cfg)
-    try:
-        recipe.setup(cfg)
-        recipe.train()
-    finally:
-        recipe.cleanup()
+    train(cfg)
     (tmp_path / "run/node").mkdir()
     (tmp_path / "logs").rename(tmp_path / "run/node/collections")
     run = RunData(tmp_path / "run", tmp_path / "base")

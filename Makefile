@@ -103,7 +103,7 @@ unit: world ## only the fast tests
 lint: setup ## ruff: lint and format
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
-warm-start: world ## build recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
+warm-start: world ## build recipes/loop_recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
 	OMP_NUM_THREADS=2 .venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
 
 appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld

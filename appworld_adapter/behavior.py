@@ -7,8 +7,9 @@ the paper leaves open is decided here once:
 - A turn counts in "number of turns" when the environment answered it ("agent submissions followed by environment
   responses"); the per-turn shares divide by that number and only look at those turns. Counts of text (code
   characters, `show_api_doc`, assume, dummy) look at every agent turn, answered or not.
-- A code block is what the adapter runs as one (appworld_adapter.extraction): fenced, marked python or py, a last block
-  that was cut off before its closing fence included; the line breaks at its two ends are not counted as characters.
+- A code block is what the adapter runs as one (agent_environments.extraction): fenced, marked python or py, a last
+  block that was cut off before its closing fence included; the line breaks at its two ends are not counted as
+  characters.
 - An endpoint is attempted where a block names `apis.<app>.<api>`, whether it is called on the spot or handed on.
 - Strings are counted as the paper writes them: lower case, `assumed` once, `assumes` as an occurrence of `assume`.
 """
@@ -19,8 +20,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from appworld_adapter.extraction import code_blocks
-from appworld_adapter.observation import FAILURE_HEAD
+from agent_environments.extraction import code_blocks
+from agent_environments.observation import FAILURE_HEAD
 
 _ENDPOINT = re.compile(r"\bapis\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _SHOW_API_DOC = re.compile(r"\bapis\.api_docs\.show_api_doc\s*\(")

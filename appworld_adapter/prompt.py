@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from appworld_adapter.environment import Message, Role
+from agent_environments.protocol import Message, Role
 
 PROMPT_FOLDER = Path(__file__).resolve().parent / "prompts"
 TASK_MESSAGE_HEAD = "Using these APIs, now generate code to solve the actual task:\n\n"

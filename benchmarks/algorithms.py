@@ -34,7 +34,7 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
-from loop_recipes.plots import Curve, draw, read_metrics
+from loop_recipes.plots.curves import Curve, draw, read_metrics
 
 BEGIN, END = "<!-- algorithms: begin -->", "<!-- algorithms: end -->"
 WINDOW = 5
@@ -61,7 +61,7 @@ ALGORITHMS = {
     "grpo_no_kl": Algorithm("GRPO no KL", "grpo_no_kl"),
     # The paper's ten iterations of critic warm-up are a twentieth of its run.
     "ppo_critic": Algorithm("PPO (critic)", "ppo_critic", ("critic.warmup_iterations={twentieth}",)),
-    "shuffled": Algorithm("shuffled (control)", "tiny_cpu", ("advantage=loop_recipes.advantages.Shuffled",)),
+    "shuffled": Algorithm("shuffled (control)", "tiny_cpu", ("advantage=loop_recipes.learner.advantages.Shuffled",)),
 }
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appworld_adapter.environment import create_pool
+from agent_environments.protocol import create_pool
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")

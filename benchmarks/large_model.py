@@ -25,14 +25,14 @@ import torch
 from peak_memory import PeakMemory
 from torch import nn
 
-import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
-from loop_recipes.advantages import LeaveOneOut
-from loop_recipes.batching import Sample
-from loop_recipes.config_files import extended, load_config
-from loop_recipes.config_schema import build, read_config
-from loop_recipes.logprobs import CutCrossEntropyLogProbs, FullLogProbs, Head, TiledLogProbs, attach_head
-from loop_recipes.loop_config import DTYPES, LoopConfig
-from loop_recipes.model_setup import (
+import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
+from loop_recipes.config.files import extended, load_config
+from loop_recipes.config.loop_config import DTYPES, LoopConfig
+from loop_recipes.config.schema import build, read_config
+from loop_recipes.learner.advantages import LeaveOneOut
+from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, FullLogProbs, Head, TiledLogProbs, attach_head
+from loop_recipes.learner.model import (
     AdapterVersions,
     adapter_parameters,
     local_part,
@@ -40,8 +40,8 @@ from loop_recipes.model_setup import (
     new_adapter,
     place_model,
 )
-from loop_recipes.policy_update import PolicyUpdate
-from loop_recipes.process_group import destroy_process_group, init_process_group
+from loop_recipes.learner.policy_update import PolicyUpdate
+from loop_recipes.learner.process_group import destroy_process_group, init_process_group
 
 HEADS: dict[str, Head] = {"cce": CutCrossEntropyLogProbs(), "tiled": TiledLogProbs(), "full": FullLogProbs()}
 UNITS = {

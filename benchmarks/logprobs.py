@@ -27,7 +27,7 @@ from peak_memory import PeakMemory
 from torch import Tensor
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
-from loop_recipes.logprobs import CutCrossEntropyLogProbs, TiledLogProbs
+from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, TiledLogProbs
 
 TRL_VERSION = "1.16.0"
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -32,17 +32,16 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from random_policy import write_adapter, write_model
-
-from appworld_adapter.counter import CounterPool
+from agent_environments.counter import CounterPool
+from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import RolloutClient
-from rollout_server.collection import CollectionRequest, Limits
+from rollout_server.collecting.episode import derive_seed
+from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.episode import derive_seed
-from rollout_server.launch import NodeProcess
-from rollout_server.record import Rollout
-from rollout_server.tokens import ChatTokens
-from rollout_server.vllm_server import ServerGroup, VllmServer, parse_metrics
+from rollout_server.inference.server import ServerGroup, VllmServer, parse_metrics
+from rollout_server.node_process import NodeProcess
+from rollout_server.rollout import Rollout
+from support.random_policy import write_adapter, write_model
 
 TOKEN = "benchmark"
 ROLLOUTS, TURNS, TOKENS, CONTEXT = 2, 6, 16, 2000

@@ -7,7 +7,7 @@ depend on how many slots are in use, so what is shown is the effect of order and
 
 - ``synchronous``: task by task, and all 240 are waited for.
 - ``authors``: task by task, stop at 4 rollouts of each task and 90 % of all (the order of the paper's authors).
-- ``ours``: rollout_server.collector.Collector, the class that runs in the node, with the same floors.
+- ``ours``: rollout_server.collecting.collector.Collector, the class that runs in the node, with the same floors.
 
 Durations: ``long_tailed`` is log-normal, median 60 s, with a factor per task (sigma 0.5) times one per rollout (sigma
 0.7). ``measured`` draws tasks, and rollouts of them, from the log files given with --rollouts. With ``stuck``, 2 % of
@@ -31,8 +31,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout_server.collection import CollectionRequest
-from rollout_server.collector import Collector, EpisodeKey
+from rollout_server.collecting.collector import Collector, EpisodeKey
+from rollout_server.collection_request import CollectionRequest
 
 TASKS, ROLLOUTS, FLOOR, FRACTION = 40, 6, 4, 0.9
 SLOTS = (32, 64, 128, 240)

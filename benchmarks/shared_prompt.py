@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from loop_recipes.collection_source import read_log
-from loop_recipes.policy_update import minibatches
+from loop_recipes.collecting.source import read_log
+from loop_recipes.learner.policy_update import minibatches
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save_file
 
-import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
-from appworld_adapter.environment import UnknownTask
-from appworld_adapter.tasks import difficulty_of
-from loop_recipes.config_files import parse
-from loop_recipes.config_schema import ConfigError
-from loop_recipes.eval_collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
-from loop_recipes.eval_config import EvalConfig, PolicyUnderTest, child_node_config, find_policies, read_eval_config
-from loop_recipes.eval_endpoint import EndpointEpisodes
-from loop_recipes.eval_experiments import MissingState, write_experiments
-from loop_recipes.eval_report import (
+import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
+from agent_environments.protocol import UnknownTask
+from appworld_adapter.dataset import difficulty_of
+from loop_recipes.config.files import parse
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.evaluation.appworld_layout import MissingState, write_experiments
+from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
+from loop_recipes.evaluation.config import (
+    EvalConfig,
+    PolicyUnderTest,
+    child_node_config,
+    find_policies,
+    read_eval_config,
+)
+from loop_recipes.evaluation.endpoint import EndpointEpisodes
+from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
     package_versions,
@@ -38,10 +44,10 @@ from loop_recipes.eval_report import (
     terminal_table,
     write_report,
 )
-from loop_recipes.eval_scores import TaskResult
-from rollout_server.adapter_check import BaseModel
+from loop_recipes.evaluation.scores import TaskResult
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.launch import NodeDied, NodeProcess
+from rollout_server.node_process import NodeDied, NodeProcess
+from rollout_server.policies.adapter_check import BaseModel
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState, UnknownTask)
 
@@ -61,7 +67,7 @@ class EvalAppWorldRecipe:
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
-            :class:`~loop_recipes.eval_config.EvalConfig`.
+            :class:`~loop_recipes.evaluation.config.EvalConfig`.
 
     Raises:
         ConfigError: anything wrong with the config or what it names, before any work begins.

@@ -20,10 +20,9 @@ from torch import Tensor
 from torchtune import training, utils
 from torchtune.recipe_interfaces import FTRecipeInterface
 
-import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
-from loop_recipes.batching import Sample
-from loop_recipes.collection_plan import CollectionPlan, run_name
-from loop_recipes.collection_source import (
+import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
+from loop_recipes.collecting.plan import CollectionPlan, run_name
+from loop_recipes.collecting.source import (
     SOURCE_ERRORS,
     CollectionSource,
     StopRequested,
@@ -31,35 +30,11 @@ from loop_recipes.collection_source import (
     collect,
     open_source,
 )
-from loop_recipes.config_files import extended, parse
-from loop_recipes.config_schema import ConfigError, build
-from loop_recipes.logprobs import attach_head
-from loop_recipes.loop_config import DTYPES, LoopConfig, read_loop_config
-from loop_recipes.model_setup import (
-    AdapterVersions,
-    adapter_parameters,
-    check_adapter,
-    check_shapes,
-    full_tensor,
-    meta_model,
-    new_adapter,
-    place_critic,
-    place_model,
-)
-from loop_recipes.peft_export import export_adapter, read_adapter
-from loop_recipes.policy_update import NonFiniteLoss, PolicyUpdate
-from loop_recipes.process_group import (
-    RemoteError,
-    any_rank,
-    destroy_process_group,
-    gather_bytes,
-    init_process_group,
-    leave,
-    on_main_rank,
-)
-from loop_recipes.run_metrics import RunMetrics, rollout_metrics, summary_line
-from loop_recipes.token_statistics import TokenStatistics
-from loop_recipes.training_state import (
+from loop_recipes.config.files import extended, parse
+from loop_recipes.config.loop_config import DTYPES, LoopConfig, read_loop_config
+from loop_recipes.config.schema import ConfigError, build
+from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.checkpoint import (
     TrainingState,
     generator_states,
     latest_checkpoint,
@@ -71,8 +46,33 @@ from loop_recipes.training_state import (
     restore_optimizer,
     save_training_state,
 )
-from rollout_server.collection import CollectionRequest
-from rollout_server.record import Rollout
+from loop_recipes.learner.logprobs import attach_head
+from loop_recipes.learner.model import (
+    AdapterVersions,
+    adapter_parameters,
+    check_adapter,
+    check_shapes,
+    full_tensor,
+    meta_model,
+    new_adapter,
+    place_critic,
+    place_model,
+)
+from loop_recipes.learner.peft_export import export_adapter, read_adapter
+from loop_recipes.learner.policy_update import NonFiniteLoss, PolicyUpdate
+from loop_recipes.learner.process_group import (
+    RemoteError,
+    any_rank,
+    destroy_process_group,
+    gather_bytes,
+    init_process_group,
+    leave,
+    on_main_rank,
+)
+from loop_recipes.learner.run_metrics import RunMetrics, rollout_metrics, summary_line
+from loop_recipes.learner.token_statistics import TokenStatistics
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.rollout import Rollout
 
 FP16_LOSS_SCALE = 2.0**16
 
@@ -100,7 +100,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
-            :class:`~loop_recipes.loop_config.LoopConfig`.
+            :class:`~loop_recipes.config.loop_config.LoopConfig`.
 
     Raises:
         ConfigError: anything wrong with the config or what it names, before any work begins.

@@ -23,16 +23,16 @@ from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import appworld_adapter
-import loop_recipes.paths  # noqa: F401 - registers the resolvers that configs use
-from appworld_adapter.environment import create_pool
-from appworld_adapter.tasks import load_split
-from appworld_adapter.worker.synthetic.flaws import FLAWS
-from loop_recipes import demonstrations, tiny_model, tiny_tokenizer
-from loop_recipes.config_files import parse
-from loop_recipes.config_schema import ConfigError, read_config
-from loop_recipes.logprobs import FullLogProbs, attach_head
-from loop_recipes.sft_batches import Batch, collate, copy_batches, demonstration_batches
-from rollout_server.tokens import ChatTokens
+import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
+from agent_environments.protocol import create_pool
+from appworld_adapter.dataset import load_split
+from appworld_adapter.flaws import FLAWS
+from loop_recipes.config.files import parse
+from loop_recipes.config.schema import ConfigError, read_config
+from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_recipes.warm_start import demonstrations, tiny_model, tiny_tokenizer
+from loop_recipes.warm_start.batches import Batch, collate, copy_batches, demonstration_batches
+from rollout_server.chat_tokens import ChatTokens
 
 GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "generate.py"
 PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
@@ -76,7 +76,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """See :class:`loop_recipes.tiny_model.Architecture`; ``sharpness`` is that of its look-back start."""
+    """See :class:`loop_recipes.warm_start.tiny_model.Architecture`; ``sharpness`` is that of its look-back start."""
 
     num_layers: int
     num_heads: int
@@ -186,7 +186,10 @@ class SFTAppWorldRecipe:
         for part in (self.config.demonstrations, self.config.tokenizer):
             digest.update(json.dumps(asdict(part)).encode())
         digest.update(json.dumps(self.config.environment, sort_keys=True).encode())
-        for source in (PROMPTS / f"{self.config.environment['config']['prompt']}.txt", GENERATOR.parent / "flaws.py"):
+        for source in (
+            PROMPTS / f"{self.config.environment['config']['prompt']}.txt",
+            Path(appworld_adapter.__file__).with_name("flaws.py"),
+        ):
             digest.update(source.read_bytes())
         return digest.hexdigest()
 

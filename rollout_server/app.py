@@ -13,13 +13,13 @@ from typing import Any
 
 from aiohttp import BodyPartReader, web
 
-from rollout_server.adapter_check import ADAPTER_FILES, MAX_CONFIG_BYTES, WEIGHTS_FILE, AdapterError
-from rollout_server.collection import CollectionRequest
-from rollout_server.collection_run import CollectionRun
+from rollout_server.collecting.run import CollectionRun
+from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import ConfigError
+from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
-from rollout_server.policies import UnknownPolicy
-from rollout_server.router import ServerUnavailable
+from rollout_server.policies.adapter_check import ADAPTER_FILES, MAX_CONFIG_BYTES, WEIGHTS_FILE, AdapterError
+from rollout_server.policies.store import UnknownPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_server.collection import CollectionEnd, CollectionRequest, Progress
-from rollout_server.record import Rollout
+from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
+from rollout_server.rollout import Rollout
 
 RETRY_PAUSE_S = 1.0
 STREAM_TIMEOUT_S = 60.0

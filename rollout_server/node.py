@@ -16,17 +16,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from appworld_adapter.environment import UnknownTask, create_pool
-from rollout_server.collection import CollectionRequest
-from rollout_server.collection_run import CollectionRun, StoredCollection
+from agent_environments.protocol import UnknownTask, create_pool
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.episode import EpisodeServices
+from rollout_server.collecting.run import CollectionRun, StoredCollection
+from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import ConfigError, NodeConfig
-from rollout_server.episode import EpisodeServices
-from rollout_server.merged_policies import MergedPolicyStore
+from rollout_server.inference.router import Router
+from rollout_server.inference.server import ServerGroup
 from rollout_server.metrics import NodeMetrics
-from rollout_server.policies import PolicyStore, UnknownPolicy
-from rollout_server.router import Router
-from rollout_server.tokens import ChatTokens
-from rollout_server.vllm_server import ServerGroup
+from rollout_server.policies.merged import MergedPolicyStore
+from rollout_server.policies.store import PolicyStore, UnknownPolicy
 
 logger = logging.getLogger(__name__)
 

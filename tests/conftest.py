@@ -8,7 +8,10 @@ import pytest
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random policy, ``model``, and two adapters for it, ``adapter0`` and ``adapter1``."""
-    from random_policy import write_adapter, write_model  # imports torch, which most sessions of one test do without
+    from support.random_policy import (  # imports torch, which most sessions of one test do without
+        write_adapter,
+        write_model,
+    )
 
     folder = tmp_path_factory.mktemp("policy")
     write_model(folder / "model")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from random_policy import write_adapter, write_model
 
-from rollout_server import process_guard
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.vllm_command import server_command, server_environment
-from rollout_server.vllm_server import free_port
+from rollout_server.inference import process_guard
+from rollout_server.inference.command import server_command, server_environment
+from rollout_server.inference.server import free_port
+from support.random_policy import write_adapter, write_model
 
 START_DEADLINE_S = 240.0
 MAX_CONTEXT = 2048

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from adapter_attacks import ATTACKS, HANGS
-from adapter_support import (
+
+from agent_environments.protocol import EnvironmentTimeout
+from support.adapter_attacks import ATTACKS, HANGS
+from support.adapter_support import (
     ROOT,
     fenced,
     honest_code,
@@ -28,8 +30,6 @@ from adapter_support import (
     processes,
     volume_task,
 )
-
-from appworld_adapter.environment import EnvironmentTimeout
 
 pytestmark = [pytest.mark.integration, needs_world]
 

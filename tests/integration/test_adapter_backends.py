@@ -11,7 +11,8 @@ import re
 
 import pytest
 import pytest_asyncio
-from adapter_support import (
+
+from support.adapter_support import (
     ROOT,
     SPLITS,
     database_writing_code,

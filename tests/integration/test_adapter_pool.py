@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from adapter_support import (
+
+from agent_environments.protocol import (
+    Environment,
+    EnvironmentCrashed,
+    EnvironmentPool,
+    EnvironmentTimeout,
+    UnknownTask,
+)
+from support.adapter_support import (
     PYTHON,
     REPOSITORY,
     ROOT,
@@ -26,14 +34,6 @@ from adapter_support import (
     play,
     processes,
     volume_task,
-)
-
-from appworld_adapter.environment import (
-    Environment,
-    EnvironmentCrashed,
-    EnvironmentPool,
-    EnvironmentTimeout,
-    UnknownTask,
 )
 
 pytestmark = [pytest.mark.integration, needs_world]
@@ -250,7 +250,7 @@ async def test_a_cancelled_step_leaves_nothing(pool):
 OWNER = """
 import asyncio, json, sys, time
 sys.path.insert(0, {tests!r})
-from adapter_support import fenced, make_pool, volume_task
+from support.adapter_support import fenced, make_pool, volume_task
 async def main():
     pool = make_pool(max_worlds=2, experiments_root={base!r})
     await pool.open()
@@ -265,7 +265,7 @@ asyncio.run(main())
 
 def test_nothing_outlives_a_killed_owner(tmp_path_factory):
     base = tmp_path_factory.mktemp("b")
-    program = OWNER.format(tests=str(Path(__file__).parent), base=str(base))
+    program = OWNER.format(tests=str(Path(__file__).parents[1]), base=str(base))
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY)
     assert owner.stdout is not None
     folder = Path(json.loads(owner.stdout.readline()))
@@ -278,7 +278,7 @@ def test_nothing_outlives_a_killed_owner(tmp_path_factory):
         time.sleep(0.1)
     assert processes(str(folder)) == {}
     # The folder goes when the next pool opens there, if not before.
-    from appworld_adapter.run_folder import RunFolder
+    from appworld_adapter.pool.run_folder import RunFolder
 
     fresh = RunFolder.create(str(base), ROOT, keep=False)
     assert not folder.exists()

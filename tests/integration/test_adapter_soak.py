@@ -16,10 +16,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from adapter_support import make_pool, needs_world, no_op_reward, play, processes, solution_steps
-from test_adapter_pool import episode_processes
 
-from appworld_adapter.environment import EnvironmentFault
+from agent_environments.protocol import EnvironmentFault
+from integration.test_adapter_pool import episode_processes
+from support.adapter_support import make_pool, needs_world, no_op_reward, play, processes, solution_steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill, needs_world, pytest.mark.timeout(3600)]
 

@@ -16,15 +16,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_vllm import FakeVllm
 from omegaconf import OmegaConf
-from random_policy import write_adapter, write_model
 
-from appworld_adapter.tasks import load_split
-from loop_recipes.eval_appworld import EvalAppWorldRecipe
-from loop_recipes.eval_config import find_policies, read_eval_config
+from appworld_adapter.dataset import load_split
+from eval_appworld import EvalAppWorldRecipe
+from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.paths import loop_home
-from rollout_server.tokens import ChatTokens
+from rollout_server.chat_tokens import ChatTokens
+from support.fake_vllm import FakeVllm
+from support.random_policy import write_adapter, write_model
 
 pytestmark = pytest.mark.integration
 

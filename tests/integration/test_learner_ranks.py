@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "learner_ranks.py"
+SCRIPT = Path(__file__).parents[1] / "support/learner_ranks.py"
 
 
 @pytest.mark.integration
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "learner_ranks.py"
 def test_ranks_equal_one_process(ranks):
     """Tied and untied heads, padded and packed, with and without activation checkpointing; of two, one idles once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     worst = json.loads(done.stdout.strip().splitlines()[-1])

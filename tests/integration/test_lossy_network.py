@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_jobs import CHECKOUT, SMALL, metrics
-from two_networks import LossyLink, address, inside, missing_for_networks
+
+from support.small_jobs import CHECKOUT, SMALL, metrics
+from support.two_networks import LossyLink, address, inside, missing_for_networks
 
 pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(600)]
 HOSTS = ("loopwest", "loopeast")
@@ -35,7 +36,7 @@ def link() -> Iterator[LossyLink]:
 def test_a_run_over_a_bad_network_completes_and_says_so(link, tmp_path):
     run = tmp_path / "run"
     config = ["--config", "loop_appworld/tiny_cpu", f"output_dir={run}", *SMALL]
-    node = [f"{sys.executable}", "-m", "loop_recipes.loop_launch", "rollout-node", *config]
+    node = [f"{sys.executable}", "-m", "loop_recipes.launch.cli", "rollout-node", *config]
     trainer = [str(CHECKOUT / ".venv/bin/tune"), "run", "loop_appworld", *config]
     started = []
     try:

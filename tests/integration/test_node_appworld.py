@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from counter_node import counter_request, local_node, wait_until
 
-from rollout_server.collection import Limits
-from rollout_server.process_guard import descendants
+from rollout_server.collection_request import Limits
+from rollout_server.inference.process_guard import descendants
+from support.counter_node import counter_request, local_node, wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("APPWORLD_PYTHON", CHECKOUT / ".venv-appworld" / "bin" / "python"))

@@ -17,14 +17,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from adapter_support import PYTHON, ROOT, needs_world
-from random_policy import write_adapter, write_model
-from test_node_vllm import TOKEN, Reader, is_alive, largest_gap, request
 
+from integration.test_node_vllm import TOKEN, Reader, is_alive, largest_gap, request
 from rollout_server.client import CollectionFailed, RolloutClient
-from rollout_server.collection import Limits
-from rollout_server.launch import NodeProcess
-from rollout_server.process_guard import descendants
+from rollout_server.collection_request import Limits
+from rollout_server.inference.process_guard import descendants
+from rollout_server.node_process import NodeProcess
+from support.adapter_support import PYTHON, ROOT, needs_world
+from support.random_policy import write_adapter, write_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill, pytest.mark.timeout(1800), needs_world]
 

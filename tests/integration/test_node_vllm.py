@@ -13,13 +13,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from random_policy import reference_logprobs
 
 from rollout_server.client import RolloutClient
-from rollout_server.collection import CollectionRequest, Limits
-from rollout_server.launch import NodeDied, NodeProcess
-from rollout_server.process_guard import descendants
-from rollout_server.record import Rollout
+from rollout_server.collection_request import CollectionRequest, Limits
+from rollout_server.inference.process_guard import descendants
+from rollout_server.node_process import NodeDied, NodeProcess
+from rollout_server.rollout import Rollout
+from support.random_policy import reference_logprobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -224,7 +224,7 @@ def test_nothing_outlives_a_killed_owner(shared_vllm, tmp_path):
     config = shared_vllm.node_config(tmp_path / "node", servers={"count": 1, "kv_cache_bytes": 128 << 20})
     script = f"""
 import time
-from rollout_server.launch import NodeProcess
+from rollout_server.node_process import NodeProcess
 NodeProcess({config!r}, {str(tmp_path)!r}, "secret").start()
 time.sleep(600)
 """

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 CHECKOUT = Path(__file__).parents[2]
-RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld", "compare_evals")
+RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld")
 LEFT_OUT_ON_PURPOSE = {"torchaudio", "torchcodec", "torchvision", "triton"}
 
 
@@ -50,11 +50,14 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
     wheel = tmp_path / built.stdout.splitlines()[-1]
     names = set(zipfile.ZipFile(wheel).namelist())
     assert not any(name.startswith("recipes/") for name in names), "would overwrite torchtune's own recipes package"
-    assert {"loop_recipes/loop_appworld.py", "loop_recipes/configs/loop_appworld/tiny_cpu.yaml"} <= names
+    assert {
+        "loop_recipes/recipes/loop_appworld.py",
+        "loop_recipes/recipes/configs/loop_appworld/tiny_cpu.yaml",
+    } <= names
     assert "loop_recipes/tiny_policy/model.safetensors" in names
     assert "appworld_adapter/worker/synthetic/generate.py" in names
-    assert {"rollout_server/viewer/cli.py", "rollout_server/viewer/static/index.html"} <= names
-    assert {f"rollout_server/viewer/static/vendor/{name}" for name in ("uplot.js", "htm-preact.js")} <= names
+    assert {"loop_recipes/viewer/cli.py", "loop_recipes/viewer/static/index.html"} <= names
+    assert {f"loop_recipes/viewer/static/vendor/{name}" for name in ("uplot.js", "htm-preact.js")} <= names
 
     # A fresh environment that sees this one's packages but not the editable install of the checkout.
     venv.create(tmp_path / "venv", symlinks=True)

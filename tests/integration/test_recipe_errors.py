@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import launched_node, replay_config
 
 from loop_recipes.paths import loop_home
+from support.small_runs import launched_node, replay_config
 
 pytestmark = pytest.mark.integration
 MARK = "LOOP_TEST_OF_ERRORS"

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import launched_node, replay_config
+
+from support.small_runs import launched_node, replay_config
 
 pytestmark = pytest.mark.integration
 TESTS = Path(__file__).resolve().parent.parent

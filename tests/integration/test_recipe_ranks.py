@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from small_runs import replay_config
 
-from loop_recipes.loop_appworld import LoopAppWorldRecipe
-from loop_recipes.run_metrics import MACHINE_KEYS
-from loop_recipes.training_state import load_training_state
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.learner.checkpoint import load_training_state
+from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from support.small_runs import replay_config
 
 pytestmark = pytest.mark.integration
 ITERATIONS = 4
@@ -83,7 +83,7 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
 
 
 def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
-    critic = {"_component_": "loop_recipes.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
+    critic = {"_component_": "loop_recipes.learner.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
     config = replay_config(tmp_path, iterations=2, critic=critic, critic_lr=1e-2)
     for ranks, name in ((1, "one"), (2, "two")):
         finish(tune(config, f"output_dir={tmp_path / name}", ranks=ranks))

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from random_policy import reference_logprobs, write_adapter, write_model
 from safetensors.torch import load_file, save_file
 
-from rollout_server import policy_folder
-from rollout_server.adapter_check import AdapterError
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.policies import PolicyStore
-from rollout_server.process_guard import descendants
-from rollout_server.router import Generation, Router
-from rollout_server.vllm_server import ServerGroup
+from rollout_server.inference.process_guard import descendants
+from rollout_server.inference.router import Generation, Router
+from rollout_server.inference.server import ServerGroup
+from rollout_server.policies import folder as policy_folder
+from rollout_server.policies.adapter_check import AdapterError
+from rollout_server.policies.store import PolicyStore
+from support.random_policy import reference_logprobs, write_adapter, write_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from slurm_cluster import NODES, SlurmCluster, missing_for_cluster
-from small_jobs import CHECKOUT, SMALL, metrics
-from two_networks import inside
+
+from support.slurm_cluster import NODES, SlurmCluster, missing_for_cluster
+from support.small_jobs import CHECKOUT, SMALL, metrics
+from support.two_networks import inside
 
 pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(900)]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")

@@ -9,15 +9,15 @@ import re
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import chromium
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from viewer_run import LONG_TOKENS, write_run
 
-from rollout_server.viewer.app import build_app
-from rollout_server.viewer.export import write_export
-from rollout_server.viewer.run_data import RunData
+from loop_recipes.viewer.app import build_app
+from loop_recipes.viewer.export import write_export
+from loop_recipes.viewer.run_data import RunData
+from support import chromium
+from support.viewer_run import LONG_TOKENS, write_run
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from loop_recipes import tiny_model
 from loop_recipes.paths import loop_home, loop_package
-from rollout_server.tokens import ChatTokens
+from loop_recipes.warm_start import tiny_model
+from rollout_server.chat_tokens import ChatTokens
 
 pytestmark = pytest.mark.integration
 

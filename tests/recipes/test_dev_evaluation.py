@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from small_runs import replay_config
 
-from loop_recipes import loop_appworld
-from loop_recipes.collection_source import Collected, ReplaySource, StopRequested
-from loop_recipes.loop_appworld import LoopAppWorldRecipe
-from rollout_server.collection import CollectionEnd
+import loop_appworld
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.collecting.source import Collected, ReplaySource, StopRequested
+from rollout_server.collection_request import CollectionEnd
+from support.small_runs import replay_config
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 DEV_TASKS = ["dev_1", "dev_2", "dev_3", "dev_4"]

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-from counter_node import TOKEN, local_node
 from omegaconf import OmegaConf
-from random_policy import write_adapter, write_model
 
-from loop_recipes.config_schema import ConfigError
-from loop_recipes.eval_appworld import EvalAppWorldRecipe
-from loop_recipes.eval_collect import EvaluationTimeout
-from loop_recipes.eval_config import adapter_digest, find_policies, read_eval_config
+from eval_appworld import EvalAppWorldRecipe
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.evaluation.collect import EvaluationTimeout
+from loop_recipes.evaluation.config import adapter_digest, find_policies, read_eval_config
+from support.counter_node import TOKEN, local_node
+from support.random_policy import write_adapter, write_model
 
 
 @pytest.fixture(scope="module")

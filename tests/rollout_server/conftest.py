@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from counter_node import LocalNode, local_node
+
+from support.counter_node import LocalNode, local_node
 
 
 @pytest.fixture

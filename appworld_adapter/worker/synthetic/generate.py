@@ -82,9 +82,9 @@ def generate(root: Path, seed: int, per_template: int, people: int, progress: bo
     import templates_phone  # noqa: F401
     import templates_todoist  # noqa: F401
     import templates_venmo  # noqa: F401
+    from base_world import Engine, build_base
     from plan import TEMPLATES
     from task_writer import write_api_docs, write_json, write_task
-    from world import Engine, build_base
 
     scenarios = draw_scenarios(TEMPLATES, population.pools, per_template, seed)
     data = root / "data"
@@ -127,8 +127,7 @@ def describe(seed: int, per_template: int, people: int) -> dict[str, Any]:
     """Name and parameters; the fingerprint of the generator's own code tells a world of older code apart."""
     code = hashlib.sha256()
     for path in sorted(Path(__file__).resolve().parent.glob("*.py")):
-        if path.name != "flaws.py":
-            code.update(path.read_bytes())
+        code.update(path.read_bytes())
     return {
         "name": f"synthetic-{GENERATOR_VERSION}-seed{seed}-{per_template}x{people}",
         "seed": seed,

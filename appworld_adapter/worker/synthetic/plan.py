@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from base_world import Engine
 from people import Person
-from world import Engine
 
 Answer = str | int | None
 

@@ -14,9 +14,9 @@ import evaluation_program
 from appworld.apps.model_lib import ModelHashHandler
 from appworld.collections.api_docs import ApiDocCollection
 from appworld.common.constants import CANARY_STRING, DB_VERSION
+from base_world import Engine
 from people import Person
 from plan import Plan, Stage, TemplateInfo
-from world import Engine
 
 NO_OP_PASSES = ("only",)
 

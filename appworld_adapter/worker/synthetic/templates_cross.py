@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from base_world import NOTE_LINES, PAYMENT_REASONS
 from plan import Plan, Script, Stage, added, answers, only, reported, template
 from templates_media import draw_song, find_note, find_song
 from templates_phone import find_contact, send_text, text_requirements
 from templates_venmo import amounts, ask, pay, payment_requirements, request_requirements
-from world import NOTE_LINES, PAYMENT_REASONS
 
 
 @template(difficulty=2, apps="simple_note")

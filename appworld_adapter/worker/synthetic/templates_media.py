@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from base_world import ADJECTIVES, NOTE_LINES, NOUNS
 from plan import Plan, Stage, added, answers, only, reported, template, updated
-from world import ADJECTIVES, NOTE_LINES, NOUNS
 
 TITLES = ("groceries", "packing", "budget", "letters", "repairs", "birthday")
 

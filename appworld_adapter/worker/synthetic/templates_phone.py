@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from base_world import MESSAGES
 from plan import Plan, Stage, added, answers, only, reported, template, updated
-from world import MESSAGES
 
 
 def clock(stage: Stage) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from base_world import NOTE_LINES
 from plan import Plan, Script, Stage, added, answers, only, reported, template, updated
 from templates_cross import read_note
 from templates_media import find_note
-from world import NOTE_LINES
 
 TITLES = ("paint fence", "renew passport", "plant tulips", "sharpen knives", "book tickets", "return books")
 

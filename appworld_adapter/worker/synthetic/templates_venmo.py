@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from base_world import PAYMENT_REASONS
 from people import Person
 from plan import Plan, Script, Stage, added, answers, only, reported, template, updated
 from templates_phone import find_contact
-from world import PAYMENT_REASONS
 
 
 def amounts(stage: Stage, count: int = 3) -> list[int]:

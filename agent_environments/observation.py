@@ -1,0 +1,42 @@
+"""What the policy is shown after its code has run: output, cut to a number of tokens, then the reminder of the task."""
+
+from __future__ import annotations
+
+from agent_environments.protocol import TokenSpans
+
+TRUNCATION_NOTE = "\n...\nExecution output is too long and is not fully shown."
+REMINDER_HEAD = "\nAs a reminder\n\n"
+FAILURE_HEAD = "Execution failed."
+
+
+def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:
+    """``output`` if it has at most ``max_tokens`` tokens, else its head and a note.
+
+    The head is cut at the last newline under the cap, at the last space where its one line is longer than the cap, and
+    at the cap itself where there is neither. The note is not counted.
+    """
+    # Tokenizing megabytes to keep a few thousand tokens would be waste: look at a prefix, and double it while needed.
+    window = max(64, 8 * max_tokens)
+    while True:
+        prefix = output[:window]
+        spans = token_spans(prefix)
+        if len(spans) > max_tokens:
+            break
+        if len(prefix) == len(output):
+            return output
+        window *= 2
+    head = prefix[: spans[max_tokens][0]] if max_tokens else ""
+    cut = head.rfind("\n")
+    if cut <= 0:
+        cut = head.rfind(" ")
+    return (head[:cut] if cut > 0 else head) + TRUNCATION_NOTE
+
+
+def observation(output: str, reminder: str | None, max_tokens: int, token_spans: TokenSpans) -> str:
+    """The content of the next user message.
+
+    ``reminder`` is the task's own lines (:func:`appworld_adapter.prompt.task_lines`); it is added after truncation,
+    so it is never cut. The last observation of an episode has none.
+    """
+    shown = truncate(output, max_tokens, token_spans)
+    return shown if reminder is None else shown + REMINDER_HEAD + reminder

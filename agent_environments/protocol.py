@@ -1,0 +1,182 @@
+"""The environment protocol: what the rollout node asks of any world an agent acts in.
+
+An :class:`EnvironmentPool` is opened once per rollout node and lends one :class:`Environment` per episode. Everything
+is text; tokens and models stay on the other side of this file. The one thing a pool learns of the policy is how many
+tokens a text has, through :class:`TokenSpans`, because observations are cut by tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Role = Literal["system", "user", "assistant"]
+
+TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
+"""Maps a text to the (start, end) character offsets of its tokens, in order, under the policy's own tokenizer."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message as the policy sees it."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the world answered to one action.
+
+    ``observation`` is the whole content of the next user message: output, truncation note and reminder included.
+    ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
+    executed code raised, ``empty_action`` that the action held no code at all.
+    """
+
+    observation: str
+    done: bool
+    failed: bool = False
+    empty_action: bool = False
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One test of a task's evaluation. ``no_op_pass`` marks those that doing nothing already passes."""
+
+    text: str
+    passed: bool
+    no_op_pass: bool = False
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success`` that all did.
+
+    ``tampered`` names what the grader found changed behind the world's own interfaces; the reward is then zero.
+    """
+
+    reward: float
+    success: bool
+    requirements: tuple[Requirement, ...] = ()
+    tampered: str | None = None
+
+
+class EnvironmentFault(Exception):
+    """Base of what can go wrong in an environment; ``reason`` is a stable word that ends up in failure records."""
+
+    reason = "environment_error"
+
+
+class UnknownTask(EnvironmentFault, ValueError):
+    """A task id that the pool's dataset does not hold."""
+
+    reason = "unknown_task"
+
+
+class EnvironmentCrashed(EnvironmentFault):
+    """The world, its grader or its server died, and the episode could not be brought back."""
+
+    reason = "environment_crashed"
+
+
+class EnvironmentTimeout(EnvironmentFault):
+    """A per-execute or per-episode deadline passed; the world was killed. What it did until then can be graded."""
+
+    reason = "environment_timeout"
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode in one world. Calls come one at a time: start, step ..., grade, close."""
+
+    async def start(self, task_id: str) -> list[Message]:
+        """Bring up the world of ``task_id`` and return the messages that open the episode."""
+        ...
+
+    async def step(self, action: str) -> StepResult:
+        """Run the code in one assistant message and return what it showed."""
+        ...
+
+    async def grade(self) -> Grade:
+        """Grade the state reached so far; never calls into the process that ran the agent's code."""
+        ...
+
+    async def close(self) -> None:
+        """Release the world and everything it wrote. May be called at any time, and twice."""
+        ...
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """Counters for the node's metrics page."""
+
+    open_worlds: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class EnvironmentPool(Protocol):
+    """The environments of one node. ``dataset`` is the name printed beside every score."""
+
+    dataset: str
+
+    async def open(self) -> None:
+        """Start what the environments need; raises one clear error when that is not there."""
+        ...
+
+    def tasks(self, split: str) -> list[str]:
+        """Task ids of a split, in the dataset's order; raises UnknownTask (naming the splits there are)."""
+        ...
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        """Raise UnknownTask for the first id that is not in the dataset."""
+        ...
+
+    async def acquire(self, episode_id: str) -> Environment:
+        """An environment for one episode; waits its turn (first come, first served) while all places are taken."""
+        ...
+
+    def status(self) -> PoolStatus:
+        """Counters for the node's metrics page."""
+        ...
+
+    async def close(self) -> None:
+        """End every world and child process."""
+        ...
+
+
+ENVIRONMENTS: dict[str, str] = {
+    "appworld": "appworld_adapter.pool.forked:AppWorldPool",
+    "appworld_http": "appworld_adapter.pool.http_backend:HttpPool",
+    "counter": "agent_environments.counter:CounterPool",
+}
+"""Registry: environment name -> "module:class". Another environment is one class and one line here, or a call of
+:func:`register_environment`."""
+
+
+def register_environment(name: str, target: str) -> None:
+    """Make ``target`` ("module:class") available to configs under ``name``."""
+    ENVIRONMENTS[name] = target
+
+
+def create_pool(name: str, config: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:
+    """Build (not yet open) the pool named in a config: ``class(token_spans=..., **config)``.
+
+    Raises:
+        ValueError: unknown name, or options that the pool's class does not take.
+    """
+    target = ENVIRONMENTS.get(name, name if ":" in name else None)
+    if target is None:
+        raise ValueError(
+            f"unknown environment {name!r}; registered: {', '.join(sorted(ENVIRONMENTS))}, or give 'module:Class'"
+        )
+    module, _, attribute = target.partition(":")
+    pool_class = getattr(importlib.import_module(module), attribute)
+    try:
+        return pool_class(token_spans=token_spans, **config)
+    except TypeError as error:
+        raise ValueError(f"environment {name!r} was given options it does not take: {error}") from error

@@ -1,0 +1,175 @@
+"""Tasks and splits of a dataset in AppWorld's on-disk layout, and the order in which training visits them.
+
+Pure functions on the folder that holds ``data/`` (APPWORLD_ROOT); nothing here imports the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import UnknownTask
+
+SPLITS = ("train", "dev", "test_normal", "test_challenge")
+
+# fmt: off
+PAPER_TRAIN_SCENARIOS = (
+    "07b42fd", "229360a", "27e1026", "287e338", "692c77d", "82e2fac", "aa8502b", "b7a9ee9",
+    "c901732", "ccb4494", "ce359b5", "e7a10f8", "e85d92a", "e3d6c94", "d0b1f43", "2a163ab",
+    "60d0b5b", "6ea6792", "29caf6f", "cf6abd2", "771d8fc", "7d7fbf6", "76f2c72", "302c169",
+)
+# fmt: on
+"""The 24 scenarios (72 tasks, difficulty 1 and 2) of AppWorld's train split that the LOOP paper trains on."""
+
+PAPER_TRAIN_SPLIT = "paper_train"
+"""Name under which :func:`load_split` gives the tasks of :data:`PAPER_TRAIN_SCENARIOS` that a dataset holds."""
+
+
+def scenario_of(task_id: str) -> str:
+    """``<scenario>`` of ``<scenario>_<n>``; raises UnknownTask for anything else."""
+    scenario, separator, number = task_id.partition("_")
+    if not (scenario and separator and number.isdigit()):
+        raise UnknownTask(f"{task_id!r} is not a task id: expected <scenario>_<n>")
+    return scenario
+
+
+def dataset_name(root: str | Path) -> str:
+    """The name printed with every score: that of ``dataset.json`` beside ``data/``, else "appworld".
+
+    Raises:
+        FileNotFoundError: ``root`` holds no dataset.
+    """
+    _data_folder(root)
+    marker = Path(root) / "dataset.json"
+    return str(json.loads(marker.read_text())["name"]) if marker.exists() else "appworld"
+
+
+def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
+    """Task ids of a split, in the dataset's order.
+
+    Args:
+        root: folder that holds ``data/``.
+        split: name of a file in ``data/datasets``, or :data:`PAPER_TRAIN_SPLIT`, either of them with difficulties to
+            keep behind a colon (``train:1,2``); or a list of task ids, which is checked.
+
+    Raises:
+        FileNotFoundError: ``root`` holds no dataset.
+        UnknownTask: no such split, difficulty or task.
+    """
+    data = _data_folder(root)
+    if not isinstance(split, str):
+        check_tasks(root, split)
+        return list(split)
+    name, colon, levels = split.partition(":")
+    if colon:
+        wanted = levels.split(",")
+        if not set(wanted) <= {"1", "2", "3"}:
+            raise UnknownTask(f"split {split!r} must end in difficulties 1 to 3, such as {name}:1,2")
+        try:
+            return [task for task in load_split(root, name) if str(difficulty_of(root, task)) in wanted]
+        except (OSError, KeyError) as error:  # the real test splits may come without it
+            raise UnknownTask(f"split {split!r}: dataset {dataset_name(root)} lacks difficulties: {error}") from error
+    if split == PAPER_TRAIN_SPLIT:
+        tasks = [task for task in load_split(root, "train") if scenario_of(task) in PAPER_TRAIN_SCENARIOS]
+        if not tasks:
+            raise UnknownTask(f"dataset {dataset_name(root)} holds none of the paper's training scenarios")
+    else:
+        listing = data / "datasets" / f"{split}.txt"
+        # A split is a bare name: a path in it must not reach other files.
+        if Path(split).name != split or not listing.exists():
+            names = ", ".join(sorted(path.stem for path in (data / "datasets").glob("*.txt")))
+            raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {names}")
+        lines = (line.partition(":")[0].strip() for line in listing.read_text().splitlines())
+        tasks = [line for line in lines if line]
+    return tasks
+
+
+def difficulty_of(root: str | Path, task_id: str) -> int:
+    """Difficulty (1, 2 or 3) from the task's metadata, which is part of its ground truth."""
+    check_tasks(root, [task_id])
+    metadata = _data_folder(root) / "tasks" / task_id / "ground_truth" / "metadata.json"
+    return int(json.loads(metadata.read_text())["difficulty"])
+
+
+def check_tasks(root: str | Path, task_ids: Sequence[str]) -> None:
+    """Raise UnknownTask for the first id that the dataset does not hold."""
+    folder = _data_folder(root) / "tasks"
+    for task_id in task_ids:
+        scenario_of(task_id)
+        if Path(task_id).name != task_id or not (folder / task_id / "specs.json").is_file():
+            raise UnknownTask(f"no task {task_id!r} in dataset {dataset_name(root)} at {root}")
+
+
+def _data_folder(root: str | Path) -> Path:
+    data = Path(root) / "data"
+    if not (data / "datasets").is_dir() or not (data / "tasks").is_dir():
+        raise FileNotFoundError(
+            f"no AppWorld dataset at {root}: expected data/datasets and data/tasks there "
+            "(`make world` writes the synthetic one, `make appworld-data` downloads the real one)"
+        )
+    return data
+
+
+class TaskSampler:
+    """Which tasks an iteration trains on: seeded passes over all tasks, none twice within a pass.
+
+    A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so the order depends on neither the order
+    the tasks were given in nor the calls made before. Within it every scenario has its first task before any has its
+    second: the three tasks of a scenario are much alike, and iterations that draw many of one say little of the rest.
+    An iteration that reaches the end of a pass goes on into the next one; tasks that such an iteration already holds
+    are taken later in that pass, so no iteration has a task twice.
+    """
+
+    def __init__(self, tasks: Sequence[str], tasks_per_iteration: int, seed: int) -> None:
+        self._tasks = sorted(set(tasks))
+        if not 1 <= tasks_per_iteration <= len(self._tasks):
+            raise ValueError(
+                f"tasks_per_iteration is {tasks_per_iteration}, but must lie between 1 and the number of tasks, "
+                f"{len(self._tasks)}"
+            )
+        self._tasks_per_iteration = tasks_per_iteration
+        self._seed = seed
+        self._pass = 0
+        self._queue = self._shuffled(0)
+
+    def _shuffled(self, number: int) -> list[str]:
+        order = list(self._tasks)
+        random.Random(f"{self._seed}/{number}").shuffle(order)
+        drawn: Counter[str] = Counter()
+
+        def nth_of_its_scenario(task: str) -> int:
+            scenario = task.rpartition("_")[0]  # another environment's ids may have none: then nothing is reordered
+            drawn[scenario] += 1
+            return drawn[scenario]
+
+        return sorted(order, key=nth_of_its_scenario)
+
+    def next(self) -> list[str]:
+        """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""
+        taken = self._queue[: self._tasks_per_iteration]
+        self._queue = self._queue[len(taken) :]
+        missing = self._tasks_per_iteration - len(taken)
+        if not self._queue:
+            self._pass += 1
+            order = self._shuffled(self._pass)
+            extra = [task for task in order if task not in taken][:missing]
+            self._queue = [task for task in order if task not in extra]
+            taken += extra
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; with it a sampler of the same tasks continues exactly here."""
+        return {"seed": self._seed, "pass": self._pass, "queue": list(self._queue), "tasks": list(self._tasks)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
+        if state["tasks"] != self._tasks:
+            raise ValueError("the sampler's state is of other tasks than the dataset and config now give")
+        if state["seed"] != self._seed:
+            raise ValueError(f"the sampler's state is of seed {state['seed']}, not {self._seed}")
+        self._pass = int(state["pass"])
+        self._queue = [str(task) for task in state["queue"]]

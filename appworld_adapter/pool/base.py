@@ -1,0 +1,240 @@
+"""What both AppWorld backends share: the dataset, the places, the run folder and the grader."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import (
+    EnvironmentCrashed,
+    EnvironmentTimeout,
+    Grade,
+    PoolStatus,
+    Requirement,
+    TokenSpans,
+)
+from appworld_adapter import dataset as task_lists
+from appworld_adapter.pool.episode import AppWorldEnvironment, EpisodeRules, World
+from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
+from appworld_adapter.pool.run_folder import RunFolder
+from appworld_adapter.prompt import Prompt, TaskCard
+
+logger = logging.getLogger(__name__)
+
+GRADE_TIMEOUT_S = 120.0
+DYING_S = 5.0
+"""How long a server that gave no child is given to turn out dead."""
+
+
+class DatasetPool:
+    """Lends episodes on a dataset, at most ``max_worlds`` at a time, first come, first served.
+
+    Backends say how a world is brought up, and which servers they need.
+
+    Args:
+        token_spans: the policy's tokenizer, for cutting observations.
+        python: interpreter of the AppWorld environment.
+        root: folder that holds ``data/``.
+        prompt: template in ``prompts/``.
+        observation_max_tokens: an observation's output is cut to this many tokens.
+        max_worlds: places; who asks while all are taken waits.
+        execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
+        episode_timeout_s: time for a whole episode, from ``start`` on.
+        paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
+            signed with the engine's published constant. Costs: docs/environment.md.
+        keep_experiments: leave the worlds' states and logs in ``experiments_root``.
+        experiments_root: folder for states and sockets; None: a tmpfs where there is one.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        python: str,
+        root: str,
+        prompt: str = "loop",
+        observation_max_tokens: int = 3000,
+        max_worlds: int = 64,
+        execute_timeout_s: float = 100.0,
+        episode_timeout_s: float = 1800.0,
+        paper_parity: bool = False,
+        keep_experiments: bool = False,
+        experiments_root: str | None = None,
+    ) -> None:
+        if keep_experiments and experiments_root is None:
+            raise ValueError("keep_experiments needs experiments_root, a folder to keep them in")
+        if max_worlds < 1 or observation_max_tokens < 1 or execute_timeout_s < 1 or episode_timeout_s <= 0:
+            raise ValueError(
+                "max_worlds, observation_max_tokens and execute_timeout_s must be at least 1, episode_timeout_s above 0"
+            )
+        self.root = Path(root)
+        self.dataset = task_lists.dataset_name(root)
+        self.rules = EpisodeRules(
+            Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s), float(episode_timeout_s)
+        )
+        self.replays = 0
+        self._python = python
+        self._paper_parity = paper_parity
+        self._keep = keep_experiments
+        self._experiments_root = experiments_root
+        self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
+        self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        self._waiting = 0
+        self._open: set[AppWorldEnvironment] = set()
+        self._run_folder: RunFolder | None = None
+        self._servers: dict[str, ForkServer] = {}
+        self._server_locks = {"world": asyncio.Lock(), "grader": asyncio.Lock()}
+        self._restarts = 0
+        self._closing = False
+
+    @property
+    def run_folder(self) -> RunFolder:
+        if self._run_folder is None:
+            raise EnvironmentCrashed("the pool is not open")
+        return self._run_folder
+
+    async def open(self) -> None:
+        """Start what the backend needs, and the grader.
+
+        Raises:
+            FileNotFoundError: no AppWorld interpreter there.
+            PermissionError: the sandbox is weaker than asked for.
+            EnvironmentCrashed: a server did not start.
+        """
+        if not os.access(self._python, os.X_OK):
+            raise FileNotFoundError(
+                f"no AppWorld interpreter at {self._python}: run `make setup`, or set `python` to one that has appworld"
+            )
+        self._run_folder = await asyncio.to_thread(RunFolder.create, self._experiments_root, self.root, self._keep)
+        results = await asyncio.gather(self._open_worlds(), self._server("grader"), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                await self.close()
+                raise result
+
+    async def _open_worlds(self) -> None:
+        """Start what worlds come from."""
+        raise NotImplementedError
+
+    async def _bring_up(self, card: TaskCard, experiment: str) -> World:
+        """A fresh world of a task that the agent view shows."""
+        raise NotImplementedError
+
+    async def bring_up(self, card: TaskCard, experiment: str) -> World:
+        """A fresh world; so many at a time as there are processors for, whatever the number of places."""
+        await asyncio.to_thread(self.run_folder.show_task, card.task_id)
+        async with self._starting:
+            return await self._bring_up(card, experiment)
+
+    async def _server(self, role: str) -> ForkServer:
+        """The running server of ``role``, started again if it died."""
+        async with self._server_locks[role]:
+            server = self._servers.get(role)
+            if server is not None and server.alive:
+                return server
+            if self._closing:
+                raise EnvironmentCrashed("the pool is closed")
+            if server is not None:
+                logger.warning("the %s server died; starting another", role)
+                self._restarts += 1
+                await server.stop()
+            server = self._servers[role] = await ForkServer.start(await self._server_spec(role))
+            return server
+
+    async def _child(self, role: str) -> Connection:
+        """A child of the server of ``role``. A server that dies on the way is replaced, once.
+
+        Its socket fails a moment before its end is known. One that lives had no memory for a child, and is asked again.
+        """
+        server = await self._server(role)
+        try:
+            return await server.connect()
+        except EnvironmentCrashed as error:
+            logger.warning("%s; trying once more", error)
+            await server.wait_end(DYING_S)
+        return await (await self._server(role)).connect()
+
+    async def _server_spec(self, role: str) -> ServerSpec:
+        run = self.run_folder
+        return ServerSpec(role, self._python, run.path, run.grader, self._first_task(), {})
+
+    def _first_task(self) -> str:
+        """Any task, to warm up with."""
+        return min(path.parent.name for path in (self.root / "data" / "tasks").glob("*/specs.json"))
+
+    async def grade(self, task_id: str, experiment: str) -> Grade:
+        """Have the saved state of ``experiment`` graded. A grader that dies is replaced, once."""
+        state = self.run_folder.experiment(experiment) / "tasks" / task_id / "dbs"
+        if not await asyncio.to_thread(state.exists):
+            raise EnvironmentCrashed("nothing to grade: the world died before it had a state")
+        request = {"task_id": task_id, "experiment": experiment}
+        try:
+            answer = await self._grade_once(request)
+        except EnvironmentCrashed as error:
+            logger.warning("the grader of %s died (%s); grading again", task_id, error)
+            answer = await self._grade_once(request)
+        if not answer["ok"]:
+            raise EnvironmentCrashed(f"the state of {task_id} cannot be graded: {answer['message']}")
+        requirements = tuple(
+            Requirement(test["requirement"], passed, no_op_pass=test["label"] == "no_op_pass")
+            for passed, tests in ((True, answer["passes"]), (False, answer["failures"]))
+            for test in tests
+        )
+        return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
+
+    async def _grade_once(self, request: dict[str, Any]) -> dict[str, Any]:
+        connection = await self._child("grader")
+        try:
+            async with asyncio.timeout(GRADE_TIMEOUT_S):
+                return await connection.call(request)
+        except TimeoutError as error:
+            raise EnvironmentTimeout(f"grading {request['task_id']} took more than {GRADE_TIMEOUT_S:.0f} s") from error
+        finally:
+            connection.kill()
+
+    def tasks(self, split: str) -> list[str]:
+        return task_lists.load_split(self.root, split)
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        task_lists.check_tasks(self.root, task_ids)
+
+    async def acquire(self, episode_id: str) -> AppWorldEnvironment:
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        if self._closing:
+            self._places.release()
+            raise EnvironmentCrashed("the pool is closed")
+        environment = AppWorldEnvironment(self, episode_id)
+        self._open.add(environment)
+        return environment
+
+    async def release(self, environment: AppWorldEnvironment, experiment: str) -> None:
+        """Called once by an environment that closes."""
+        self._open.discard(environment)
+        self._places.release()
+        if self._run_folder is not None:
+            await asyncio.to_thread(self._run_folder.remove_experiment, experiment)
+
+    def status(self) -> PoolStatus:
+        """Counters for the node's metrics page."""
+        return PoolStatus(len(self._open), self._waiting, self._restarts, {"replays": self.replays})
+
+    async def close(self) -> None:
+        """End all worlds and servers, and remove the run folder. May be called twice."""
+        self._closing = True
+        for environment in list(self._open):
+            await environment.close()
+        await self._close_worlds()
+        for server in self._servers.values():
+            await server.stop()
+        if self._run_folder is not None:
+            await asyncio.to_thread(self._run_folder.remove)
+
+    async def _close_worlds(self) -> None:
+        """End what the backend has started besides the servers."""

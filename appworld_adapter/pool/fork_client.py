@@ -1,0 +1,198 @@
+"""The pool's side of a fork server: start it, connect to it, have children killed, notice its death, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import EnvironmentCrashed
+
+WORKER_FOLDER = Path(__file__).resolve().parents[1] / "worker"
+START_TIMEOUT_S = 180.0
+CONNECT_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+MAX_LINE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """How to start a fork server. ``prefix`` is put before the command (bubblewrap)."""
+
+    role: str
+    python: str
+    folder: Path
+    root: Path
+    warm_up_task: str
+    settings: Mapping[str, Any]
+    prefix: Sequence[str] = ()
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / f"{self.role}.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.role}.log"
+
+
+class ForkServer:
+    """A running ``worker/fork_server.py``. ``ready`` is what it said of itself when it was warm."""
+
+    def __init__(self, spec: ServerSpec, process: asyncio.subprocess.Process, ready: dict[str, Any]) -> None:
+        self._spec = spec
+        self._process = process
+        self.ready = ready
+        self._watcher = asyncio.create_task(self._drain_events())
+
+    @classmethod
+    async def start(cls, spec: ServerSpec) -> ForkServer:
+        """Start and warm up; raises EnvironmentCrashed with the last lines of the log if that fails."""
+        arguments = {
+            "role": spec.role,
+            "socket": str(spec.socket),
+            "warm_up_task": spec.warm_up_task,
+            "settings": {**spec.settings, "root": str(spec.root)},
+        }
+        log = await asyncio.to_thread(open, spec.log, "ab")
+        with log:
+            process = await asyncio.create_subprocess_exec(
+                *spec.prefix,
+                spec.python,
+                str(WORKER_FOLDER / "fork_server.py"),
+                json.dumps(arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=scrubbed_environment(spec.root),
+                cwd=spec.folder,
+                start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
+                limit=MAX_LINE,
+            )
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+            ready = json.loads(line)
+        except BaseException as error:  # cancelled included: nobody else knows of the process yet
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            if not isinstance(error, TimeoutError | ValueError):
+                raise
+            tail = " | ".join(spec.log.read_text(errors="replace").strip().splitlines()[-3:])
+            why = f"was not warm after {START_TIMEOUT_S:.0f} s" if isinstance(error, TimeoutError) else "did not start"
+            raise EnvironmentCrashed(f"the {spec.role} server {why} ({spec.python}): {tail}") from error
+        return cls(spec, process, ready)
+
+    async def _drain_events(self) -> None:
+        while await self._process.stdout.readline():
+            pass
+        await self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def contained(self) -> bool:
+        """Whether it was started inside bubblewrap."""
+        return bool(self._spec.prefix)
+
+    @property
+    def alive(self) -> bool:
+        return not self._watcher.done()
+
+    async def connect(self) -> Connection:
+        """A child of its own; raises EnvironmentCrashed if the server is gone, or hangs, in which case it is ended."""
+        connection = None
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
+                connection = Connection(self, reader, writer)
+                connection.pid = (await connection.call(None))["pid"]
+        except BaseException as error:
+            if connection is not None:
+                connection.kill()
+            if isinstance(error, TimeoutError):
+                self.kill()
+                raise EnvironmentCrashed(
+                    f"the {self._spec.role} server gave no child in {CONNECT_TIMEOUT_S:.0f} s; it is ended"
+                ) from error
+            if isinstance(error, OSError):
+                raise EnvironmentCrashed(f"the {self._spec.role} server is gone: {error}") from error
+            raise
+        return connection
+
+    async def wait_end(self, seconds: float) -> None:
+        """Return when it has ended, or after ``seconds``."""
+        await asyncio.wait([self._watcher], timeout=seconds)
+
+    def kill_child(self, pid: int) -> None:
+        """Have the server send SIGKILL to the process group of its child ``pid``."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._process.stdin.write(json.dumps({"op": "kill", "pid": pid}).encode() + b"\n")
+
+    def kill(self) -> None:
+        """End it, and by that all its children, at once; for one that no longer answers."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """End it and all its children; by force if it does not end by itself."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._watcher), STOP_TIMEOUT_S)
+        except TimeoutError:
+            self.kill()
+            await self._watcher
+
+
+class Connection:
+    """A conversation with one child of a fork server. Its first message is its pid; then one answer per request."""
+
+    def __init__(self, server: ForkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.server = server
+        self._reader = reader
+        self._writer = writer
+        self.pid: int | None = None
+
+    async def call(self, request: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Send ``request`` (None: nothing) and return the next message; EnvironmentCrashed if the child is gone."""
+        try:
+            if request is not None:
+                self._writer.write(json.dumps(request).encode() + b"\n")
+                await self._writer.drain()
+            line = await self._reader.readline()
+            if line.endswith(b"\n"):
+                return json.loads(line)
+        except (OSError, ValueError) as error:
+            raise EnvironmentCrashed(f"the connection to the process was lost: {error}") from error
+        raise EnvironmentCrashed("the connection to the process was lost")
+
+    def kill(self) -> None:
+        """Kill the child's process group and hang up."""
+        if self.pid is not None:
+            self.server.kill_child(self.pid)
+        self._writer.close()
+
+
+def scrubbed_environment(root: Path) -> dict[str, str]:
+    """The whole environment of a server: nothing of the owner's, which may hold tokens, gets near agent code."""
+    return {
+        "APPWORLD_ROOT": str(root),
+        "APPWORLD_CACHE": str(root / ".cache"),
+        "HOME": str(root),
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "TZ": os.environ.get("TZ", "UTC"),
+        "PYTHONHASHSEED": "0",  # sets iterate in the same order in every world, and in a replayed one
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+    }

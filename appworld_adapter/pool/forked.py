@@ -1,0 +1,135 @@
+"""AppWorld behind the environment protocol: worlds forked from one warm process, and a grader apart from them.
+
+Who runs where:
+
+    this process ── world server (warm, forks) ──▶ world process (databases, APIs) ──▶ interpreter (agent code)
+         └───────── grader server (warm, forks) ──▶ grade of one saved state; alone reads the ground truth
+
+Nothing here imports the engine: the servers run in the AppWorld environment (worker/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from typing import Any
+
+from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
+from appworld_adapter.pool.base import DatasetPool
+from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
+from appworld_adapter.pool.episode import Execution
+from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
+from appworld_adapter.prompt import TaskCard
+
+logger = logging.getLogger(__name__)
+
+SANDBOX_LEVELS = ("none", "rlimits", "seccomp", "bubblewrap")
+START_WORLD_TIMEOUT_S = 120.0
+OUTPUT_CHARACTERS_PER_TOKEN = 64
+"""Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
+
+
+class ForkedWorld:
+    """A world process with its interpreter, at the other end of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def execute(self, code: str) -> Execution:
+        answer = await self._connection.call({"code": code})
+        return Execution(answer["output"], answer["completed"]) if answer["ok"] else Execution(None, completed=False)
+
+    async def give_back(self, usable: bool) -> None:
+        self._connection.kill()
+
+
+class AppWorldPool(DatasetPool):
+    """Worlds in sealed processes of their own, forked in a fraction of a second.
+
+    Args:
+        memory_limit_mb: what the interpreter, and the world it acts on, may each allocate beyond what they start with.
+        sandbox_minimum: refuse to run below this level (worker/sandbox.py). The strongest one that works is used.
+        options: see :class:`DatasetPool`.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        memory_limit_mb: int = 1024,
+        sandbox_minimum: str = "seccomp",
+        **options: Any,
+    ) -> None:
+        if sandbox_minimum not in SANDBOX_LEVELS:
+            raise ValueError(f"sandbox_minimum is {sandbox_minimum!r}; levels are {', '.join(SANDBOX_LEVELS)}")
+        super().__init__(token_spans, **options)
+        self._memory_limit_mb = memory_limit_mb
+        self._sandbox_minimum = sandbox_minimum
+        self._level = "none"
+
+    async def _open_worlds(self) -> None:
+        server = await self._server("world")
+        level = server.ready["level"]
+        self._level = "bubblewrap" if server.contained and level == "seccomp" else level
+        if SANDBOX_LEVELS.index(self._level) < SANDBOX_LEVELS.index(self._sandbox_minimum):
+            raise PermissionError(
+                f"the strongest sandbox that works here is {self._level!r}, below sandbox_minimum "
+                f"{self._sandbox_minimum!r}: install bubblewrap or allow seccomp, or lower sandbox_minimum"
+            )
+        logger.info(
+            "AppWorld pool is open: dataset %s, sandbox %s%s%s",
+            self.dataset,
+            self._level,
+            "" if server.ready["landlock"] else " (no Landlock: agent code can open no file at all)",
+            ", paper parity: agent code may import any module, and forge log-in tokens" if self._paper_parity else "",
+        )
+
+    async def _server_spec(self, role: str) -> ServerSpec:
+        if role != "world":
+            return await super()._server_spec(role)
+        run = self.run_folder
+        await asyncio.to_thread(run.show_task, self._first_task())
+        settings = {
+            "execute_timeout_s": self.rules.execute_timeout_s,
+            "paper_parity": self._paper_parity,
+            "output_limit": OUTPUT_CHARACTERS_PER_TOKEN * self.rules.observation_max_tokens,
+            "sandbox": {"memory_mb": self._memory_limit_mb},
+        }
+        prefix = await bubblewrap_prefix(self._python, run.path, self.root)
+        return ServerSpec(role, self._python, run.path, run.agent, self._first_task(), settings, prefix)
+
+    async def _bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
+        secret = None if self._paper_parity else await asyncio.to_thread(self._token_secret, card.task_id)
+        request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
+        connection = await self._child("world")
+        try:
+            async with asyncio.timeout(START_WORLD_TIMEOUT_S):
+                answer = await connection.call(request)
+            if not answer["ok"]:
+                raise EnvironmentCrashed(f"the interpreter died while it started: {answer['message']}")
+        except BaseException as error:
+            connection.kill()
+            if isinstance(error, TimeoutError):
+                connection.server.kill()
+                raise EnvironmentCrashed(
+                    f"no world after {START_WORLD_TIMEOUT_S:.0f} s; the server is ended"
+                ) from error
+            raise
+        return ForkedWorld(connection)
+
+    def _token_secret(self, task_id: str) -> str:
+        """Key for the log-in tokens of a task's worlds: the same in every run, unknown without the ground truth."""
+        digest = hashlib.sha256(b"log-in tokens of " + task_id.encode())
+        for path in sorted((self.root / "data" / "tasks" / task_id / "ground_truth").glob("*.*")):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    @property
+    def world_server(self) -> ForkServer | None:
+        """The running world server, for measurements."""
+        return self._servers.get("world")
+
+    def status(self) -> PoolStatus:
+        status = super().status()
+        details = {**status.details, "sandbox": self._level}
+        return PoolStatus(status.open_worlds, status.waiting, status.restarts, details)

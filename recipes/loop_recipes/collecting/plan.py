@@ -1,0 +1,104 @@
+"""Which collections a run asks for: tasks, limits and seeds of an iteration, and of an evaluation on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from appworld_adapter.dataset import TaskSampler
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.schema import ConfigError
+from rollout_server.collection_request import CollectionRequest, Sampling
+
+
+def run_name(config: LoopConfig, output_dir: Path) -> str:
+    """The configured name, or one that no other run on the same node has, made once and kept in ``run.json``."""
+    if config.run_name is not None:
+        return config.run_name
+    file = output_dir / "run.json"
+    if not file.exists():
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", output_dir.name).lstrip("._-") or "run"
+        file.write_text(json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
+    return json.loads(file.read_text())["run_name"]
+
+
+class CollectionPlan:
+    """Draws the tasks of each iteration; its state is part of a checkpoint.
+
+    Args:
+        name: of the run; ids are ``<name>-i0007`` and ``<name>-i0007-dev``, so asking twice gives the same rollouts.
+        tasks: those of the training split.
+        dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
+
+    Raises:
+        ConfigError: fewer tasks than an iteration takes.
+    """
+
+    def __init__(self, config: LoopConfig, name: str, tasks: Sequence[str], dev_tasks: Sequence[str] = ()) -> None:
+        self._config = config.collection
+        self._evaluation = config.dev_evaluation
+        self._dev_tasks = list(dev_tasks)
+        self._name = name
+        self._seed = config.seed
+        try:
+            self._sampler = TaskSampler(self._config.tasks or tasks, self._config.tasks_per_iteration, config.seed)
+        except ValueError as error:
+            raise ConfigError(f"collection: {error}") from error
+
+    def horizon(self, iteration: int) -> int:
+        """Turns an episode may take: of the last stage begun, else ``limits.max_turns``.
+
+        The interaction-horizon curriculum of ScalingInter-RL (AgentGym-RL, arXiv 2509.08755, section 3).
+        """
+        begun = [stage for stage in self._config.horizons if stage.from_iteration <= iteration]
+        return max(begun, key=lambda stage: stage.from_iteration).max_turns if begun else self._config.limits.max_turns
+
+    def training(self, iteration: int, policy_version: int) -> CollectionRequest:
+        """The next tasks under the given version; every call draws, so call it once per iteration, in order."""
+        conf = self._config
+        return CollectionRequest(
+            id=f"{self._name}-i{iteration:04d}",
+            tasks=self._sampler.next(),
+            rollouts_per_task=conf.rollouts_per_task,
+            policy_version=policy_version,
+            min_rollouts_per_task=conf.min_rollouts_per_task,
+            min_rollouts_fraction=conf.min_rollouts_fraction,
+            seed=self._seed + iteration,
+            policy_mode=conf.policy_mode,
+            sampling=conf.sampling,
+            limits=replace(conf.limits, max_turns=self.horizon(iteration)),
+        )
+
+    def evaluation(self, iteration: int, policy_version: int) -> CollectionRequest | None:
+        """One greedy (or as configured) rollout of every dev task by the policy that stands after ``iteration`` (0:
+        before the first); None where it is not to be scored."""
+        every = self._evaluation.every
+        if not every or iteration % every:
+            return None
+        return CollectionRequest(
+            id=f"{self._name}-i{iteration:04d}-dev",
+            tasks=self._dev_tasks,
+            rollouts_per_task=1,
+            policy_version=policy_version,
+            seed=self._seed,
+            sampling=Sampling(temperature=self._evaluation.temperature),
+            limits=replace(self._config.limits, max_turns=self._evaluation.max_turns),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: the state is of other tasks or of another seed.
+        """
+        try:
+            self._sampler.load_state_dict(state)
+        except ValueError as error:
+            raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error

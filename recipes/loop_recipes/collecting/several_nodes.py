@@ -1,0 +1,144 @@
+"""Rollouts from several rollout nodes: each takes a share of an iteration's tasks. Lives on rank 0 only."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from loop_recipes.collecting.source import Collected, NodeSource, NoRollouts, StopRequested
+from rollout_server.collection_request import CollectionEnd, CollectionRequest
+
+Answer = TypeVar("Answer")
+
+
+class SeveralNodes:
+    """A :class:`~loop_recipes.collecting.source.CollectionSource` over rollout nodes that run elsewhere.
+
+    All nodes hold the same base model and dataset and are given every policy version. Each ends its share of a
+    collection by itself, so the floors of early stop hold for each share and therefore for the whole. A node that fails
+    ends the collection, as a single node would.
+
+    Args:
+        open_node: makes the source of one node, given its URL and what to ask whether to stop waiting.
+        urls: of the nodes. Their order decides which tasks go where, so keep it when resuming: a node then finds the
+            rollouts it has on disk.
+        stop_requested: asked while waiting.
+    """
+
+    def __init__(
+        self,
+        open_node: Callable[[str, Callable[[], bool]], NodeSource],
+        urls: Sequence[str],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._stop_requested = stop_requested
+        self._given_up = threading.Event()
+        self._urls = list(urls)
+        self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
+
+    def wait_ready(self) -> list[int]:
+        """Versions that any of the nodes serves.
+
+        Raises:
+            NoRollouts: one node serves adapters, another merged weights. Also what a single node's source raises.
+        """
+        served = self._each(lambda node: node.wait_ready())
+        for url, node in zip(self._urls, self._nodes, strict=True):
+            if node.weight_sync != self._nodes[0].weight_sync:
+                raise NoRollouts(
+                    f"rollout nodes {self._urls[0]} and {url} take different policies "
+                    f"({self._nodes[0].weight_sync} and {node.weight_sync}); give them the same servers.weight_sync"
+                )
+        return sorted({version for versions in served for version in versions})
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        """
+        Raises:
+            NoRollouts: two nodes serve different tasks.
+        """
+        listings = self._each(lambda node: node.tasks(split))
+        for url, listing in zip(self._urls, listings, strict=True):
+            if listing != listings[0]:
+                raise NoRollouts(
+                    f"rollout nodes {self._urls[0]} and {url} serve different tasks of {split} (datasets "
+                    f"{listings[0][0]} and {listing[0]}); give them the same environment"
+                )
+        return listings[0]
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        with self._nodes[0].weights(folder) as weights:  # made once: merged ones may be tens of gigabytes
+            self._each(lambda node: node.send(version, weights, canary))
+
+    def retire(self, version: int) -> None:
+        self._each(lambda node: node.retire(version))
+
+    def start(self, request: CollectionRequest) -> None:
+        shares = split_request(request, len(self._nodes))
+        self._each(lambda node, share: node.start(share), shares)
+
+    def read(self, request: CollectionRequest) -> Collected:
+        """
+        Raises:
+            StopRequested: asked to stop. Also what a single node's source raises.
+        """
+        shares = split_request(request, len(self._nodes))
+        parts = self._each(lambda node, share: node.read(share), shares)
+        return Collected(
+            rollouts=[rollout for part in parts for rollout in part.rollouts],
+            end=merge_ends([part.end for part in parts]),
+            seconds_waiting=max(part.seconds_waiting for part in parts),
+        )
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+    def _each(self, call: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
+        """``call`` on every node at once (or on as many as there are ``arguments``); the first error ends the others'
+        waiting and is raised."""
+        self._given_up.clear()
+
+        def guarded(*words: object) -> Answer:
+            try:
+                return call(*words)
+            except BaseException:
+                self._given_up.set()
+                raise
+
+        with ThreadPoolExecutor(len(self._nodes)) as threads:
+            jobs = [threads.submit(guarded, *words) for words in zip(self._nodes, *arguments, strict=False)]
+        errors = [error for job in jobs if (error := job.exception()) is not None]
+        # The others were told to stop waiting because of it: what they raised is no reason.
+        for error in sorted(errors, key=lambda error: isinstance(error, StopRequested)):
+            raise error
+        return [job.result() for job in jobs]
+
+
+def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequest]:
+    """One request per node, at most one per task; the ids say which share of how many, so that another number of nodes
+    is another collection."""
+    nodes = min(nodes, len(request.tasks))
+    return [
+        dataclasses.replace(request, id=f"{request.id}-{index + 1}of{nodes}", tasks=request.tasks[index::nodes])
+        for index in range(nodes)
+    ]
+
+
+def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
+    """How the whole collection ended, of shares that all reached their floors."""
+    failures: dict[str, int] = {}
+    for end in ends:
+        for reason, count in end.failures.items():
+            failures[reason] = failures.get(reason, 0) + count
+    return CollectionEnd(
+        reason="complete" if all(end.reason == "complete" for end in ends) else "early_stop",
+        finished=sum(end.finished for end in ends),
+        dropped=sum(end.dropped for end in ends),
+        dropped_tokens=sum(end.dropped_tokens for end in ends),
+        failures=failures,
+        seconds=max(end.seconds for end in ends),
+    )

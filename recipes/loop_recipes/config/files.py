@@ -1,0 +1,124 @@
+"""Reads configs by their names, and those that build on others: an algorithm is a few lines over a model's config.
+
+    extends: tiny_cpu            # or qwen2_5_7b, qwen2_5_32b, or the path of a YAML file
+    advantage:
+      _component_: loop_recipes.learner.advantages.StdNormalized
+
+Values of the extending file, and those of the command line, win. ``extends`` can itself be given on the command line:
+``tune run loop_appworld --config loop_appworld/grpo extends=qwen2_5_32b``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torchtune import config
+from yaml import YAMLError
+
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.paths import recipes_folder
+
+CONFIGS = recipes_folder() / "configs"
+
+
+def parse(recipe_main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
+    """torchtune's ``config.parse``, but a command line that it cannot read is one line and not a traceback."""
+    parsed = config.parse(recipe_main)
+
+    @functools.wraps(recipe_main)
+    def checked() -> Any:
+        recipe, *words = sys.argv
+        try:
+            _check_words(words)
+        except ConfigError as error:
+            sys.exit(f"{Path(recipe).stem}: {error}")
+        return parsed()
+
+    return checked
+
+
+def _check_words(words: list[str]) -> None:
+    """Of a command line; argparse itself says what is wrong with a missing ``--config``."""
+    if "--config" in words[:-1]:
+        place = words.index("--config")
+        load_config(words[place + 1])
+        words = words[:place] + words[place + 2 :]
+    for word in words:
+        override = word.startswith("~") or (word.count("=") == 1 and not word.startswith("-"))
+        if not override and word not in ("-h", "--help", "--config"):
+            raise ConfigError(f"{word!r} is not understood; after --config come key=value, or ~key to leave one out")
+
+
+def load_config(name: str) -> DictConfig:
+    """The YAML that ``name`` means, as it stands there: a file, or a config's name as in `tune ls`.
+
+    Raises:
+        ConfigError: there is none (says which there are), or it cannot be read.
+    """
+    file = Path(name)
+    if not file.is_file():
+        file = CONFIGS / f"{name}.yaml"
+    if not file.is_file():
+        known = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.yaml"))
+        raise ConfigError(f"no config {name!r}; there are: {', '.join(known)}, or give a YAML file")
+    try:
+        content = OmegaConf.load(file)
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, DictConfig):
+        raise ConfigError(f"{file}: a config must be a mapping of keys to values")
+    return content
+
+
+def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
+    """``cfg`` over the config it extends, that one over the one it extends, and so on; ``extends`` itself stays.
+
+    Sections are merged key by key, but a section that names another ``_component_`` replaces the one it extends, whose
+    arguments would mean nothing to it. A plain string where the base has a component names another with the same
+    arguments, as on torchtune's command line.
+
+    Args:
+        cfg: a recipe's YAML merged with the command line.
+        recipe: the folder of names without one.
+
+    Raises:
+        ConfigError: ``extends`` names no config, one that cannot be read, or leads back to itself.
+    """
+    layers, seen = [_plain(cfg)], []
+    while layers[-1].get("extends") is not None:
+        name = str(layers[-1]["extends"])
+        if name in seen:
+            raise ConfigError(f"extends: {' -> '.join([*seen, name])} goes in a circle")
+        seen.append(name)
+        try:
+            layers.append(_plain(load_config(name if "/" in name else f"{recipe}/{name}")))
+        except ConfigError as error:
+            raise ConfigError(f"extends: {error}") from error
+    merged = layers.pop()
+    while layers:
+        merged = _merged(merged, layers.pop())
+    return OmegaConf.create(merged)
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=False)
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        before = base.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            another = "_component_" in value and value["_component_"] != before.get("_component_")
+            result[key] = value if another else _merged(before, value)
+        elif isinstance(before, dict) and "_component_" in before and isinstance(value, str):
+            result[key] = {**before, "_component_": value}
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,1 @@
+"""Evaluation: which policies on which tasks, scores with intervals, comparisons and reports."""

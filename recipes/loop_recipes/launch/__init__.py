@@ -1,0 +1,1 @@
+"""`loop-launch`: checks a job before it is queued, and starts its rollout node."""

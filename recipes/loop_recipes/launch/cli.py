@@ -1,0 +1,113 @@
+"""``loop-launch``: the rollout node that belongs to a training config, and a look at a job before it is queued.
+
+loop-launch rollout-node --config loop_appworld/qwen2_5_32b output_dir=runs/a -- host=0.0.0.0 port=8700
+loop-launch check --config loop_appworld/qwen2_5_32b output_dir=runs/a --nodes 2 --gpus 8 --gpu-gib 79
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
+from loop_recipes.config.files import extended, load_config
+from loop_recipes.launch.job_check import Machines, check_job
+from rollout_server.config import ConfigError, NodeConfig, from_mapping
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit status 0, or 1 with one line on stderr per thing that is wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    words, node_overrides = _split(words)
+    parser = argparse.ArgumentParser("loop-launch", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, summary in (
+        ("rollout-node", "run the rollout node of a training config"),
+        ("check", "show what would run where, and whether it fits, without running it"),
+    ):
+        command = commands.add_parser(name, help=summary)
+        command.add_argument("--config", required=True, help="a name from `tune ls`, or a YAML file")
+        command.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+        if name == "check":
+            command.add_argument("--nodes", type=int, default=2, help="1: rollouts and trainer share a node, half each")
+            command.add_argument("--gpus", type=int, default=8, help="GPUs of each node")
+            command.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB")
+    options = parser.parse_args(words)
+    try:
+        config = compose(options.config, options.overrides)
+        if options.command == "rollout-node":
+            _run_node(config, node_overrides)
+        else:
+            _check(config, Machines(options.nodes, options.gpus, options.gpu_gib))
+    except (ConfigError, OSError) as error:
+        sys.exit(f"loop-launch: {error}")
+
+
+def compose(name: str, overrides: Sequence[str]) -> DictConfig:
+    """The config that ``tune run loop_appworld --config name overrides...`` would run with.
+
+    Raises:
+        ConfigError: no such config, or an override that is not ``key=value``.
+    """
+    for word in overrides:
+        if "=" not in word:
+            raise ConfigError(f"{word!r} is not key=value")
+    try:
+        return extended(OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(list(overrides))))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _node_section(config: DictConfig) -> dict[str, Any]:
+    section = OmegaConf.select(config, "rollout_node.config")
+    if not section:
+        raise ConfigError("the config has no rollout_node.config: say there what the rollout node serves")
+    try:
+        plain = OmegaConf.to_container(section, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"rollout_node.config: {str(error).splitlines()[0]}") from error
+    from_mapping(NodeConfig, plain, "rollout_node.config")
+    return plain
+
+
+def _run_node(config: DictConfig, overrides: list[str]) -> None:
+    """Write the node's YAML into the run's folder and become ``rollout-server``."""
+    plain = _node_section(config)
+    file = Path(config.output_dir).resolve() / "rollout_node.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # Several nodes of one job write the same file; none may read half of it.
+    draft = file.with_name(f".{file.name}.{socket.gethostname()}-{os.getpid()}")
+    OmegaConf.save(OmegaConf.create(plain), draft)
+    draft.replace(file)
+    command = [sys.executable, "-m", "rollout_server.cli", "--config", str(file), *overrides]
+    os.execv(sys.executable, command)
+
+
+def _check(config: DictConfig, machines: Machines) -> None:
+    """Print what would run where and the memory arithmetic; exit 1 when something cannot work."""
+    report = check_job(config, _node_section(config), machines)
+    print("\n".join(report.lines))
+    for problem in report.problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    if report.problems:
+        sys.exit(1)
+    print("nothing found that would stop this job")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What a training job would do, and whether it can, before it waits in a queue: paths, config, dataset, memory, disk.
+
+Looks at this machine's file system, which is the nodes' too on a cluster with shared folders, and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from agent_environments.protocol import UnknownTask
+from appworld_adapter.dataset import dataset_name, load_split
+from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.launch.memory_plan import GIB, ModelShape, plan_rollout_server, plan_trainer
+from loop_recipes.learner.checkpoint import latest_checkpoint
+from rollout_server.config import ConfigError, NodeConfig, from_mapping
+
+
+@dataclass(frozen=True)
+class Machines:
+    """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each. One node is shared half and half, the trainer first; of
+    several, the last is the trainer's."""
+
+    nodes: int
+    gpus: int
+    gpu_gib: float
+
+    @property
+    def trainer_gpus(self) -> int:
+        return self.gpus if self.nodes > 1 else self.gpus // 2
+
+    @property
+    def rollout_gpus(self) -> range:
+        """Indices of the GPUs that vLLM may use on a rollout node."""
+        return range(self.gpus) if self.nodes > 1 else range(self.trainer_gpus, self.gpus)
+
+
+@dataclass
+class Report:
+    """``lines`` say what would happen, ``problems`` what would stop it, one line each."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def row(self, name: str, text: str) -> None:
+        self.lines.append(f"{name:<15}{text}")
+
+
+def check_job(cfg: DictConfig, node_section: dict[str, Any], machines: Machines) -> Report:
+    """
+    Args:
+        cfg: the training config, composed.
+        node_section: its ``rollout_node.config``, resolved.
+
+    Raises:
+        ConfigError: the rollout node's section is wrong; everything else is reported.
+    """
+    report = Report()
+    node = from_mapping(NodeConfig, node_section, "rollout_node.config")
+    cuda = str(cfg.get("device", "cpu")).startswith("cuda")
+    _placement(report, cfg, node, machines, cuda)
+    _port(report, node)
+    config = _config(report, cfg)
+    if config is not None:
+        _dataset(report, config, node)
+        _run_state(report, config)
+    model_file = Path(node.model.path) / "config.json"
+    if not model_file.is_file():
+        if config is not None:
+            report.problems.append(f"model: {node.model.path} holds no config.json")
+        return report
+    shape = ModelShape.from_config(json.loads(model_file.read_text()), cfg.model.get("lora_rank", 16))
+    _disk(report, cfg, shape)
+    if cuda:
+        context = cfg.collection.limits.max_context
+        for plan in (
+            plan_trainer(shape, context, machines.trainer_gpus, machines.gpu_gib),
+            plan_rollout_server(shape, node, machines.gpu_gib),
+        ):
+            report.lines.append(plan.table())
+            if plan.over:
+                report.problems.append(plan.over)
+    return report
+
+
+def _placement(report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool) -> None:
+    servers = node.servers
+    count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
+    on = "the node" if machines.nodes == 1 else f"{max(1, machines.nodes - 1)} node(s)"
+    if not cuda:
+        report.row("rollout node", f"{count} vLLM server(s) on CPU, {node.max_concurrent_episodes} episodes at a time")
+        report.row("trainer", f"1 rank on CPU, {cfg.get('dtype', 'fp32')}")
+        return
+    report.row(
+        "rollout node",
+        f"{on}, {count} vLLM server(s) x {per_server} GPU(s) each, {node.max_concurrent_episodes} episodes at a time",
+    )
+    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {machines.trainer_gpus - 1} of the same node"
+    report.row("trainer", f"{machines.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
+    if servers.urls is not None:
+        return
+    allowed = machines.rollout_gpus
+    if count * per_server > len(allowed):
+        report.problems.append(
+            f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
+            "rollout_node.config.servers.count or tensor_parallel_size"
+        )
+    named = sorted({gpu for gpus in servers.gpus or [] for gpu in gpus})
+    if any(gpu not in allowed for gpu in named):
+        report.problems.append(
+            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) vLLM may use "
+            f"{allowed.start} to {allowed.stop - 1}"
+        )
+    if servers.gpus is None and (count > 1 or allowed.start > 0):
+        report.problems.append("rollout_node.config.servers.gpus must say which GPUs each server takes")
+
+
+def _port(report: Report, node: NodeConfig) -> None:
+    if node.port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((node.host, node.port))
+            state = "free"
+        except OSError as error:
+            state = f"not to be had ({error.strerror})"
+    report.row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
+
+
+def _config(report: Report, cfg: DictConfig) -> LoopConfig | None:
+    """The config as the recipe would read it. Its run may exist already, and the port is not this machine's matter."""
+    adjusted = {"resume_from_checkpoint": True, "rollout_node": {"config": {"port": 0}}}
+    try:
+        return read_loop_config(OmegaConf.merge(cfg, adjusted))
+    except ConfigError as error:
+        report.problems.append(str(error))
+        return None
+
+
+def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
+    if node.environment.name != "appworld":
+        report.row("environment", node.environment.name)
+        return
+    settings = node.environment.config
+    python = settings.get("python")
+    if python and not Path(python).exists():
+        report.problems.append(f"environment: {python} does not exist; run make setup, or set APPWORLD_PYTHON")
+    wanted = config.collection.tasks or config.collection.split
+    try:
+        tasks = load_split(settings.get("root", ""), wanted)
+        name = dataset_name(settings["root"])
+    except (FileNotFoundError, UnknownTask) as error:
+        report.problems.append(f"dataset: {error}")
+        return
+    report.row(
+        "dataset",
+        f"{name}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
+        f"{config.collection.rollouts_per_task} rollouts an iteration",
+    )
+    if len(tasks) < config.collection.tasks_per_iteration:
+        report.problems.append(
+            f"collection.tasks_per_iteration is {config.collection.tasks_per_iteration}, but the split has {len(tasks)}"
+        )
+
+
+def _run_state(report: Report, config: LoopConfig) -> None:
+    folder = Path(config.output_dir).resolve()
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    begin = f"goes on from {checkpoint.name}" if checkpoint is not None else "starts from the beginning"
+    report.row("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
+
+
+def _disk(report: Report, cfg: DictConfig, shape: ModelShape) -> None:
+    """Every version's adapter is kept; checkpoints (adapter, two moments) are few."""
+    each = shape.adapter_parameters * (2 if cfg.get("adapter_dtype", "fp32") == "bf16" else 4)
+    checkpoints = (cfg.get("keep_last_checkpoints", 2) + 1) * shape.adapter_parameters * 12
+    need = each * cfg.max_iterations + checkpoints
+    folder = Path(cfg.output_dir).resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    report.row("disk", f"about {need / GIB:.1f} GiB of adapters and checkpoints, {free / GIB:.0f} GiB free in {folder}")
+    if need > free:
+        report.problems.append(f"disk: {folder} has {free / GIB:.0f} GiB free, the run needs {need / GIB:.0f}")

@@ -1,0 +1,1 @@
+"""The learner: from rollouts to advantages, batches, losses, optimizer steps, adapters and checkpoints."""

@@ -1,0 +1,282 @@
+"""From rollouts to what one forward pass eats.
+
+A :class:`Sample` is one rollout as the learner sees it, a :class:`MicroBatch` some whole rollouts that go through the
+model together, either padded to the longest or packed into one row without padding. A rollout is never cut, and losses
+are summed per rollout, so how rollouts fall into micro-batches and onto ranks changes nothing but speed and memory.
+
+Shapes: s tokens, n sampled tokens, t agent turns, b rollouts, r rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_server.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout on its way through the learner.
+
+    Attributes:
+        token_ids: [s], the served sequence.
+        mask: [s], true exactly where the policy sampled the token; never at position 0.
+        turn_ids: [s], 0..t-1 where the mask is true, -1 elsewhere.
+        sampler_logprobs: [n], what the sampler reported; only compared with, never trained on.
+        policy_versions: [n], the version that sampled each token.
+        reward: the return of the episode.
+        advantage: filled in once the group is complete.
+        old_logprobs: [n], the learner's own log-probs under the sampling version, once recomputed.
+        entropy: [n], nats, of the whole distribution that each token was sampled from, where asked for.
+        ref_logprobs: [n], log-probs under the reference policy, where the loss has a KL term.
+        token_advantages: [n], where a critic gives each token its own advantage; they replace ``advantage``.
+    """
+
+    rollout_id: str
+    task_id: str
+    token_ids: Tensor
+    mask: Tensor
+    turn_ids: Tensor
+    sampler_logprobs: Tensor
+    policy_versions: Tensor
+    reward: float
+    advantage: float = 0.0
+    old_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    token_advantages: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not bool(self.mask.any()):
+            raise ValueError(f"rollout {self.rollout_id}: no sampled token to learn from")
+        if bool(self.mask[0]):
+            raise ValueError(f"rollout {self.rollout_id}: the first token counts as sampled, but nothing predicts it")
+
+    @classmethod
+    def from_rollout(cls, rollout: Rollout) -> Sample:
+        """The learner's view of a validated record."""
+        mask = torch.tensor(rollout.mask, dtype=torch.bool)
+        turn_ids = torch.full((len(rollout.mask),), -1, dtype=torch.long)
+        versions = torch.zeros(len(rollout.mask), dtype=torch.long)
+        for number, turn in enumerate(rollout.turns):
+            turn_ids[turn.start : turn.end] = number
+            versions[turn.start : turn.end] = turn.policy_version
+        return cls(
+            rollout_id=rollout.rollout_id,
+            task_id=rollout.task_id,
+            token_ids=torch.tensor(rollout.token_ids, dtype=torch.long),
+            mask=mask,
+            turn_ids=turn_ids,
+            sampler_logprobs=torch.tensor(rollout.sampler_logprobs, dtype=torch.float32)[mask],
+            policy_versions=versions[mask],
+            reward=rollout.reward,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Lengths of the rollouts that share one packed row, in order; takes the place of an attention mask."""
+
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Whole rollouts for one forward and backward pass.
+
+    Attributes:
+        rollout_ids: b ids, in the order of every per-rollout tensor here.
+        tokens: [r, s].
+        input_pos: [r, s], each token's position in its own rollout.
+        documents: None for padded rows (causal attention; padding is on the right, where nothing looks); the lengths
+            of the rollouts in the one row when packed.
+        rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token.
+        targets: [n], the sampled tokens.
+        rollout_index: [n], 0..b-1.
+        turn_index: [n], 0..t-1, dense over the micro-batch.
+        turn_rollout: [t], the rollout of each turn.
+        rewards, advantages: [b].
+        sampler_logprobs: [n].
+        policy_versions: [n].
+        old_logprobs, ref_logprobs, token_advantages: [n], or None where the samples have none.
+    """
+
+    rollout_ids: tuple[str, ...]
+    tokens: Tensor
+    input_pos: Tensor
+    documents: Documents | None
+    rows: Tensor
+    targets: Tensor
+    rollout_index: Tensor
+    turn_index: Tensor
+    turn_rollout: Tensor
+    rewards: Tensor
+    advantages: Tensor
+    sampler_logprobs: Tensor
+    policy_versions: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    token_advantages: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in moved.items() if isinstance(value, Tensor)})
+
+    def inputs(self) -> dict[str, Any]:
+        """Keyword arguments of :class:`~loop_recipes.learner.logprobs.LogProbDecoder`."""
+        return {
+            "tokens": self.tokens,
+            "input_pos": self.input_pos,
+            "mask": self.documents,
+            "rows": self.rows,
+            "targets": self.targets,
+        }
+
+    def split(self, per_token: Tensor) -> dict[str, Tensor]:
+        """Cut a per-token result [n] into the rollouts' own [n_i], by rollout id."""
+        counts = torch.bincount(self.rollout_index, minlength=len(self.rollout_ids)).tolist()
+        return dict(zip(self.rollout_ids, per_token.split(counts), strict=True))
+
+
+def plan_micro_batches(lengths: Sequence[int], token_budget: int, packed: bool) -> list[list[int]]:
+    """Which rollouts share a micro-batch: lists of indices into ``lengths``.
+
+    Longest first, so that the micro-batch that needs the most memory comes first. A micro-batch holds at most
+    ``token_budget`` tokens, padding included; a rollout longer than that goes alone.
+    """
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be at least 1, not {token_budget}")
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    plan: list[list[int]] = []
+    used: list[int] = []
+    for i in order:
+        if packed:
+            place = next((p for p, tokens in enumerate(used) if tokens + lengths[i] <= token_budget), None)
+        else:
+            fits = bool(plan) and (len(plan[-1]) + 1) * lengths[plan[-1][0]] <= token_budget
+            place = len(plan) - 1 if fits else None
+        if place is None:
+            plan.append([i])
+            used.append(lengths[i])
+        else:
+            plan[place].append(i)
+            used[place] += lengths[i]
+    return plan
+
+
+def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
+    """One micro-batch of the given samples, in their order; without samples, an all-ignored one.
+
+    The all-ignored micro-batch is one row of one padding token with n = b = 0: it runs every collective of a real one
+    and contributes zero, for ranks that have run out of rollouts.
+    """
+    lengths = [sample.tokens for sample in samples] or [1]
+    if packed:
+        tokens = torch.cat([s.token_ids for s in samples])[None] if samples else torch.full((1, 1), pad_id)
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
+    else:
+        width = max(lengths)
+        tokens = torch.full((len(lengths), width), pad_id)
+        for row, sample in enumerate(samples):
+            tokens[row, : sample.tokens] = sample.token_ids
+        positions = torch.arange(width).expand(len(lengths), width).contiguous()
+        starts = [row * width for row in range(len(lengths))]
+
+    turns_before = 0
+    rows, targets, rollout_index, turn_index, turn_rollout = [], [], [], [], []
+    for number, (sample, start) in enumerate(zip(samples, starts, strict=False)):
+        sampled = sample.mask.nonzero().squeeze(1)
+        _, dense = torch.unique(sample.turn_ids[sampled], return_inverse=True)
+        turns = int(dense.max()) + 1
+        rows.append(start + sampled - 1)
+        targets.append(sample.token_ids[sampled])
+        rollout_index.append(torch.full_like(sampled, number))
+        turn_index.append(turns_before + dense)
+        turn_rollout.append(torch.full((turns,), number))
+        turns_before += turns
+
+    return MicroBatch(
+        rollout_ids=tuple(sample.rollout_id for sample in samples),
+        tokens=tokens,
+        input_pos=positions,
+        documents=Documents(tuple(lengths)) if packed else None,
+        rows=_cat(rows, torch.long),
+        targets=_cat(targets, torch.long),
+        rollout_index=_cat(rollout_index, torch.long),
+        turn_index=_cat(turn_index, torch.long),
+        turn_rollout=_cat(turn_rollout, torch.long),
+        rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
+        advantages=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        sampler_logprobs=_cat([sample.sampler_logprobs for sample in samples], torch.float32),
+        policy_versions=_cat([sample.policy_versions for sample in samples], torch.long),
+        old_logprobs=_cat_optional(samples, "old_logprobs"),
+        ref_logprobs=_cat_optional(samples, "ref_logprobs"),
+        token_advantages=_cat_optional(samples, "token_advantages") if samples else None,
+    )
+
+
+def micro_batches(
+    samples: Sequence[Sample], token_budget: int, pad_id: int, packed: bool, calls: int | None = None
+) -> list[MicroBatch]:
+    """Split samples into micro-batches of at most ``token_budget`` tokens, longest rollouts first.
+
+    Args:
+        calls: return exactly this many, all-ignored ones at the end; see :func:`micro_batch_calls`.
+
+    Raises:
+        ValueError: the budget is not positive, the samples need more than ``calls``, or some of them have old or
+            reference log-probs and others have none.
+    """
+    plan = plan_micro_batches([sample.tokens for sample in samples], token_budget, packed)
+    if calls is not None and len(plan) > calls:
+        raise ValueError(f"{len(plan)} micro-batches are needed, more than the {calls} agreed on")
+    plan += [[] for _ in range((calls or 0) - len(plan))]
+    return [collate([samples[i] for i in indices], pad_id, packed) for indices in plan]
+
+
+def balance_over_ranks(
+    samples: Sequence[Sample], world_size: int, equal_cost_length: int = 98_304
+) -> list[list[Sample]]:
+    """Deal samples to ranks so that the costliest rank has as little to do as is easily had.
+
+    Cost of a rollout of s tokens: ``s * (1 + s / equal_cost_length)``, linear layers plus causal attention. The default
+    is the length at which both cost the same in Qwen2.5-32B: parameters / (width * layers) = 32e9 / (5120 * 64).
+    Greedy, costliest first to the rank with the least; the same on every rank that is given the same samples.
+    """
+    parts: list[list[Sample]] = [[] for _ in range(world_size)]
+    loads = [0.0] * world_size
+    for sample in sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id)):
+        rank = loads.index(min(loads))
+        parts[rank].append(sample)
+        loads[rank] += sample.tokens * (1 + sample.tokens / equal_cost_length)
+    return parts
+
+
+def micro_batch_calls(parts: Sequence[Sequence[Sample]], token_budget: int, packed: bool) -> int:
+    """How many forward/backward calls every rank must make so that all make the same number."""
+    return max(len(plan_micro_batches([sample.tokens for sample in part], token_budget, packed)) for part in parts)
+
+
+def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat(list(parts)).to(dtype) if parts else torch.empty(0, dtype=dtype)
+
+
+def _cat_optional(samples: Sequence[Sample], name: str) -> Tensor | None:
+    """The samples' optional per-token tensors joined; None where none has them. Without samples, an empty tensor."""
+    values = [getattr(sample, name) for sample in samples]
+    missing = [sample.rollout_id for sample, value in zip(samples, values, strict=True) if value is None]
+    if missing and len(missing) == len(samples):
+        return None
+    if missing:
+        raise ValueError(f"rollout {missing[0]} has no {name} while others of its micro-batch have")
+    return _cat(values, torch.float32)

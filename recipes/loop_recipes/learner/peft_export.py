@@ -1,0 +1,169 @@
+"""LoRA adapters in and out of PEFT's format (what vLLM and transformers load), for Qwen2 and Qwen2.5.
+
+torchtune 0.6.1 permutes q and k on export as Llama needs it and Qwen2 does not, so the names are mapped here and the
+values are left alone.
+
+To merge an adapter into its base model, as a checkpoint in Hugging Face's format:
+
+    python -m loop_recipes.learner.peft_export models/Qwen2.5-7B-Instruct runs/a/policies/policy-v0120 merged/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+# torchtune module (inside `layers.{i}.`) -> Hugging Face module (inside `model.layers.{i}.`)
+_HF_MODULES = {
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.output_proj": "self_attn.o_proj",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.down_proj",
+    "mlp.w3": "mlp.up_proj",
+}
+_TUNE_MODULES = {hf: tune for tune, hf in _HF_MODULES.items()}
+_TUNE_NAME = re.compile(r"layers\.(\d+)\.(.+)\.lora_([ab])\.weight")
+_PEFT_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
+
+
+def peft_name(name: str) -> str:
+    """``layers.0.attn.q_proj.lora_a.weight`` -> ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``."""
+    match = _TUNE_NAME.fullmatch(name)
+    if match is None or match[2] not in _HF_MODULES:
+        raise ValueError(f"{name} is no LoRA weight of a Qwen2 decoder layer; only those can be exported")
+    return f"base_model.model.model.layers.{match[1]}.{_HF_MODULES[match[2]]}.lora_{match[3].upper()}.weight"
+
+
+def tune_name(name: str) -> str:
+    """The inverse of :func:`peft_name`."""
+    match = _PEFT_NAME.fullmatch(name)
+    if match is None or match[2] not in _TUNE_MODULES:
+        raise ValueError(f"{name} is no LoRA weight of a Qwen2 decoder layer; only those can be read")
+    return f"layers.{match[1]}.{_TUNE_MODULES[match[2]]}.lora_{match[3].lower()}.weight"
+
+
+def export_adapter(
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    rank: int,
+    alpha: float,
+    base_model: str,
+    dtype: torch.dtype,
+) -> Path:
+    """Write ``folder`` with PEFT's two files; it appears at once or not at all, and replaces an older one.
+
+    Args:
+        tensors: full (not sharded) LoRA weights by their torchtune names, A as [r, in], B as [out, r].
+        base_model: where the base checkpoint is, recorded for PEFT.
+        dtype: of the written weights; float32 masters served in bfloat16 are rounded here, once.
+    """
+    weights = {peft_name(name): tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    modules = sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in weights})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": modules,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(weights, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+    return folder
+
+
+def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
+    """Read a PEFT adapter: (LoRA weights by their torchtune names, rank, alpha).
+
+    Raises:
+        ValueError: a file is missing, or the adapter is not plain LoRA on decoder layers.
+    """
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
+    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    if config.get("peft_type") != "LORA" or config.get("use_rslora") or config.get("use_dora"):
+        raise ValueError(f"{folder} is not a plain LoRA adapter (peft_type LORA, without rslora or dora)")
+    tensors = {tune_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+    return tensors, int(config["r"]), float(config["lora_alpha"])
+
+
+def base_of(adapter: Path) -> Path:
+    """The folder of the base checkpoint that :func:`export_adapter` recorded."""
+    return Path(json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
+
+
+def merge_adapter(base: Path, adapter: Path, output: Path) -> None:
+    """Write ``base`` with the adapter's weights added in, file by file, as a complete checkpoint in ``output``.
+
+    ``W + (alpha / r) B A`` is computed in float32 and rounded to the base's dtype.
+
+    Raises:
+        ValueError: ``output`` exists, the base has no safetensors weights, or the adapter is for another model.
+    """
+    if output.exists():
+        raise ValueError(f"{output} exists already; give another folder")
+    tensors, rank, alpha = read_adapter(adapter)
+    lora = {peft_name(name).removeprefix("base_model.model."): tensor.float() for name, tensor in tensors.items()}
+    shards = sorted(base.glob("*.safetensors"))
+    if not shards:
+        raise ValueError(f"{base} holds no *.safetensors weights")
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for file in [path for path in base.iterdir() if path.is_file() and path.suffix in (".json", ".txt")]:
+        shutil.copy2(file, partial)
+    for shard in shards:
+        weights = load_file(shard)
+        for name, weight in weights.items():
+            down = lora.pop(name.replace(".weight", ".lora_A.weight"), None)
+            up = lora.pop(name.replace(".weight", ".lora_B.weight"), None)
+            if down is not None and up is not None:
+                if (up.shape[0], down.shape[1]) != weight.shape:
+                    raise ValueError(f"{adapter} is for another model: {name} is {list(weight.shape)} in {base}")
+                weights[name] = (weight.float() + alpha / rank * (up @ down)).to(weight.dtype)
+        save_file(weights, partial / shard.name, metadata={"format": "pt"})
+    if lora:
+        raise ValueError(f"{adapter} is for another model: {base} lacks the layer of {sorted(lora)[0]}")
+    os.replace(partial, output)
+
+
+def main() -> None:
+    """Command line of :func:`merge_adapter`."""
+    parser = argparse.ArgumentParser("python -m loop_recipes.learner.peft_export", description=merge_adapter.__doc__)
+    for name in ("base", "adapter", "output"):
+        parser.add_argument(name, type=Path)
+    options = parser.parse_args()
+    try:
+        merge_adapter(options.base, options.adapter, options.output)
+    except ValueError as error:
+        sys.exit(f"peft_export: {error}")
+    print(f"merged model in {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""One iteration's update: advantages, the filter, old log-probs, and clipped steps over minibatches of rollouts.
+
+The order of rollouts, the minibatches and all statistics depend on the rollouts alone, never on the order in which they
+arrived or on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchtune.modules.peft import disable_adapter
+from torchtune.utils import get_world_size_and_rank
+from tqdm import tqdm
+
+from loop_recipes.config.loop_config import GapConfig, UpdateConfig
+from loop_recipes.learner.batching import MicroBatch, Sample, balance_over_ranks, micro_batch_calls, micro_batches
+from loop_recipes.learner.critic import Critic, token_advantages, value_loss
+from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
+from loop_recipes.learner.model import AdapterVersions, clip_grad_norm
+from loop_recipes.learner.process_group import sum_over_ranks
+from loop_recipes.learner.token_statistics import TokenStatistics
+
+CANARY_TOKENS = 64
+PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or the gradient is nan or infinite; the step was not taken."""
+
+
+def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int) -> list[list[Sample]]:
+    """Shuffle, then cut into minibatches of about ``rollouts`` (None: one of all), whose sizes differ by one at most.
+
+    Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
+    of one rollout would weigh as much as a whole minibatch.
+    """
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
+    count = 1 if rollouts is None else max(1, round(len(samples) / rollouts))
+    bounds = [len(samples) * number // count for number in range(count + 1)]
+    return [[samples[i] for i in order[low:high]] for low, high in itertools.pairwise(bounds)]
+
+
+def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
+    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
+    if not samples:
+        return {"gap_verdict": "none"}
+    gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
+    p99 = gap[round(0.99 * (len(gap) - 1))].item()
+    verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
+    return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}
+
+
+@dataclass
+class PolicyUpdate:
+    """Everything an update needs but the rollouts; call :meth:`run` on every rank with the same ones.
+
+    Args:
+        model: a decoder with a log-prob head.
+        parameters: the trainable ones, by name, those of the critic included.
+        advantage: ``(rewards [b], groups [b]) -> [b]``.
+        critic: gives each token its own advantage in place of the rollout's; the filter then does not apply.
+        token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
+        loss_scale: what the loss is multiplied by before the backward pass, and gradients divided by after it, so that
+            they stay within fp16's range; halved whenever they overflow.
+    """
+
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: Optimizer
+    loss: PolicyLoss
+    advantage: Any
+    versions: AdapterVersions
+    config: UpdateConfig
+    gap: GapConfig
+    device: torch.device
+    seed: int
+    critic: Critic | None = None
+    loss_scale: float = 1.0
+    peak_tflops: float | None = None
+    token_statistics: TokenStatistics | None = None
+    _ranks: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ranks = get_world_size_and_rank()
+
+    def run(self, samples: Sequence[Sample], version: int, iteration: int) -> dict[str, Any]:
+        """Train on one collection; returns metrics (the same on every rank).
+
+        Args:
+            samples: of all ranks, in any order.
+            version: of the adapter now in the model.
+
+        Raises:
+            NonFiniteLoss: before the step that it would have spoilt.
+        """
+        samples = self._with_advantages(sorted(samples, key=lambda sample: sample.rollout_id))
+        kept = samples
+        if self.critic is None:
+            kept = [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
+        started = time.perf_counter()
+        kept = self._with_old_logprobs(kept, version)
+        if self.critic is not None:
+            kept = self._with_token_advantages(kept)
+        recomputed = time.perf_counter()
+        metrics = _signal_metrics(samples, kept) | gap_metrics(kept, self.gap)
+        if self.config.exact_entropy and kept:
+            metrics["entropy"] = torch.cat([sample.entropy for sample in kept]).double().mean().item()
+        metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
+        metrics |= self._train(kept, iteration) if kept else {"steps": 0}
+        seconds = time.perf_counter() - recomputed
+        if self.token_statistics is not None:
+            self.token_statistics.write(kept)
+        lengths = [sample.tokens for sample in kept]
+        metrics |= {
+            "seconds_recomputing": recomputed - started,
+            "seconds_updating": seconds,
+            "tokens_per_second": self.config.epochs * sum(lengths) / seconds,
+        }
+        if self.peak_tflops is not None:
+            flops = self.config.epochs * sum(map(self._training_flops, lengths))
+            metrics["model_flops_utilization"] = flops / seconds / (self.peak_tflops * 1e12 * self._ranks[0])
+        return metrics
+
+    def canary(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Log-probs under the present weights of the first sampled tokens of the shortest rollout.
+
+        A server that gives other ones, by more than the gap that counts as broken, was handed other weights (the node's
+        ``Canary``). Called on every rank with the same samples.
+        """
+        sample = min(samples, key=lambda sample: (sample.tokens, sample.rollout_id))
+        positions = sample.mask.nonzero().flatten()[:CANARY_TOKENS]
+        length, count = int(positions[-1]) + 1, len(positions)
+        start = replace(
+            sample,
+            token_ids=sample.token_ids[:length],
+            mask=sample.mask[:length],
+            turn_ids=sample.turn_ids[:length],
+            sampler_logprobs=sample.sampler_logprobs[:count],
+            policy_versions=sample.policy_versions[:count],
+        )
+        return {
+            "token_ids": start.token_ids.tolist(),
+            "positions": positions.tolist(),
+            "logprobs": self._per_token([start], self._logprobs)[start.rollout_id].tolist(),
+            "tolerance": self.gap.broken,
+        }
+
+    def _training_flops(self, length: int) -> float:
+        """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.
+
+        Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
+        is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
+        """
+        weights = sum(parameter.numel() for parameter in self.model.layers.parameters())
+        width = self.model.num_heads * self.model.head_dim
+        return 4.0 * weights * length + 6.0 * len(self.model.layers) * width * length**2
+
+    def stress(self, length: int) -> float:
+        """Forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
+
+        What it leaves behind is only the peak memory. Returns its seconds.
+        """
+        vocab_size = self.model.tok_embeddings.weight.shape[0]
+        generator = torch.Generator().manual_seed(self.seed)
+        mask = torch.arange(length) > 0
+        sample = Sample(
+            rollout_id="stress",
+            task_id="stress",
+            token_ids=torch.randint(vocab_size, (length,), generator=generator),
+            mask=mask,
+            turn_ids=mask.long() - 1,
+            sampler_logprobs=torch.zeros(length - 1),
+            policy_versions=torch.zeros(length - 1, dtype=torch.long),
+            reward=0.0,
+            advantage=1.0,
+            old_logprobs=torch.zeros(length - 1),
+            ref_logprobs=torch.zeros(length - 1),
+        )
+        if self.critic is not None:
+            sample = replace(sample, token_advantages=torch.ones(length - 1))
+        started = time.perf_counter()
+        self.model.train()
+        for batch in micro_batches([sample], self.config.micro_batch_tokens, PAD_ID, self.config.packed):
+            output, values = self._losses(batch.to(self.device), policy_rests=False)
+            (output.per_rollout_loss.sum() + values.sum()).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - started
+
+    def _with_advantages(self, samples: list[Sample]) -> list[Sample]:
+        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in samples}))}
+        rewards = torch.tensor([sample.reward for sample in samples])
+        groups = torch.tensor([numbers[sample.task_id] for sample in samples])
+        advantages = self.advantage(rewards, groups).tolist()
+        return [replace(sample, advantage=value) for sample, value in zip(samples, advantages, strict=True)]
+
+    def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
+        """Each token's log-prob under the version that sampled it, and under the base model if the loss has a KL term.
+
+        Dropout is off and the adapter of each version is put in for its tokens only. The entropy there, if asked for,
+        comes out of the same pass.
+        """
+        needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
+        compute = self._logprobs_and_entropy if self.config.exact_entropy else self._logprobs
+        old: dict[str, Tensor] = {}
+        for other in needed:
+            of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
+            if other == version:
+                computed = self._per_token(of_version, compute)
+            else:
+                with self.versions.active(other):
+                    computed = self._per_token(of_version, compute)
+            for sample in of_version:
+                mine, values = sample.policy_versions == other, computed[sample.rollout_id]
+                old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
+        if self.config.exact_entropy:
+            samples = [replace(sample, entropy=old[sample.rollout_id][:, 1]) for sample in samples]
+            old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
+        samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
+        if not self.loss.needs_reference:
+            return samples
+        with disable_adapter(self.model):
+            reference = self._per_token(samples, self._logprobs)
+        return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
+
+    def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
+        """Each token's return less the critic's value, under the policy and the critic before the update."""
+        advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
+        return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        return self.model(**batch.inputs())
+
+    def _logprobs_and_entropy(self, batch: MicroBatch) -> Tensor:
+        outputs = self.model(**batch.inputs(), with_entropy=True)
+        return torch.stack([outputs.logprobs, outputs.entropy], dim=1)
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        return self.critic(self.model(**batch.inputs(), with_hidden=True).hidden)
+
+    @torch.no_grad()
+    def _per_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> dict[str, Tensor]:
+        """``compute`` gives [n] or [n, k] for a micro-batch; here all ranks do it for all samples, for every rank."""
+        if not samples:
+            return {}
+        self.model.eval()
+        counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
+        parts: dict[str, Tensor] = {}
+        for batch in self._micro_batches(samples, "recomputing"):
+            computed = compute(batch).cpu()
+            parts |= batch.split(computed)
+        for rollout_id in counts.keys() - parts.keys():  # another rank's; zeros here, so that the sum is exact
+            parts[rollout_id] = computed.new_zeros(counts[rollout_id], *computed.shape[1:])
+        joined = torch.cat([parts[rollout_id] for rollout_id in counts])
+        return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
+
+    def _train(self, samples: list[Sample], iteration: int) -> dict[str, Any]:
+        self.model.train()
+        statistics, losses, value_losses, norms = RatioStatistics(), [], [], []
+        for epoch in range(self.config.epochs):
+            seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
+            for minibatch in minibatches(samples, self.config.minibatch_rollouts, seed):
+                loss, value_loss, norm = self._step(minibatch, statistics, iteration)
+                losses.append(loss)
+                value_losses.append(value_loss)
+                norms.append(norm)
+        metrics = {} if self.critic is None else {"value_loss": sum(value_losses) / len(value_losses)}
+        return (
+            statistics.summary()
+            | metrics
+            | {
+                "steps": len(losses),
+                "loss": sum(losses) / len(losses),
+                "grad_norm": sum(norms) / len(norms),
+                "grad_norm_max": max(norms),
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+            }
+        )
+
+    def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> tuple[float, float, float]:
+        """One optimizer step; returns the minibatch's loss, its value loss and the gradient norm before clipping."""
+        world_size, _ = self._ranks
+        divisor = len(minibatch) if self.config.loss_divisor == "mean" else float(self.config.loss_divisor)
+        # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
+        policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
+        totals = torch.zeros(2, dtype=torch.float64)
+        coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
+        seen = RatioStatistics()
+        for batch in self._micro_batches(minibatch, "updating"):
+            output, values = self._losses(batch, policy_rests)
+            seen.add(output)
+            if self.token_statistics is not None:
+                self.token_statistics.add(batch, output)
+            loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
+            totals += torch.stack([loss, mean_value_loss]).detach().double().cpu()
+            # FSDP averages gradients over the ranks, but the loss is a sum over them.
+            ((loss + coefficient * mean_value_loss) * (world_size * self.loss_scale)).backward()
+        loss, mean_value_loss = sum_over_ranks(totals).tolist()
+        norm = clip_grad_norm(list(self.parameters.values()), self.config.clip_grad_norm, self.loss_scale)
+        if math.isfinite(loss) and not math.isfinite(norm) and self.loss_scale > 1.0:
+            # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
+            self.loss_scale /= 2.0
+            self.optimizer.zero_grad(set_to_none=True)
+            return self._step(minibatch, statistics, iteration)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteLoss(f"loss {loss}, gradient norm {norm}; the step was not taken")
+        statistics.join(seen)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, mean_value_loss, norm
+
+    def _losses(self, batch: MicroBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
+        """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""
+        with torch.set_grad_enabled(not policy_rests):
+            outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
+            if self.critic is None:
+                return self.loss(outputs, batch), torch.zeros_like(batch.rewards)
+            output = self.loss(outputs.logprobs, batch)
+        return output, value_loss(self.critic(outputs.hidden), batch)
+
+    def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:
+        """This rank's micro-batches, as many as every other rank has, with a progress bar on rank 0's terminal."""
+        world_size, rank = self._ranks
+        parts = balance_over_ranks(samples, world_size)
+        calls = micro_batch_calls(parts, self.config.micro_batch_tokens, self.config.packed)
+        batches = micro_batches(parts[rank], self.config.micro_batch_tokens, PAD_ID, self.config.packed, calls)
+        for batch in tqdm(batches, desc=doing, leave=False, disable=None if rank == 0 else True, mininterval=1.0):
+            yield batch.to(self.device)
+
+
+def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, Any]:
+    tasks, with_signal = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
+    if kept and kept[0].token_advantages is not None:
+        advantages = torch.cat([sample.token_advantages for sample in kept]).double()
+    else:
+        advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
+    return {
+        "kept_fraction": len(kept) / len(samples),
+        "groups": len(tasks),
+        "groups_without_signal": len(tasks - with_signal),
+        "advantage_std": advantages.std(correction=0).item(),
+    }

@@ -1,0 +1,162 @@
+"""The numbers of a run: documented keys, one JSON line per iteration, and torchtune's loggers beside it.
+
+Keys that start with ``seconds`` or are in :data:`MACHINE_KEYS` depend on the machine; all others are reproduced exactly
+by a run resumed on the same rollouts (on a CPU).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from appworld_adapter.behavior import aggregate, rollout_behavior
+from rollout_server.rollout import Rollout
+
+METRICS: dict[str, str] = {
+    "iteration": "number of the iteration, from 1: one collection and one update",
+    "policy_version": "version of the policy after the update; it is raised only if a step was taken",
+    "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
+    "dataset": "name of the dataset the tasks are of",
+    "rollouts": "finished rollouts that were delivered",
+    "dropped_rollouts": "episodes that early stop cut off",
+    "failed_attempts": "attempts that failed (crashed world, server error) and were replaced",
+    "reward": "mean reward: the fraction of a task's unit tests that passed",
+    "success": "share of rollouts whose task is solved: all unit tests passed",
+    "completed": "share of rollouts that the agent itself ended",
+    "turns": "mean agent turns per rollout",
+    "tokens": "mean tokens per rollout, prompt and observations included",
+    "tokens_max": "longest rollout",
+    "sampled_tokens": "mean tokens per rollout that the policy sampled",
+    "behavior_turns": "agent turns that were answered, per rollout (LOOP, appendix A.1, as all of behavior_*)",
+    "behavior_code_characters": "characters of code per rollout",
+    "behavior_multiple_cells_per_turn": "share of turns with more than one code block",
+    "behavior_execution_errors_per_turn": "share of turns whose code failed",
+    "behavior_give_up_rate": "share of failed API endpoints that were not called successfully later on",
+    "behavior_show_api_doc": "show_api_doc calls per rollout",
+    "behavior_assume": "occurrences of assume, assumed, assuming per rollout",
+    "behavior_dummy": "occurrences of dummy per rollout",
+    "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
+    "groups": "tasks with at least one rollout",
+    "groups_without_signal": "tasks none of whose rollouts was kept",
+    "advantage_std": "standard deviation of the advantage over all rollouts (with a critic: over all sampled tokens)",
+    "steps": "optimizer steps taken",
+    "loss": "mean over the steps of the minibatch loss",
+    "grad_norm": "mean over the steps of the gradient norm before clipping",
+    "grad_norm_max": "the largest of them",
+    "learning_rate": "learning rate of the update",
+    "ratio_p01": "1st percentile of the importance ratio at the loss's level (token, turn or rollout)",
+    "ratio_p10": "10th percentile",
+    "ratio_p50": "median",
+    "ratio_p90": "90th percentile",
+    "ratio_p99": "99th percentile",
+    "ratio_max": "the largest ratio",
+    "clip_fraction": "share of ratios at which the clipped branch was taken",
+    "approx_kl": "mean over sampled tokens of r - 1 - log r, against the sampling policy",
+    "reference_kl": "mean KL term against the base model, where the loss has one",
+    "value_loss": "mean squared error of the critic's values, where there is a critic",
+    "entropy_estimate": "mean of -log p over sampled tokens, as the sampler reported it",
+    "entropy": "mean over kept tokens of the entropy of the distribution they were sampled from, exact; only with "
+    "update.exact_entropy",
+    "gap_mean": "mean over kept tokens of abs(sampler log-prob - learner log-prob)",
+    "gap_p99": "its 99th percentile",
+    "gap_max": "its maximum",
+    "gap_verdict": "ok, drift or broken, by the thresholds under sampler_gap; none when nothing was kept",
+    "seconds_collecting": "on the rollout node: from the first episode to the end of the collection",
+    "seconds_waiting": "the trainer had nothing to do but wait for rollouts",
+    "seconds_recomputing": "old (and reference) log-probs",
+    "seconds_updating": "forward, backward and optimizer steps",
+    "seconds_publishing": "exporting the adapter and having it loaded by the servers",
+    "seconds": "the whole iteration, checkpoint excluded",
+    "tokens_per_second": "tokens through forward and backward, per second of updating, all ranks together",
+    "model_flops_utilization": "share of device_peak_tflops that model FLOPs of the update make up, recomputation not "
+    "counted; only where device_peak_tflops is given",
+    "dev_iteration": "the policy that stood after so many iterations was evaluated during this one: the one before it, "
+    "in the run's last line its own",
+    "dev_reward": "mean reward of that policy on dev_evaluation.split",
+    "dev_success": "share of its tasks solved",
+    "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
+}
+"""Every key that may stand in metrics.jsonl, and what it means."""
+
+MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
+
+
+class RunMetrics:
+    """Appends one line per iteration to ``metrics.jsonl`` and hands numbers to torchtune's loggers."""
+
+    def __init__(self, path: Path, loggers: Sequence[Any], after_iteration: int) -> None:
+        """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed."""
+        self._loggers = list(loggers)
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _iteration(line) <= after_iteration]
+            path.write_text("".join(f"{line}\n" for line in kept))
+        self._file: TextIO = path.open("a")
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Write one iteration.
+
+        Raises:
+            KeyError: a key that :data:`METRICS` does not document.
+        """
+        for key in metrics:
+            if key not in METRICS:
+                raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
+        self._file.write(json.dumps(metrics) + "\n")
+        self._file.flush()
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        for logger in self._loggers:
+            logger.log_dict(numbers, step=int(metrics["iteration"]))
+
+    def close(self) -> None:
+        self._file.close()
+        for logger in self._loggers:
+            logger.close()
+
+
+def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
+    """Means over a collection, in the order of rollout ids, so that arrival order cannot show in the last digit."""
+    rollouts = sorted(rollouts, key=lambda rollout: rollout.rollout_id)
+    count = len(rollouts)
+    sampled = sum(rollout.sampled_tokens for rollout in rollouts)
+    return {
+        "rollouts": count,
+        "reward": sum(rollout.reward for rollout in rollouts) / count,
+        "success": sum(rollout.success for rollout in rollouts) / count,
+        "completed": sum(rollout.end_reason == "completed" for rollout in rollouts) / count,
+        "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
+        "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
+        "sampled_tokens": sampled / count,
+        "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
+    }
+
+
+def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out."""
+    counts = [rollout_behavior(rollout.messages, len(rollout.turns)) for rollout in rollouts if rollout.messages]
+    if not counts:
+        return {}
+    behavior = aggregate(counts)
+    return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
+
+
+def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
+    """One readable line for the terminal."""
+    gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
+    return (
+        f"iteration {metrics['iteration']:3d}/{max_iterations}  reward {metrics['reward']:.3f}  "
+        f"success {metrics['success']:.3f}  kept {round(metrics['kept_fraction'] * metrics['rollouts'])}/"
+        f"{metrics['rollouts']}  steps {metrics['steps']}  clip {metrics.get('clip_fraction', 0.0):.3f}  {gap}  "
+        f"collecting {metrics['seconds_collecting']:.1f}s  "
+        f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s"
+    )
+
+
+def _iteration(line: str) -> int:
+    """The iteration of a line; a line cut short by a crash counts as after everything."""
+    try:
+        return int(json.loads(line)["iteration"])
+    except (ValueError, KeyError):
+        return 1 << 62

@@ -1,0 +1,69 @@
+"""What an update made of every sampled token, kept for rollout-viewer: the learner's log-prob, the ratio, the clip.
+
+    <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
+    {"rollout_id", "advantage", "learner_logprobs": [n], "ratios": [n], "clipped": [n]}
+
+n runs over the sampled tokens of the rollout. ``learner_logprobs`` are of the policy that sampled, as the learner
+recomputes them; ``ratios`` and ``clipped`` are of the last step that the rollout was part of. At turn or trajectory
+level each token shows those of its turn or rollout. ``advantage`` is what the rollout was trained with, whichever the
+algorithm; with a critic, the mean over its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from loop_recipes.learner.batching import MicroBatch, Sample
+from loop_recipes.learner.losses import LossOutput
+
+
+class TokenStatistics:
+    """Collects one rank's part of an iteration, then writes it; rank 1 to ``<collection>.rank1.jsonl``, and so on."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._suffix = "" if rank == 0 else f".rank{rank}"
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(self, batch: MicroBatch, output: LossOutput) -> None:
+        """Remember the ratios of a micro-batch; a later epoch replaces an earlier one."""
+        if not len(batch.targets):
+            return
+        # By how many there are: ratios of tokens, of turns or of rollouts. Where two agree, so do their places.
+        places = {
+            len(batch.targets): slice(None),
+            len(batch.turn_rollout): batch.turn_index,
+            len(batch.rewards): batch.rollout_index,
+        }
+        level = places[len(output.log_ratio)]
+        ratios = output.log_ratio.float().clamp(max=20.0).exp()
+        by_rollout = batch.split(ratios[level].cpu()), batch.split(output.clipped[level].cpu())
+        for rollout_id, values in by_rollout[0].items():
+            self._seen[rollout_id] = (values, by_rollout[1][rollout_id])
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
+        lines: dict[str, list[str]] = {}
+        for sample in samples:
+            if sample.rollout_id in self._seen:
+                ratios, clipped = self._seen[sample.rollout_id]
+                record = {
+                    "rollout_id": sample.rollout_id,
+                    "advantage": round(_advantage(sample), 5),
+                    "learner_logprobs": [round(value, 5) for value in sample.old_logprobs.tolist()],
+                    "ratios": [round(value, 5) for value in ratios.tolist()],
+                    "clipped": [int(value) for value in clipped.tolist()],
+                }
+                lines.setdefault(sample.rollout_id.split("/")[0], []).append(json.dumps(record) + "\n")
+        self._seen.clear()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for collection, text in lines.items():
+            (self._folder / f"{collection}{self._suffix}.jsonl").write_text("".join(text))
+
+
+def _advantage(sample: Sample) -> float:
+    return sample.advantage if sample.token_advantages is None else sample.token_advantages.mean().item()

@@ -1,0 +1,288 @@
+"""`loop-plots`: pictures of training runs, from their metrics.jsonl alone, as PNG and SVG.
+
+    loop-plots runs/demo
+    loop-plots LOOP=runs/seed0,runs/seed1,runs/seed2 shuffled=runs/control --output runs/figures
+    loop-plots --rollouts runs/demo --task 692c77d_1
+
+Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
+band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for what the keys mean. The pictures of
+``--rollouts`` are of what agents wrote instead: behaviour early against late, API-call sequences (rollout_plots.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from loop_recipes.plots.rollouts import TITLES, write_rollout_figures
+from loop_recipes.plots.style import COLOURS, save
+
+PHASES = {
+    "seconds_waiting": "waiting for rollouts",
+    "seconds_recomputing": "recomputing log-probs",
+    "seconds_updating": "updating",
+    "seconds_publishing": "publishing the policy",
+}
+
+BEHAVIOR = {"turns" if key == "turns" else f"behavior_{key}": title for key, title in TITLES.items()}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One setting: a label and the metrics of its runs (seeds), each a list of lines in the order of iterations."""
+
+    label: str
+    runs: list[list[dict[str, Any]]]
+
+    @property
+    def datasets(self) -> set[str]:
+        return {str(line["dataset"]) for run in self.runs for line in run if "dataset" in line}
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """(iterations [i], values [runs, i]) of a key; NaN where a run has none."""
+        known = sorted({line["iteration"] for run in self.runs for line in run if _number(line.get(key))})
+        places = {iteration: place for place, iteration in enumerate(known)}
+        values = np.full((len(self.runs), len(known)), np.nan)
+        for row, run in enumerate(self.runs):
+            for line in run:
+                if _number(line.get(key)):
+                    values[row, places[line["iteration"]]] = line[key]
+        return np.array(known), values
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last line cut short is left out.
+
+    Raises:
+        ValueError: there is no such file, or it holds no metrics.
+    """
+    file = run / "metrics.jsonl" if run.is_dir() else run
+    if not file.is_file():
+        raise ValueError(f"{run} is no training run: there is no metrics.jsonl")
+    lines = []
+    for number, text in enumerate(file.read_text().splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            line["iteration"] = int(line["iteration"])
+        except (ValueError, KeyError, TypeError):
+            print(f"loop-plots: {file}:{number} is no line of metrics and is left out", file=sys.stderr)
+            continue
+        lines.append(line)
+    if not lines:
+        raise ValueError(f"{file} holds no metrics yet")
+    return lines
+
+
+def parse_curve(text: str) -> Curve:
+    """``[label=]RUN[,RUN...]``; without a label, the name of the first run's folder."""
+    label, _, runs = text.rpartition("=")
+    paths = [Path(run) for run in runs.split(",")]
+    return Curve(label or paths[0].resolve().name, [read_metrics(path) for path in paths])
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred moving average over ``window`` iterations, [runs, i]; shorter at both ends, NaNs left out."""
+    if window <= 1:
+        return values
+    half = window // 2
+    columns = [values[:, max(0, i - half) : i + half + 1] for i in range(values.shape[1])]
+    return np.stack([_nan_mean(column, axis=1) for column in columns], axis=1)
+
+
+def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
+    """One key of one curve: its mean over seeds, smoothed, with what lies behind it; False if no run has the key.
+
+    Behind one run stand its raw values, behind several the band from the lowest to the highest seed (smoothed).
+    """
+    iterations, values = curve.series(key)
+    if not len(iterations):
+        return False
+    smoothed = smooth(values, window)
+    if len(curve.runs) > 1:
+        with np.errstate(invalid="ignore"):
+            axes.fill_between(
+                iterations, np.nanmin(smoothed, axis=0), np.nanmax(smoothed, axis=0), color=colour, alpha=0.18, lw=0
+            )
+    elif window > 1:
+        axes.plot(iterations, values[0], color=colour, alpha=0.3, lw=1)
+    marker = "o" if len(iterations) < 4 else None
+    axes.plot(iterations, _nan_mean(smoothed, axis=0), color=colour, lw=2, marker=marker, label=label or curve.label)
+    return True
+
+
+def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
+    """Reward and success over iterations; diamonds are evaluations on dev tasks."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True)
+    for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
+        for number, curve in enumerate(curves):
+            draw(axes[place], curve, key, _colour(number), window)
+            _, values = curve.series(f"dev_{key}")
+            _, evaluated = curve.series("dev_iteration")
+            if values.size:
+                label = f"{curve.label}, dev" if place == 0 else None
+                axes[place].plot(
+                    _nan_mean(evaluated, 0), _nan_mean(values, 0), "D--", color=_colour(number), ms=5, lw=1, label=label
+                )
+        axes[place].set(title=title, xlabel="iteration", ylim=(0, 1))
+    if len(axes[0].get_legend_handles_labels()[1]) > 1:
+        _legend(axes[0])
+    seeds = max(len(curve.runs) for curve in curves)
+    notes = [f"moving average over {window} iterations"] if window > 1 else []
+    notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
+    return _finish(figure, curves, "; ".join(notes))
+
+
+def phases(curves: Sequence[Curve], window: int) -> Figure:
+    """Seconds of an iteration by phase, stacked; the first seed of each curve."""
+    figure, grid = plt.subplots(1, len(curves), figsize=(max(6, 5 * len(curves)), 4), squeeze=False, sharey=True)
+    for axes, curve in zip(grid[0], curves, strict=True):
+        run = curve.runs[0]
+        iterations = np.array([line["iteration"] for line in run])
+        bottom = np.zeros(len(run))
+        for number, (key, label) in enumerate(PHASES.items()):
+            seconds = np.array([float(line.get(key) or 0.0) for line in run])
+            axes.bar(iterations, seconds, 0.9, bottom=bottom, color=_colour(number), label=label)
+            bottom += seconds
+        total = np.array([float(line.get("seconds") or 0.0) for line in run])
+        axes.bar(iterations, np.maximum(total - bottom, 0), 0.9, bottom=bottom, color=COLOURS[-1], label="other")
+        axes.set(title=curve.label, xlabel="iteration", ylabel="seconds")
+    grid[0][-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return _finish(figure, curves, "time per iteration")
+
+
+def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
+    """How far off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
+    figure, grid = plt.subplots(2, 2, figsize=(10, 7), sharex=True)
+    (lag, gap), (clip, ratio) = grid
+    for number, curve in enumerate(curves):
+        colour, name = _colour(number), curve.label
+        iterations, values = curve.series("policy_lag")
+        if len(iterations):
+            lag.step(iterations, np.nanmax(values, axis=0), where="mid", color=colour, label=name)
+        draw(clip, curve, "clip_fraction", colour, window)
+        draw(gap, curve, "gap_p99", colour, 1, f"{name}, 99th percentile")
+        iterations, values = curve.series("gap_max")
+        if len(iterations):
+            gap.plot(iterations, np.nanmax(values, axis=0), color=colour, ls=":", lw=1, label=f"{name}, largest")
+        draw(ratio, curve, "ratio_p50", colour, 1)
+        iterations, low = curve.series("ratio_p01")
+        _, high = curve.series("ratio_p99")
+        if len(iterations) and low.shape == high.shape:
+            ratio.fill_between(iterations, np.nanmin(low, 0), np.nanmax(high, 0), color=colour, alpha=0.18, lw=0)
+    lag.set(title="policy lag, versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
+    lag.yaxis.get_major_locator().set_params(integer=True)
+    gap.set(title="abs(sampler - learner log-prob)", yscale="log")
+    clip.set(title="clip fraction", xlabel="iteration")
+    _from_zero(clip)
+    ratio.set(title="importance ratio: median, 1st to 99th percentile", xlabel="iteration")
+    for axes in (lag, gap, clip, ratio):
+        _legend(axes)
+    return _finish(figure, curves, "")
+
+
+def behavior(curves: Sequence[Curve], window: int) -> Figure:
+    """The behaviour metrics of LOOP's appendix A.1 over iterations."""
+    figure, grid = plt.subplots(2, 4, figsize=(15, 6.5), sharex=True)
+    for axes, (key, title) in zip(grid.flat, BEHAVIOR.items(), strict=True):
+        drawn = [draw(axes, curve, key, _colour(number), window) for number, curve in enumerate(curves)]
+        axes.set_title(title, fontsize=10)
+        _from_zero(axes)
+        if not any(drawn):
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color="#666666")
+    for axes in grid[1]:
+        axes.set_xlabel("iteration")
+    if len(curves) > 1:
+        _legend(grid[0][0])
+    return _finish(figure, curves, "behaviour of the rollouts trained on")
+
+
+FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
+    "learning_curve": learning_curve,
+    "time_per_phase": phases,
+    "lag_and_gap": lag_and_gap,
+    "behavior": behavior,
+}
+
+
+def write_figures(curves: Sequence[Curve], output: Path, window: int = 5) -> list[Path]:
+    """Write every figure into ``output`` as PNG and SVG; returns the paths.
+
+    Args:
+        window: iterations that a moving average covers; 1 for none.
+    """
+    return [path for name, make in FIGURES.items() for path in save(make(curves, window), output, name)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="loop-plots", description="Pictures of training runs, from metrics.jsonl.")
+    parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
+    parser.add_argument("--output", type=Path, help="folder for the pictures (default: that of the first run)")
+    parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
+    parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
+    parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
+    parsed = parser.parse_args(arguments)
+    first = Path(parsed.curves[0].rpartition("=")[2].split(",")[0])
+    output = parsed.output or (first if first.is_dir() else first.parent)
+    try:
+        if parsed.rollouts:
+            written = write_rollout_figures(first, output, parsed.task)
+        else:
+            written = write_figures([parse_curve(text) for text in parsed.curves], output, parsed.smooth)
+    except ValueError as error:
+        print(f"loop-plots: {error}", file=sys.stderr)
+        return 1
+    print(*written, sep="\n")
+    return 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """Mean that leaves NaNs out, and is NaN without a warning where there is nothing else."""
+    present = ~np.isnan(values)
+    count = present.sum(axis=axis)
+    total = np.where(present, values, 0.0).sum(axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _from_zero(axes: Axes) -> None:
+    """Let the y axis begin at zero and keep some room above the data."""
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+
+
+def _finish(figure: Figure, curves: Sequence[Curve], note: str) -> Figure:
+    """Name the dataset, so that no curve is taken for one on another."""
+    datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves)))) or "dataset not recorded"
+    figure.suptitle(f"{datasets}\n{note}" if note else datasets, fontsize=10, x=0.01, ha="left")
+    for axes in figure.axes:
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Pictures of what agents wrote: behaviour early against late in training, and how much the rollouts of a task differ.
+
+Input are the logs of collections. Of a training run the first and the last tenth of its iterations are compared (LOOP,
+figure on behaviour, and appendix A.1); of anything else, the first and the last collection.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, api_calls, rollout_behavior
+from loop_recipes.plots.style import COLOURS, save
+
+TITLES = {
+    "turns": "turns per rollout",
+    "code_characters": "code characters per rollout",
+    "multiple_cells_per_turn": "turns with several code cells",
+    "execution_errors_per_turn": "execution errors per turn",
+    "give_up_rate": "failed-call give-up rate",
+    "show_api_doc": "show_api_doc calls per rollout",
+    "assume": "'assume' per rollout",
+    "dummy": "'dummy' per rollout",
+}
+MAX_DEPTH = 24
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a picture needs of one rollout."""
+
+    task_id: str
+    success: bool
+    behavior: RolloutBehavior
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Period:
+    """The attempts of some collections, under a name."""
+
+    name: str
+    attempts: list[Attempt]
+
+
+def read_attempts(log: Path) -> list[Attempt]:
+    """The rollouts of a collection's log; a last line cut short is left out."""
+    attempts = []
+    with log.open() as file:
+        for line in file:
+            if not line.endswith("\n"):
+                break
+            record = json.loads(line)
+            messages, turns = record["messages"], len(record["turns"])
+            attempts.append(
+                Attempt(
+                    record["task_id"],
+                    record["success"],
+                    rollout_behavior(messages, turns),
+                    api_calls(messages, turns),
+                )
+            )
+    return attempts
+
+
+def read_periods(run: Path) -> tuple[str, list[Period]]:
+    """(dataset, early and late) of a run's or an evaluation's folder, or the one period of a single log.
+
+    Raises:
+        ValueError: there are no rollouts.
+    """
+    logs = [run] if run.is_file() else sorted(run.glob("**/collections/*.jsonl"))
+    logs = [log for log in logs if not log.name.endswith(".meta.jsonl") and log.stat().st_size]
+    if not logs:
+        raise ValueError(f"{run} holds no rollouts: there is no collections/*.jsonl")
+    training = {int(found[1]): log for log in logs if (found := re.search(r"-i(\d+)$", log.stem))}
+    if training:
+        numbers = sorted(training)
+        count = max(1, len(numbers) // 10)
+        spans = [numbers[:count], numbers[-count:]] if len(numbers) > 1 else [numbers]
+        groups = {_iterations(span): [training[number] for number in span] for span in spans}
+    else:
+        groups = {_collection_name(log): [log] for log in dict.fromkeys((logs[0], logs[-1]))}
+    periods = [Period(name, [item for log in group for item in read_attempts(log)]) for name, group in groups.items()]
+    with logs[0].open() as file:
+        dataset = json.loads(file.readline())["dataset"]
+    return dataset, periods
+
+
+def behavior_interval(attempts: Sequence[Attempt], key: str, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap over tasks (each with all its rollouts) of one of the figures of appendix A.1."""
+    tasks = sorted({attempt.task_id for attempt in attempts})
+    names = [field.name for field in fields(RolloutBehavior)]
+    sums = np.zeros((len(tasks), len(names) + 1))
+    for attempt in attempts:
+        sums[tasks.index(attempt.task_id)] += [*(getattr(attempt.behavior, name) for name in names), 1]
+    draws = np.random.default_rng(0).multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), size=RESAMPLES)
+    total = dict(zip([*names, "rollouts"], (draws @ sums).T, strict=True))
+    turns, failed = np.maximum(total["turns"], 1), total["failed_calls"]
+    values = {
+        "multiple_cells_per_turn": total["multiple_cell_turns"] / turns,
+        "execution_errors_per_turn": total["failed_turns"] / turns,
+        "give_up_rate": (failed - total["recovered_calls"])[failed > 0] / failed[failed > 0],
+    }.get(key)
+    if values is None:
+        values = total["show_api_doc_calls" if key == "show_api_doc" else key] / total["rollouts"]
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def behavior_change(periods: Sequence[Period], dataset: str) -> Figure:
+    """One panel per metric, one bar per period, with its interval; the change in the title."""
+    figure, grid = plt.subplots(2, 4, figsize=(14, 6.5))
+    measured: list[Behavior] = [aggregate([item.behavior for item in period.attempts]) for period in periods]
+    for axes, (key, title) in zip(grid.flat, TITLES.items(), strict=True):
+        values = [getattr(behavior, key) for behavior in measured]
+        for place, (period, value) in enumerate(zip(periods, values, strict=True)):
+            if value is None:
+                axes.text(place, 0, "no call failed", ha="center", va="bottom", fontsize=8, color="#666666")
+                continue
+            low, high = behavior_interval(period.attempts, key)
+            error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
+            axes.bar(place, value, 0.6, color=COLOURS[place], yerr=error, capsize=4, ecolor="#444444")
+            axes.annotate(f"{value:.3g}", (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+        axes.set_title(title + _change(values), fontsize=10)
+        axes.set_xticks(range(len(periods)), [period.name for period in periods], fontsize=9)
+        axes.set_xlim(-0.6, len(periods) - 0.4)
+        axes.margins(y=0.15)
+        axes.set_ylim(0, None if any(values) else 1)
+        axes.spines[["top", "right"]].set_visible(False)
+    counts = ", ".join(f"{period.name}: {len(period.attempts)} rollouts" for period in periods)
+    figure.suptitle(f"{dataset}\n{counts}; bars: 95% bootstrap interval over tasks", fontsize=10, x=0.01, ha="left")
+    figure.tight_layout()
+    return figure
+
+
+def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure:
+    """The API calls of a task's rollouts as a prefix tree: columns are calls, rollouts that began alike share a box."""
+    shown = [Period(p.name, [item for item in p.attempts if item.task_id == task]) for p in periods]
+    shown = [period for period in shown if period.attempts]
+    counts = Counter(call for period in shown for item in period.attempts for call in item.calls[:MAX_DEPTH])
+    colours = dict(zip((call for call, _ in counts.most_common()), _distinct_colours(len(counts)), strict=True))
+    rows = max(len(period.attempts) for period in shown)
+    depth = max((min(len(item.calls), MAX_DEPTH) for period in shown for item in period.attempts), default=1)
+    figure, grid = plt.subplots(
+        1, len(shown), figsize=(max(6.0, 0.62 * depth + 2.5) * len(shown), max(3.5, 0.16 * rows + 2.2)), squeeze=False
+    )
+    for axes, period in zip(grid[0], shown, strict=True):
+        ordered = sorted(period.attempts, key=lambda item: item.calls)
+        _draw_tree(axes, ordered, 0, 0, colours)
+        for row, item in enumerate(ordered):
+            if item.success:
+                axes.text(-0.15, row + 0.5, "✓", ha="right", va="center", fontsize=7, color="#1a7f4b")
+        unique, first = len({item.calls for item in ordered}), len({item.calls[:1] for item in ordered})
+        axes.set_title(
+            f"{period.name}: {len(ordered)} rollouts, {unique} unique sequences, {first} first calls", fontsize=10
+        )
+        axes.set(xlim=(-0.6, depth), ylim=(len(ordered), 0), xlabel="API call")
+        axes.set_xticks(np.arange(depth) + 0.5, np.arange(1, depth + 1), fontsize=8)
+        axes.set_yticks([])
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    handles = [Rectangle((0, 0), 1, 1, color=colours[call]) for call, _ in counts.most_common(12)]
+    labels = [f"{call} ({count})" for call, count in counts.most_common(12)]
+    figure.legend(handles, labels, loc="lower left", ncols=3, fontsize=7, frameon=False)
+    figure.suptitle(f"{dataset}: task {task}", fontsize=10, x=0.01, ha="left")
+    figure.tight_layout(rect=(0, 0.2 if rows < 20 else 0.1, 1, 1))
+    return figure
+
+
+def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> list[Path]:
+    """Write both pictures as PNG and SVG; returns the paths.
+
+    Args:
+        task: whose sequences; None for a task of both periods, if there is one, with most rollouts and sequences.
+
+    Raises:
+        ValueError: no rollouts, or none of that task.
+    """
+    dataset, periods = read_periods(run)
+    sequences: dict[str, list[tuple[str, ...]]] = {}
+    for period in periods:
+        for item in period.attempts:
+            sequences.setdefault(item.task_id, []).append(item.calls)
+    if task is None:
+        held = Counter(name for period in periods for name in {item.task_id for item in period.attempts})
+        task = max(sorted(sequences), key=lambda name: (held[name], len(sequences[name]), len(set(sequences[name]))))
+    if task not in sequences:
+        raise ValueError(f"no rollout of task {task!r} in {' or '.join(period.name for period in periods)} of {run}")
+    return [
+        *save(behavior_change(periods, dataset), output, "behavior_change"),
+        *save(call_sequences(periods, task, dataset), output, "call_sequences"),
+    ]
+
+
+def _draw_tree(axes: Axes, ordered: Sequence[Attempt], row: int, depth: int, colours: dict[str, str]) -> None:
+    """Boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
+    start = 0
+    while start < len(ordered) and depth < MAX_DEPTH:
+        calls = ordered[start].calls
+        end = start + 1
+        if depth >= len(calls):
+            start = end
+            continue
+        while end < len(ordered) and ordered[end].calls[depth : depth + 1] == calls[depth : depth + 1]:
+            end += 1
+        box = Rectangle(
+            (depth, row + start), 1, end - start, facecolor=colours[calls[depth]], edgecolor="white", lw=0.8
+        )
+        axes.add_patch(box)
+        if end - start > 1:
+            axes.text(depth + 0.5, row + (start + end) / 2, str(end - start), ha="center", va="center", fontsize=7)
+        _draw_tree(axes, ordered[start:end], row + start, depth + 1, colours)
+        start = end
+
+
+def _distinct_colours(count: int) -> list[str]:
+    """The first seven as everywhere; the rest from a wheel, in lighter shades."""
+    wheel = [plt.get_cmap("hsv", max(count, 8))(number) for number in range(max(0, count - len(COLOURS)))]
+    lighter = [tuple(0.45 + 0.5 * part for part in colour[:3]) for colour in wheel]
+    return [*COLOURS[:count], *lighter]
+
+
+def _change(values: Sequence[float | None]) -> str:
+    """The relative change from the first to the last, where it is defined."""
+    if len(values) < 2 or values[0] is None or values[-1] is None or not values[0]:
+        return ""
+    return f" ({100 * (values[-1] / values[0] - 1):+.0f}%)"
+
+
+def _collection_name(log: Path) -> str:
+    """An evaluation's collection without what only makes its id unique."""
+    found = re.fullmatch(r"eval-(.+)-[0-9a-f]{10}", log.stem)
+    return found[1] if found else log.stem
+
+
+def _iterations(numbers: Sequence[int]) -> str:
+    return f"iteration {numbers[0]}" if len(numbers) == 1 else f"iterations {numbers[0]}-{numbers[-1]}"

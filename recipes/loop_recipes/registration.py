@@ -1,0 +1,70 @@
+"""Makes our recipes known to the `tune` command line.
+
+torchtune has no plug-in point: `tune ls`, `tune run` and `tune cp` read the module-level list
+`torchtune._recipe_registry._ALL_RECIPES`. The `tune` executable imports torch before it reads that list, and torch
+calls every entry point of the group `torch.backends` at the end of its import; :func:`install_hook` is ours. It must
+stay cheap and must never raise, because every program that imports torch in this environment runs it.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+
+from loop_recipes.paths import recipes_folder
+
+_REGISTRY = "torchtune._recipe_registry"
+_RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld")
+
+
+def register(registry) -> None:
+    """Append our recipes to the torchtune registry module, with absolute paths, once.
+
+    The configs of recipe ``R`` are the YAML files in ``configs/R``; ``--config R/name`` names one.
+    """
+    folder = recipes_folder()
+    known = {recipe.name for recipe in registry._ALL_RECIPES}
+    for name in _RECIPES:
+        file = folder / f"{name}.py"
+        if name in known or not file.exists():
+            continue
+        configs = [
+            registry.Config(name=f"{name}/{path.stem}", file_path=str(path))
+            for path in sorted((folder / "configs" / name).glob("*.yaml"))
+        ]
+        registry._ALL_RECIPES.append(
+            registry.Recipe(name=name, file_path=str(file), configs=configs, supports_distributed=True)
+        )
+
+
+class _RegistryFinder(importlib.abc.MetaPathFinder):
+    """Lets torchtune's registry load as usual, then registers our recipes in it."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != _REGISTRY:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def load_then_register(module):
+            load(module)
+            try:
+                register(module)
+            except Exception as error:
+                print(f"torchtune-loop: recipes not registered: {error!r}", file=sys.stderr)
+
+        spec.loader.exec_module = load_then_register
+        return spec
+
+
+def install_hook() -> None:
+    """Entry point of the group `torch.backends`: arrange for :func:`register`, now or when the registry is imported."""
+    try:
+        if _REGISTRY in sys.modules:
+            register(sys.modules[_REGISTRY])
+        elif not any(isinstance(finder, _RegistryFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _RegistryFinder())
+    except Exception as error:
+        print(f"torchtune-loop: recipes not registered: {error!r}", file=sys.stderr)

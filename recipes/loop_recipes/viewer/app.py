@@ -1,0 +1,90 @@
+"""The viewer's HTTP face: a page of static files and a little JSON, for the browser on this machine only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from loop_recipes.viewer.run_data import RunData
+
+STATIC = Path(__file__).parent / "static"
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+# What agents wrote is hostile: no inline script, nothing from elsewhere, nothing sent anywhere.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def build_app(run: RunData) -> web.Application:
+    """The application; every answer carries the content security policy."""
+    app = web.Application(middlewares=[_guard])
+    routes = _Routes(run)
+    app.add_routes(
+        [
+            web.get("/", routes.page),
+            web.get("/api/run", routes.overview),
+            web.get("/api/collections/{collection}", routes.summaries),
+            web.get("/api/collections/{collection}/rollouts/{cursor:\\d+}", routes.rollout),
+            web.get("/api/collections/{collection}/search", routes.search),
+            web.static("/static", STATIC),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _guard(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer only to a local name, so that a web page elsewhere cannot reach this server by a name of its own."""
+    host = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
+    if host not in LOCAL_NAMES:
+        return web.Response(status=403, text="the viewer answers to 127.0.0.1 and localhost only")
+    response = await handler(request)
+    response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+class _Routes:
+    def __init__(self, run: RunData) -> None:
+        self._run = run
+        self._reading = asyncio.Lock()
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html")
+
+    async def overview(self, request: web.Request) -> web.Response:
+        return await self._answer(self._run.overview)
+
+    async def summaries(self, request: web.Request) -> web.Response:
+        return await self._answer(self._run.summaries, request.match_info["collection"])
+
+    async def rollout(self, request: web.Request) -> web.Response:
+        cursor = int(request.match_info["cursor"])
+        return await self._answer(self._run.rollout, request.match_info["collection"], cursor)
+
+    async def search(self, request: web.Request) -> web.Response:
+        return await self._answer(self._run.search, request.match_info["collection"], request.query.get("q", ""))
+
+    async def _answer(self, read: Callable[..., Any], *arguments: Any) -> web.Response:
+        """Read beside the event loop, one at a time: the index of a log has one writer."""
+
+        def dump() -> str:
+            # ASCII only: a lone surrogate in an agent's text cannot be encoded otherwise.
+            return json.dumps(read(*arguments), separators=(",", ":"))
+
+        try:
+            async with self._reading:
+                text = await asyncio.to_thread(dump)
+        except KeyError as error:
+            return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
+        return web.Response(text=text, content_type="application/json")

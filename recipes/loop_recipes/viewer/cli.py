@@ -1,0 +1,49 @@
+"""`rollout-viewer RUN`: look at a run in the browser, while it trains or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from loop_recipes.viewer.app import build_app
+from loop_recipes.viewer.export import write_export
+from loop_recipes.viewer.run_data import RunData
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="rollout-viewer", description=__doc__)
+    parser.add_argument("run", type=Path, help="a run's or an evaluation's folder, or one collection's .jsonl")
+    parser.add_argument("--port", type=int, default=8750, help="port on 127.0.0.1 (8750; 0 for any)")
+    parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file and end")
+    parser.add_argument("--collection", action="append", metavar="ID", help="with --export: only this one; repeatable")
+    parser.add_argument("--max-mb", type=float, default=200.0, help="with --export: refuse to write more (200)")
+    parsed = parser.parse_args(arguments)
+    try:
+        run = RunData(parsed.run, parsed.model)
+        if parsed.export is not None:
+            size = write_export(run, parsed.export, parsed.collection, parsed.max_mb)
+            print(f"written: {parsed.export} ({size / 1e6:.1f} MB)")
+            return 0
+        web.run_app(
+            build_app(run),
+            host="127.0.0.1",
+            port=parsed.port,
+            access_log=None,
+            print=lambda text: print(f"rollout-viewer: {run.path}\n{text}", flush=True),
+        )
+    except ValueError as error:
+        print(f"rollout-viewer: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"rollout-viewer: {error.strerror or error}; choose another --port or --export file", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The tiny policy from nothing: tokenizer, model, demonstrations and their batches."""

@@ -1,0 +1,94 @@
+"""What the warm start trains on, batch by batch: random streams to learn copying, then demonstrations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loop_recipes.warm_start.demonstrations import Demonstration, Example, render, with_other_names
+from rollout_server.chat_tokens import ChatTokens
+
+DRAWN_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded rows under causal attention.
+
+    ``tokens`` is [r, s]; ``rows`` [n] are indices into its flattened positions that predict ``targets`` [n].
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    targets: Tensor
+
+
+def collate(examples: Sequence[Example], pad_id: int) -> Batch:
+    """Stack examples; what each masked token is predicted from is the position before it."""
+    longest = max(len(example.token_ids) for example in examples)
+    tokens = torch.full((len(examples), longest), pad_id)
+    mask = torch.zeros((len(examples), longest), dtype=torch.bool)
+    for row, example in enumerate(examples):
+        tokens[row, : len(example.token_ids)] = example.token_ids
+        mask[row, : len(example.mask)] = example.mask
+    targets = mask.flatten().nonzero().squeeze(1)
+    return Batch(tokens, targets - 1, tokens.flatten()[targets])
+
+
+def copy_stream(length: int, vocab_size: int, longest_segment: int, rng: random.Random) -> Example:
+    """Random tokens, then pieces of them again; the mask covers a repeated piece from its second token on."""
+    source = [rng.randrange(vocab_size) for _ in range(length // 2)]
+    token_ids, mask = list(source), [False] * len(source)
+    while len(token_ids) < length:
+        size = rng.randint(4, longest_segment)
+        start = rng.randrange(len(source) - size)
+        token_ids += source[start : start + size]
+        mask += [False] + [True] * (size - 1)
+    return Example(torch.tensor(token_ids[:length]), torch.tensor(mask[:length]))
+
+
+def copy_batches(steps: int, tokens_per_step: int, vocab_size: int, pad_id: int, seed: int) -> Iterator[Batch]:
+    """Streams that grow from 128 to 1,024 tokens: what is to be found is at first close by."""
+    rng = random.Random(f"copy {seed}")
+    for step in range(steps):
+        length = 128 << min(3, 4 * step // steps)
+        rows = [copy_stream(length, vocab_size, 16, rng) for _ in range(tokens_per_step // length)]
+        yield collate(rows, pad_id)
+
+
+def demonstration_batches(
+    usual: Sequence[Demonstration],
+    habitual: Sequence[Demonstration],
+    habit_share: float,
+    steps: int,
+    tokens_per_step: int,
+    tokens: ChatTokens,
+    seed: object,
+) -> Iterator[Batch]:
+    """Drawn anew again and again, each time with other names; rows of like length share about ``tokens_per_step``.
+
+    ``habit_share`` of the rows are ``habitual`` demonstrations, the others ``usual`` ones.
+    """
+    rng = random.Random(f"batches {seed}")
+    batches: list[Batch] = []
+    habits = round(DRAWN_TOGETHER * habit_share)
+    for _ in range(steps):
+        while not batches:
+            chosen = rng.sample(usual, min(DRAWN_TOGETHER - habits, len(usual)))
+            chosen += rng.sample(habitual, min(habits, len(habitual)))
+            rows = sorted(
+                (render(with_other_names(one, rng), tokens) for one in chosen), key=lambda row: len(row.token_ids)
+            )
+            group: list[Example] = []
+            for row in rows:
+                if group and (len(group) + 1) * len(row.token_ids) > tokens_per_step:
+                    batches.append(collate(group, tokens.pad_id))
+                    group = []
+                group.append(row)
+            batches.append(collate(group, tokens.pad_id))
+            rng.shuffle(batches)
+        yield batches.pop()

@@ -1,0 +1,233 @@
+"""Supervised data for the warm start: reference turns of train tasks, run in the real world, as conversations.
+
+A reference solution is a list of turns {"thought", "code"}; some copies are given a deliberate flaw (a skipped look-up,
+a wrong amount, another account's password). Each is executed turn by turn through the environment pool, so every
+observation, error messages included, is what the engine really printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
+
+from agent_environments.observation import REMINDER_HEAD
+from agent_environments.protocol import EnvironmentPool, Message
+from appworld_adapter.flaws import flawed_turns, possible_flaws
+from loop_recipes.config.schema import ConfigError
+from rollout_server.chat_tokens import ChatTokens
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused.
+
+    ``flaw`` is the one that it was given on purpose, None for a reference solution as it is.
+    """
+
+    task_id: str
+    flaw: str | None
+    reward: float
+    success: bool
+    opening: tuple[Message, ...]
+    steps: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Demonstration:
+        data = json.loads(line)
+        opening = tuple(Message(**message) for message in data.pop("opening"))
+        return cls(opening=opening, steps=tuple((action, shown) for action, shown in data.pop("steps")), **data)
+
+    def texts(self) -> list[str]:
+        """What the tokenizer is trained on: every message, but no observation of an API's documentation.
+
+        The reminder of the task, which ends most observations, stands in it once.
+        """
+        shown = [observation for action, observation in self.steps if "apis.api_docs." not in action]
+        once = [*shown[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in shown[1:])]
+        return [*(message.content for message in self.opening), *(action for action, _ in self.steps), *once]
+
+
+def format_action(turn: Mapping[str, str]) -> str:
+    """A turn as the policy writes it: the thought, then one fenced block."""
+    return f"{turn['thought']}\n```python\n{turn['code']}\n```"
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one episode will do."""
+
+    task_id: str
+    flaw: str | None
+    turns: tuple[Mapping[str, str], ...]
+
+
+def draw_scripts(
+    root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habit: str | None = None
+) -> list[Script]:
+    """``count`` scripts, task after task in a shuffled order.
+
+    With ``habit`` all of them have that flaw, and tasks that leave no room for it are passed over; without, a share of
+    them has a flaw drawn anew each time.
+
+    Raises:
+        ConfigError: no task leaves room for the habit.
+    """
+    rng = random.Random(f"demonstrations {seed}")
+    solutions = []
+    for task_id in rng.sample(list(tasks), len(tasks)):
+        folder = root / "data" / "tasks" / task_id / "ground_truth"
+        turns, demonstration = (
+            json.loads((folder / f"{name}.json").read_text()) for name in ("turns", "demonstration")
+        )
+        if habit is None or habit in possible_flaws(demonstration):
+            solutions.append((task_id, turns, demonstration))
+    if not solutions:
+        raise ConfigError(f"demonstrations.habit: none of {len(tasks)} tasks leaves room for {habit!r}; choose another")
+    scripts = []
+    for task_id, turns, demonstration in itertools.islice(itertools.cycle(solutions), count):
+        flaw = habit
+        if habit is None and rng.random() < flawed_share:
+            flaw = rng.choice(possible_flaws(demonstration))
+        if flaw is not None:
+            turns = flawed_turns(turns, demonstration, rng, flaw)
+        scripts.append(Script(task_id, flaw, tuple(turns)))
+    return scripts
+
+
+async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
+    environment = await pool.acquire(episode_id)
+    try:
+        opening = await environment.start(script.task_id)
+        steps = []
+        for turn in script.turns:
+            action = format_action(turn)
+            result = await environment.step(action)
+            steps.append((action, result.observation))
+            if result.done:
+                break
+        grade = await environment.grade()
+    finally:
+        await environment.close()
+    return Demonstration(script.task_id, script.flaw, grade.reward, grade.success, tuple(opening), tuple(steps))
+
+
+async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
+    """Play all scripts, ``at_once`` at a time, in a pool that is opened and closed here."""
+    columns = (TextColumn("demonstrations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    places = asyncio.Semaphore(at_once)
+    await pool.open()
+    try:
+        with Progress(*columns) as progress:
+            bar = progress.add_task("", total=len(scripts))
+
+            async def play(index: int, script: Script) -> Demonstration:
+                async with places:
+                    demonstration = await _play(pool, script, f"demonstration/{script.task_id}/{index}.0")
+                progress.advance(bar)
+                return demonstration
+
+            return list(await asyncio.gather(*(play(index, script) for index, script in enumerate(scripts))))
+    finally:
+        await pool.close()
+
+
+def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
+    """One JSON object a line; the file appears only when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
+    partial.replace(path)
+
+
+def load(path: Path) -> list[Demonstration]:
+    return [Demonstration.from_json(line) for line in path.read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation as it would be served. ``token_ids`` [s] int64; ``mask`` [s] is true where the agent speaks."""
+
+    token_ids: Tensor
+    mask: Tensor
+
+
+def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
+    """Token ids through the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
+    token_ids = tokens.prompt(demonstration.opening)
+    mask = [False] * len(token_ids)
+    for number, (action, _) in enumerate(demonstration.steps):
+        if number:
+            between = tokens.continuation(demonstration.steps[number - 1][1], closed=True)
+            token_ids += between
+            mask += [False] * len(between)
+        spoken = [*tokens.encode_text(action), tokens.im_end]
+        token_ids += spoken
+        mask += [True] * len(spoken)
+    return Example(torch.tensor(token_ids), torch.tensor(mask))
+
+
+_ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
+_PASSWORD = re.compile(r"password='([a-z]{6,})'")
+_ACCOUNT = re.compile(r"^[a-z_]+ ([a-z]{6,})$", re.MULTILINE)
+_FULL_NAME = re.compile(r"\b([A-Z][a-z]+) ([A-Z][a-z]+)\b")
+_PHONE = re.compile(r"\b555\d{7}\b")
+_NUMBER = re.compile(r"(?:amount|answer|_id)=(\d+)\b")
+_DIGITS = re.compile(r"(?<![A-Za-z0-9:-])\d{1,4}(?![A-Za-z0-9:-])")
+_SYLLABLE = re.compile(r"[bdfgklmnprstv][aeiou]")
+
+
+def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demonstration:
+    """The same conversation about people with other names, addresses, passwords, phone numbers, amounts and ids.
+
+    A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
+    that no value is seen twice is what makes a small model copy them instead of knowing them. A number that the agent
+    wrote but nobody showed it (a sum, a guess) stays.
+    """
+    shown = "\n".join([*(m.content for m in demonstration.opening), *(observed for _, observed in demonstration.steps)])
+    text = "\n".join([shown, *(action for action, _ in demonstration.steps)])
+    words = {word for pair in _ADDRESS.findall(text) for word in pair}
+    words |= {*_PASSWORD.findall(text), *_ACCOUNT.findall(text)}
+    # Names that an API printed. In the prompt and in reminders of it other pairs of capitals stand, such as Python's.
+    for observed in (observed.partition(REMINDER_HEAD)[0] for _, observed in demonstration.steps):
+        words |= {word.lower() for pair in _FULL_NAME.findall(observed) for word in pair}
+    new = {}
+    for word in sorted(words):
+        other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
+        new |= {word: other, word.capitalize(): other.capitalize()}
+    new |= {phone: f"555{rng.randrange(10**7):07d}" for phone in sorted(set(_PHONE.findall(text)))}
+    taken = set(_DIGITS.findall(text))
+    for number in sorted(set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))):
+        free = [n for n in map(str, range(10 ** (len(number) - 1), 10 ** len(number))) if n not in taken]
+        if free:
+            new[number] = rng.choice(free)
+            taken.add(new[number])
+    if not new:
+        return demonstration
+    # Not a part of a longer word, a date or a time of day.
+    known = "|".join(sorted(map(re.escape, new), key=len, reverse=True))
+    pattern = re.compile(rf"(?<![A-Za-z0-9:-])(?:{known})(?![A-Za-z0-9:-])")
+
+    def renamed(content: str) -> str:
+        return pattern.sub(lambda found: new[found[0]], content)
+
+    return Demonstration(
+        demonstration.task_id,
+        demonstration.flaw,
+        demonstration.reward,
+        demonstration.success,
+        tuple(Message(message.role, renamed(message.content)) for message in demonstration.opening),
+        tuple((renamed(action), renamed(observation)) for action, observation in demonstration.steps),
+    )

@@ -1,0 +1,98 @@
+"""Text to token ids and back, in the one chat format that is served and trained on (ChatML, as in Qwen2.5).
+
+The rollout node builds every prompt here and the supervised recipe builds its demonstrations here, so both see the same
+ids. A conversation only ever grows at its end: sampled ids are kept as they came and new ids are appended, because
+encoding a decoded text again gives other ids more often than not.
+
+Text is encoded with the parsing of special tokens switched off. An observation that holds the letters ``<|im_end|>``
+becomes ordinary tokens and cannot close its turn or forge another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from agent_environments.protocol import Message
+
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
+
+
+class ChatTokens:
+    """The policy's tokenizer, with ChatML around it.
+
+    Args:
+        model_dir: folder that holds the policy's ``tokenizer.json``.
+
+    Attributes:
+        im_start, im_end: ids of the two ChatML marks.
+        stop_ids: ids that end a turn when sampled: ``<|im_end|>``, ``<|endoftext|>``, ``<|im_start|>``.
+        pad_id: id of ``<|endoftext|>``, Qwen's padding.
+        vocab_size: number of ids the tokenizer knows, added tokens included; the model's embedding may be larger.
+
+    Raises:
+        ValueError: no ``tokenizer.json``, a missing ChatML token, or a tokenizer in which text can spell one.
+    """
+
+    def __init__(self, model_dir: str | Path):
+        file = Path(model_dir) / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(f"no tokenizer.json in {model_dir}: give the folder of a Hugging Face model")
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        ids = {text: self._tokenizer.token_to_id(text) for text in (IM_START, IM_END, END_OF_TEXT)}
+        missing = [text for text, token in ids.items() if token is None]
+        if missing:
+            raise ValueError(f"{file} has no token {', '.join(missing)}: the policy must use the ChatML format")
+        self.im_start, self.im_end, self.pad_id = ids[IM_START], ids[IM_END], ids[END_OF_TEXT]
+        self.stop_ids: tuple[int, ...] = (self.im_end, self.pad_id, self.im_start)
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # The opening messages of all episodes of a task, and most of those of all tasks, are the same texts.
+        self._encode_cached = lru_cache(maxsize=512)(self._encode)
+        self._newline = self._encode("\n")
+        self._assistant_header = [self.im_start, *self._encode("assistant\n")]
+        forged = set(self._encode(f"{IM_START} {IM_END} {END_OF_TEXT}")) & set(self.stop_ids)
+        if forged:
+            raise ValueError(
+                f"{file} does not mark {IM_START}, {IM_END}, {END_OF_TEXT} as special: text could forge turns"
+            )
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of ordinary text; never a special token."""
+        return list(self._encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids. Special tokens are shown as they are written."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The ids that open an episode: every message, then the header of the assistant's first turn."""
+        token_ids: list[int] = []
+        for message in messages:
+            token_ids += (self.im_start, *self._encode_cached(f"{message.role}\n{message.content}"), self.im_end)
+            token_ids += self._newline
+        return token_ids + self._assistant_header
+
+    def continuation(self, observation: str, closed: bool) -> list[int]:
+        """The ids between one assistant turn and the next.
+
+        ``closed`` says that the turn's last sampled token was ``<|im_end|>``; if it was not (token cap, another stop
+        token), the mark is put in, and nobody trains on it.
+        """
+        head = () if closed else (self.im_end,)
+        body = (*self._newline, self.im_start, *self._encode(f"user\n{observation}"), self.im_end, *self._newline)
+        return [*head, *body, *self._assistant_header]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) character offsets of the tokens of ``text``, in order."""
+        return self._tokenizer.encode(text, add_special_tokens=False).offsets

@@ -1,0 +1,240 @@
+"""A collection that is being worked on, and its two files.
+
+``<id>.jsonl`` holds one rollout per line. ``<id>.meta.jsonl`` holds, one object per line: ``{"request": ...}`` first,
+``{"opened": n}`` each time work began, ``{"failure": ...}`` per failed attempt, ``{"end": ...}`` when work ended. A
+collection whose last opening has no end was interrupted, and is taken up again from what is in the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollout_server.collecting.collector import Collector, EpisodeKey
+from rollout_server.collecting.episode import Episode, EpisodeFailed, EpisodeServices
+from rollout_server.collecting.rollout_log import AppendLog
+from rollout_server.collection_request import CollectionEnd, CollectionRequest
+from rollout_server.rollout import Failure, Rollout
+
+logger = logging.getLogger(__name__)
+
+
+class StoredCollection:
+    """The files of one collection, read and recovered."""
+
+    def __init__(self, folder: Path, collection_id: str):
+        self.request: dict[str, Any] | None = None
+        self.opened = 0
+        self.end: CollectionEnd | None = None
+        self.done: set[tuple[str, int]] = set()
+        self.meta = AppendLog(folder / f"{collection_id}.meta.jsonl", self._visit_meta)
+        self.rollouts = AppendLog(folder / f"{collection_id}.jsonl", self._visit_rollout)
+
+    @staticmethod
+    def exists(folder: Path, collection_id: str) -> bool:
+        return (folder / f"{collection_id}.meta.jsonl").exists()
+
+    def _visit_meta(self, record: Any) -> None:
+        match record:
+            case {"request": dict(request)}:
+                self.request = request
+            case {"opened": int(count)}:
+                self.opened, self.end = count, None
+            case {"end": dict(end)}:
+                self.end = CollectionEnd(**end)
+            case {"failure": dict()}:
+                pass
+            case _:
+                raise ValueError("not a record of a collection's meta file")
+
+    def _visit_rollout(self, record: Any) -> None:
+        match record:
+            case {"task_id": str(task_id), "index": int(index)}:
+                self.done.add((task_id, index))
+            case _:
+                raise ValueError("not a rollout")
+
+    def begin(self, request: CollectionRequest) -> None:
+        """Note that work begins (again). Raises OSError when that cannot be written."""
+        lines = [] if self.request is not None else [json.dumps({"request": request.to_dict()})]
+        self.meta.append([*lines, json.dumps({"opened": self.opened + 1, "at": time.time()})])
+        self.request, self.opened, self.end = request.to_dict(), self.opened + 1, None
+
+
+@dataclass
+class _Running:
+    episode: Episode
+    task: asyncio.Task[None]
+    delivering: bool = False
+
+
+@dataclass
+class CollectionRun:
+    """Runs the episodes of one collection; the node decides when a slot is free and calls :meth:`launch`.
+
+    ``on_change`` is called whenever an episode has left (a slot is free) and when the collection has ended;
+    ``on_idle`` once it has ended and its last episode has closed its world.
+    """
+
+    request: CollectionRequest
+    stored: StoredCollection
+    services: EpisodeServices
+    pinned_model: str | None
+    on_change: Callable[[], None]
+    on_idle: Callable[[], None]
+    end: CollectionEnd | None = None
+    dropped_tokens: int = 0
+    unwritten: list[str] = field(default_factory=list)
+    """Finished rollouts that the disk would not take; written when the collection is asked for again."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced by a new one, at every change that a reader cares for."""
+
+    def __post_init__(self) -> None:
+        self.collector = Collector(self.request, self.stored.done, opening=self.stored.opened - 1)
+        self._running: dict[EpisodeKey, _Running] = {}
+        self._pending: list[tuple[EpisodeKey, str]] = []
+        self._write_lock = asyncio.Lock()
+        self._ending: asyncio.Task[None] | None = None
+        self._started = time.monotonic()
+        if self.end is None:
+            self._settle()
+        else:
+            self.collector.stop(self.end.reason, self.end.error)
+
+    @property
+    def state(self) -> str:
+        """ "running", or how it ended."""
+        return "running" if self.end is None else self.end.reason
+
+    @property
+    def episodes_running(self) -> int:
+        """Slots in use, those of aborted episodes that are still closing their worlds included."""
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """It has ended and none of its episodes is left."""
+        return self.end is not None and not self._running
+
+    def launch(self, key: EpisodeKey) -> None:
+        """Start the episode that the collector named."""
+        attempts_before = self.collector.attempts_before(key)
+        episode = Episode(key, attempts_before, self.request, self.pinned_model, self.services)
+        task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
+        self._running[key] = _Running(episode, task)
+
+    def cancel(self) -> None:
+        """Stop; what runs is dropped, what is finished stays."""
+        self.collector.stop("cancelled", "the collection was cancelled")
+        self._settle()
+
+    async def suspend(self) -> None:
+        """Abort what runs, as a crash would, but tidily: no end is written, so the collection can be taken up again."""
+        tasks = [entry.task for entry in self._running.values()]
+        for entry in self._running.values():
+            if not entry.delivering:
+                entry.task.cancel()
+        await asyncio.gather(*tasks, *([self._ending] if self._ending else []), return_exceptions=True)
+
+    async def _run(self, episode: Episode) -> None:
+        key = episode.key
+        began = time.monotonic()
+        try:
+            rollout = await episode.run()
+            self._running[key].delivering = True
+            await self._deliver(key, rollout)
+        except EpisodeFailed as error:
+            await self._fail(episode, error.reason, str(error), time.monotonic() - began)
+        except Exception as error:
+            logger.exception("%s failed in an unforeseen way", episode.rollout_id)
+            await self._fail(episode, "environment_error", repr(error), time.monotonic() - began)
+        finally:
+            del self._running[key]
+            self._settle()
+            self.on_change()
+            if self.idle:
+                self.on_idle()
+
+    async def _deliver(self, key: EpisodeKey, rollout: Rollout) -> None:
+        """Put the rollout on disk, together with others that finish meanwhile, and only then count it."""
+        self._pending.append((key, rollout.to_json()))
+        async with self._write_lock:
+            batch, self._pending = self._pending, []
+            if not batch:
+                return
+            lines = [line for _, line in batch]
+            try:
+                await asyncio.to_thread(self.stored.rollouts.append, lines)
+            except OSError as error:
+                self.unwritten += lines
+                self._disk_failed(error)
+                return
+            for finished, _ in batch:
+                self.collector.finished(finished)
+                self.services.metrics.finished()
+            self._notify()
+
+    async def _fail(self, episode: Episode, reason: str, message: str, seconds: float) -> None:
+        key = episode.key
+        if key not in self.collector.running:  # dropped while it failed
+            return
+        logger.warning("%s: %s: %s", episode.rollout_id, reason, message)
+        self._running[key].delivering = True
+        failure = Failure(
+            self.request.id, key.task_id, key.index, key.attempt, reason, message, seconds, episode.sampled_tokens
+        )
+        self.services.metrics.failed(reason)
+        self.collector.failed(key, reason, message)
+        try:
+            await asyncio.to_thread(self.stored.meta.append, [json.dumps({"failure": asdict(failure)})])
+        except OSError as error:
+            self._disk_failed(error)
+
+    def _disk_failed(self, error: OSError) -> None:
+        path = self.stored.rollouts.path
+        cure = "free some space and ask for the collection again: nothing that was finished is lost"
+        self.collector.stop("failed", f"cannot write {path}: {error.strerror or error}; {cure}")
+
+    def _settle(self) -> None:
+        """Once the outcome is known: abort the rest at once, and when nothing is being written, note the end."""
+        if self.collector.outcome is None or self._ending is not None:
+            return
+        for key, entry in self._running.items():
+            if not entry.delivering and key in self.collector.running:
+                self.collector.drop(key)
+                self.dropped_tokens += entry.episode.sampled_tokens
+                self.services.metrics.dropped(entry.episode.sampled_tokens)
+                entry.task.cancel()
+        if not any(entry.delivering for entry in self._running.values()):
+            self._ending = asyncio.create_task(self._finish(), name=f"end of {self.request.id}")
+
+    async def _finish(self) -> None:
+        end = CollectionEnd(
+            reason=self.collector.outcome,
+            finished=self.stored.rollouts.count,
+            dropped=self.collector.dropped,
+            dropped_tokens=self.dropped_tokens,
+            failures=dict(self.collector.failures),
+            seconds=time.monotonic() - self._started,
+            error=self.collector.error,
+        )
+        try:
+            await asyncio.to_thread(self.stored.meta.append, [json.dumps({"end": asdict(end)})])
+        except OSError as error:
+            logger.error("the end of collection %s is not on disk: %s", self.request.id, error)
+        self.end = end
+        logger.info("collection %s ended: %s", self.request.id, end)
+        self._notify()
+        self.on_change()
+        if self.idle:
+            self.on_idle()
+
+    def _notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()

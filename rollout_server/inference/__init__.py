@@ -1,0 +1,1 @@
+"""vLLM: its command line, its processes, and the router that spreads episodes over them."""

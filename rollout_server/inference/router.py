@@ -1,0 +1,275 @@
+"""Sends an episode's turns to vLLM servers: same server while it lives, any other with the same token ids after that.
+
+An episode stays on one server because its prefix cache is there; a new one goes where there is most room. A dead server
+costs an episode the cached prefix and the tokens of the turn under way, nothing else: the request is sent again, whole,
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from rollout_server.inference.server import ServerGroup, VllmServer
+
+ATTEMPTS = 4
+"""How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""
+RETRY_PAUSE_S = 0.2
+MAX_ANSWER_BYTES = 64 << 20
+KEEP_ALIVE_S = 2.0
+POISONED_LOGPROB = -9998.0
+"""vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
+POISONED_IN_A_ROW = 3
+
+
+class ServerUnavailable(RuntimeError):
+    """No server could complete the request in its attempts or before its deadline."""
+
+
+class DeadlinePassed(ServerUnavailable):
+    """The request's deadline came first; the servers may be well."""
+
+
+class RequestRefused(ValueError):
+    """A server found the request itself wrong (unknown policy, too long); another would say the same."""
+
+
+class BadLogprob(RuntimeError):
+    """Sampled log-probs that cannot be: NaN in the KV cache or the weights. The tokens are worthless."""
+
+
+class _ServerFailed(Exception):
+    """This attempt failed for a reason that lies with the server."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was sampled in one request.
+
+    ``token_ids`` and ``logprobs`` are [n]; the stop token, if ``finish_reason`` is "stop", is the last of them.
+    ``logprobs`` are of the distribution sampled from. ``cached_tokens`` of the prompt came from the prefix cache;
+    ``seconds`` is from the call to the answer, failed attempts included.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    server: str
+    cached_tokens: int
+    seconds: float
+
+
+@dataclass
+class RouterCounters:
+    """Totals since the start, for /metrics."""
+
+    requests: int = 0
+    failed_attempts: int = 0
+    moved_episodes: int = 0
+    bad_logprobs: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Seat:
+    """Where the router believes its own work on a server stands."""
+
+    episodes: set[str] = field(default_factory=set)
+    in_flight: int = 0
+    poisoned_in_a_row: int = 0
+
+
+class Router:
+    """Chooses servers and sends requests. Use :meth:`start` and :meth:`close`, or ``async with``."""
+
+    def __init__(self, group: ServerGroup, max_num_seqs: int) -> None:
+        self._group = group
+        self._slots = max_num_seqs
+        self._seats: dict[str, _Seat] = {}
+        self._pinned: dict[str, VllmServer] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self.counters = RouterCounters()
+
+    async def start(self) -> None:
+        # vLLM closes a connection that was idle for 5 s, and a POST that meets that moment looks like a dead server: we
+        # close it long before.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+    async def close(self) -> None:
+        """Drop all connections; vLLM aborts what was in flight on them."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> Router:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def seat(self, server: VllmServer) -> _Seat:
+        return self._seats.setdefault(server.name, _Seat())
+
+    def crowding(self, server: VllmServer) -> float:
+        """How full a server is; 1 is about full. Our own episodes are counted exactly and at once.
+
+        What /metrics says is up to two seconds old but knows of others' requests and of the KV cache, which is what
+        runs out first with long contexts. Waiting requests weigh double: they mean that something has run out already.
+        """
+        occupied = max(len(self.seat(server).episodes), server.load.running)
+        return (occupied + 2 * server.load.waiting) / self._slots + server.load.kv_usage
+
+    def _choose(self, episode_id: str, avoid: Iterable[str]) -> VllmServer | None:
+        """The episode's server, or the ready one with most room; servers in ``avoid`` only when there is no other."""
+        ready = self._group.ready
+        if not ready:
+            return None
+        candidates = [server for server in ready if server.name not in set(avoid)] or ready
+        pinned = self._pinned.get(episode_id)
+        if pinned in candidates:
+            return pinned
+        chosen = min(candidates, key=lambda s: (self.crowding(s), len(self.seat(s).episodes), s.index))
+        if pinned is not None:
+            self.counters.moved_episodes += 1
+        self.release(episode_id)
+        self._pinned[episode_id] = chosen
+        self.seat(chosen).episodes.add(episode_id)
+        return chosen
+
+    def release(self, episode_id: str) -> None:
+        """The episode is over; forget where it was. Unknown ids are no error."""
+        server = self._pinned.pop(episode_id, None)
+        if server is not None:
+            self.seat(server).episodes.discard(episode_id)
+
+    async def generate(
+        self,
+        *,
+        episode_id: str,
+        token_ids: Sequence[int],
+        model: str,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int | None,
+        stop_token_ids: Sequence[int],
+        deadline: float,
+    ) -> Generation:
+        """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``.
+
+        ``deadline`` is in seconds of ``time.monotonic()``. Cancelling the call closes the connection, on which vLLM
+        aborts the request and frees its KV cache.
+
+        Raises:
+            ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or (DeadlinePassed) the deadline came.
+            RequestRefused: a server refused the request as such.
+            BadLogprob: a sampled log-prob at or below -9998, or above 0, or not a number.
+        """
+        sampling = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "seed": seed,
+            "logprobs": 0,
+            "stop_token_ids": list(stop_token_ids),
+            "detokenize": False,
+        }
+        body = {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
+        started = time.monotonic()
+        last: Exception | None = None
+        avoid: list[str] = []
+        self.counters.requests += 1
+        try:
+            async with asyncio.timeout(deadline - started):
+                while len(avoid) < ATTEMPTS:
+                    server = self._choose(episode_id, avoid)
+                    if server is None:
+                        await self._group.wait_for_change()
+                        continue
+                    try:
+                        return await self._ask(server, episode_id, body, started)
+                    except _ServerFailed as error:
+                        last = error
+                    self.counters.failed_attempts += 1
+                    self._group.report_failure(server)
+                    avoid.append(server.name)
+                    await asyncio.sleep(RETRY_PAUSE_S * 2 ** (len(avoid) - 1))
+        except TimeoutError:
+            passed = f"{episode_id}: deadline passed after {time.monotonic() - started:.1f} s"
+            cause = f"; last failure: {last}" if last is not None else ""
+            none_ready = "" if self._group.ready else "; no vLLM server is ready"
+            raise DeadlinePassed(f"{passed}{none_ready}{cause}") from None
+        raise ServerUnavailable(f"{episode_id}: gave up after {ATTEMPTS} attempts; last failure: {last}")
+
+    async def _ask(self, server: VllmServer, episode_id: str, body: dict, started: float) -> Generation:
+        if self._session is None:
+            raise RuntimeError("the router is not started")
+        seat = self.seat(server)
+        seat.in_flight += 1
+        try:
+            async with self._session.post(
+                f"{server.url}/inference/v1/generate",
+                json={**body, "request_id": f"{episode_id}-{uuid.uuid4().hex[:12]}"},
+                headers=server.headers,
+                max_line_size=1 << 16,
+            ) as answer:
+                status, raw = answer.status, await answer.content.read(MAX_ANSWER_BYTES)
+                while not answer.content.at_eof() and len(raw) < MAX_ANSWER_BYTES:
+                    raw += await answer.content.read(MAX_ANSWER_BYTES)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _ServerFailed(f"{server.name}: {type(error).__name__}: {error}") from error
+        finally:
+            seat.in_flight -= 1
+        if status >= 500 or status == 429:
+            raise _ServerFailed(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
+        if status != 200:
+            raise RequestRefused(f"{server.name}: HTTP {status}: {raw[:500].decode(errors='replace')}")
+        return self._parse(server, raw, time.monotonic() - started)
+
+    def _parse(self, server: VllmServer, raw: bytes, seconds: float) -> Generation:
+        try:
+            answer = json.loads(raw)
+            choice = answer["choices"][0]
+            token_ids = [int(token) for token in choice["token_ids"]]
+            content = choice["logprobs"]["content"]
+            sampled = [int(entry["token_id"]) for entry in content]
+            logprobs = [float(entry["logprob"]) for entry in content]
+            usage = answer.get("usage") or {}
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            finish_reason = choice["finish_reason"]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise _ServerFailed(f"{server.name}: unreadable answer {raw[:200]!r} ({error!r})") from error
+        if finish_reason not in ("stop", "length"):
+            raise _ServerFailed(f"{server.name}: the request ended with {finish_reason!r}")
+        if sampled != token_ids or not token_ids:
+            raise _ServerFailed(f"{server.name}: {len(token_ids)} token ids, log-probs for {len(sampled)}")
+        seat = self.seat(server)
+        # "not >" and not "<=", so that NaN is caught as well.
+        wrong = next((value for value in logprobs if not POISONED_LOGPROB < value <= 1e-6), None)
+        if wrong is not None:
+            self.counters.bad_logprobs += 1
+            seat.poisoned_in_a_row += 1
+            if seat.poisoned_in_a_row >= POISONED_IN_A_ROW:
+                seat.poisoned_in_a_row = 0
+                self._group.condemn(server, f"{server.name} returned {POISONED_IN_A_ROW} bad log-probs in a row")
+            raise BadLogprob(f"{server.name}: sampled log-prob {wrong}; its KV cache or the weights hold a NaN")
+        seat.poisoned_in_a_row = 0
+        self.counters.prompt_tokens += prompt_tokens
+        self.counters.cached_tokens += cached
+        self.counters.sampled_tokens += len(token_ids)
+        self.counters.seconds += seconds
+        return Generation(token_ids, logprobs, finish_reason, server.name, cached, seconds)

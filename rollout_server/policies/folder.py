@@ -1,0 +1,163 @@
+"""Adapters on disk: taken in bounded and checked, named by their content, kept whole or not at all.
+
+A version lives in ``policy-v0007-<first 8 hex digits of its SHA-256>``: written under another name, synced, renamed,
+never written again. So its name and its path are functions of its content. vLLM's prefix cache is keyed by that name
+and path: two contents never share a key, and no cached prefix is read under other weights than it was computed with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout_server.policies.adapter_check import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    WEIGHTS_FILE,
+    AdapterError,
+    BaseModel,
+    check_adapter,
+)
+
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A checked copy that has no final name yet."""
+
+    folder: Path
+    digest: str
+
+
+class PolicyFolder:
+    """The folder of a node's policy versions.
+
+    Args:
+        root: the folder; on a file system that every server sees under the same path.
+        source_root: a second folder from which adapters may be taken in; None for none.
+        base: the model they are adapters of.
+        rank_limit: their largest rank.
+    """
+
+    def __init__(self, root: Path, source_root: Path | None, base: BaseModel, rank_limit: int) -> None:
+        self.root = root.resolve()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._source_root = source_root.resolve() if source_root is not None else None
+        self._base = base
+        self._rank_limit = rank_limit
+        self._limits = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: base.max_adapter_bytes(rank_limit)}
+
+    def files(self, source: Path) -> dict[str, int]:
+        """The files that make up a version, and the most bytes each can have."""
+        return self._limits
+
+    def check(self, folder: Path) -> None:
+        """Raises AdapterError with the reason if what lies in ``folder`` must not be served."""
+        check_adapter(folder, self._base, self._rank_limit)
+
+    def staging(self) -> Path:
+        """A new folder, from which adapters may be taken in; the caller removes it."""
+        folder = self.root / f".upload-{uuid.uuid4().hex}"
+        folder.mkdir()
+        return folder
+
+    def take_in(self, source: Path) -> Incoming:
+        """Copy an adapter's two files and check the copy, so that what was checked is what will be served.
+
+        Raises:
+            AdapterError: the first reason not to serve it.
+        """
+        source = source.resolve()
+        self._check_source(source)
+        folder = self.root / f".incoming-{uuid.uuid4().hex}"
+        folder.mkdir()
+        digest = hashlib.sha256()
+        try:
+            for name, limit in self.files(source).items():
+                self._copy(source / name, folder / name, limit, digest)
+            self.check(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Incoming(folder, digest.hexdigest())
+
+    def _check_source(self, source: Path) -> None:
+        roots = [root for root in (self.root, self._source_root) if root is not None]
+        if not any(source.is_relative_to(root) and source != root for root in roots):
+            root = self._source_root
+            allowed = f"policy_root, {root}" if root is not None else "none, as policy_root is not set; upload it"
+            raise AdapterError(f"{source} is outside the folder from which adapters may be named: {allowed}")
+        if not source.is_dir():
+            raise AdapterError(f"{source} is not a folder")
+        pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLED)
+        if pickled:
+            raise AdapterError(f"{source} holds {pickled[0]}; only safetensors weights are taken")
+        for name, limit in self.files(source).items():
+            file = source / name
+            if file.is_symlink() or not file.is_file():
+                raise AdapterError(f"{source} has no plain file {name}")
+            size = file.stat().st_size
+            if size > limit:
+                raise AdapterError(f"{name} has {size} bytes; one of this model has at most {limit}")
+
+    def _copy(self, source: Path, target: Path, limit: int, digest: hashlib._Hash) -> None:
+        left = limit
+        with open(source, "rb") as reader, open(target, "wb") as writer:
+            while chunk := reader.read(min(1 << 20, left + 1)):
+                left -= len(chunk)
+                if left < 0:
+                    raise AdapterError(f"{source.name} grew beyond its limit while it was read")
+                digest.update(chunk)
+                writer.write(chunk)
+            writer.flush()
+            os.fsync(writer.fileno())
+
+    def settle(self, incoming: Incoming, version: int) -> Path:
+        """Give the copy its final name, durably; returns the folder, whose name is the policy's."""
+        final = self.root / policy_name(version, incoming.digest)
+        if final.exists():  # of the same content, left by a crash and served by nobody
+            shutil.rmtree(final)
+        os.rename(incoming.folder, final)
+        directory = os.open(self.root, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        return final
+
+    def scan(self, most: int) -> dict[int, Path]:
+        """The ``most`` newest whole versions, ascending; all else (torn, superseded, half uploaded) is deleted."""
+        found: dict[int, Path] = {}
+        for path in sorted(self.root.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match is not None and self._is_whole(path, match[2]):
+                found[int(match[1])] = path
+        kept = dict(sorted(found.items())[-most:])
+        for path in self.root.iterdir():
+            if path.is_dir() and path not in kept.values():
+                shutil.rmtree(path, ignore_errors=True)
+        return kept
+
+    def _is_whole(self, folder: Path, digest: str) -> bool:
+        try:
+            self.check(folder)
+            content = hashlib.sha256()
+            for name in self.files(folder):
+                with open(folder / name, "rb") as reader:
+                    while chunk := reader.read(1 << 20):
+                        content.update(chunk)
+        except (AdapterError, OSError):
+            return False
+        return content.hexdigest().startswith(digest)
+
+
+def policy_name(version: int, digest: str) -> str:
+    """The name under which vLLM serves a version: unique to its content."""
+    return f"policy-v{version:04d}-{digest[:8]}"

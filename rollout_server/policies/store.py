@@ -1,0 +1,372 @@
+"""Policy versions: checked, loaded on every server, proven there, served, retired. One change at a time.
+
+The adapter of a version has a name and a folder of its own (:mod:`rollout_server.policies.folder` says why). While it
+is being loaded and proven, and if that fails, the versions served before are served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.inference.router import POISONED_LOGPROB, ServerUnavailable
+from rollout_server.inference.server import ServerGroup, VllmServer, adapters_at_work
+from rollout_server.policies.adapter_check import AdapterError, BaseModel
+from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 120.0
+DRAIN_S = 10.0
+_TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class UnknownPolicy(LookupError):
+    """A version that is not served (any more)."""
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """A version that is being served. ``seconds`` is what publishing it took."""
+
+    version: int
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Log-probs the trainer computed with the weights it means: a proof that the servers compute with the same.
+
+    ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it; they may differ by up to
+    ``tolerance`` nats (fp32 agrees to 1e-4, bf16 to about 0.03 at the 99th percentile).
+    """
+
+    token_ids: list[int]
+    positions: list[int]
+    logprobs: list[float]
+    tolerance: float = 0.05
+
+    @classmethod
+    def from_dict(cls, data: Any, max_context: int) -> Canary:
+        """Raises AdapterError naming what is wrong with the canary."""
+        if not isinstance(data, Mapping) or set(data) - {"token_ids", "positions", "logprobs", "tolerance"}:
+            raise AdapterError("canary must be an object with token_ids, positions, logprobs and perhaps tolerance")
+
+        def numbers(key: str, kind: Any) -> list:
+            values = data.get(key)
+            if not isinstance(values, list) or not all(
+                isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values
+            ):
+                raise AdapterError(f"canary.{key} must be a list of finite numbers")
+            return values
+
+        token_ids, positions = numbers("token_ids", int), numbers("positions", int)
+        logprobs, tolerance = numbers("logprobs", int | float), data.get("tolerance", cls.tolerance)
+        if not 2 <= len(token_ids) < max_context or min(token_ids) < 0:
+            raise AdapterError(f"canary.token_ids must be 2 to {max_context - 1} ids of 0 or more")
+        if not positions or not all(1 <= position < len(token_ids) for position in positions):
+            raise AdapterError("canary.positions must be indices of token_ids from 1 on")
+        if len(logprobs) != len(positions):
+            raise AdapterError(f"canary has {len(positions)} positions and {len(logprobs)} logprobs")
+        if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 < tolerance < math.inf:
+            raise AdapterError("canary.tolerance must be a number above 0")
+        return cls(token_ids, positions, [float(value) for value in logprobs], float(tolerance))
+
+
+@dataclass
+class ServedPolicy:
+    """A version; ``name`` is that of its content and folder, ``served_as`` what requests call it."""
+
+    version: int
+    name: str
+    folder: Path
+    canary: Canary | None
+    served_as: str
+    seconds: float = 0.0
+    references: int = 0
+    retiring: bool = False
+
+
+class PolicyStore:
+    """The versions being served, and what it takes to change them. One change at a time.
+
+    Args:
+        group: the servers; each gets the live versions again whenever it comes up.
+        folder: where versions are kept; on a file system that every server sees under the same path.
+        source_root: folder from which :meth:`publish` may take adapters besides :meth:`staging`; None for none.
+
+    Raises:
+        ValueError: a base model of unknown architecture, or fewer than two ``max_loras``.
+    """
+
+    def __init__(
+        self,
+        group: ServerGroup,
+        model: ModelConfig,
+        servers: ServersConfig,
+        folder: str | Path,
+        source_root: str | Path | None = None,
+    ) -> None:
+        if servers.max_loras < 2:
+            raise ValueError("servers.max_loras must be at least 2: the old version serves until the new one is proven")
+        self._group = group
+        self._model = model
+        self._max_live = servers.max_loras
+        self._base = BaseModel.read(model.path)
+        source = Path(source_root) if source_root is not None else None
+        self._folder = self._open_folder(Path(folder), source)
+        self._live: dict[int, ServedPolicy] = {}
+        self._change = asyncio.Lock()
+        self._external_load = asyncio.Lock()
+        self._retirements: set[asyncio.Task[None]] = set()
+        group.add_ready_hook(self.on_server_ready)
+
+    def _open_folder(self, folder: Path, source: Path | None) -> PolicyFolder:
+        return PolicyFolder(folder, source, self._base, self._model.lora_rank)
+
+    @property
+    def max_adapter_bytes(self) -> int:
+        """The largest weights file that can be an adapter of this model; a bound for uploads."""
+        return self._base.max_adapter_bytes(self._model.lora_rank)
+
+    def staging(self) -> Path:
+        """A new folder to write an upload's two files into, for :meth:`publish`; the caller removes it."""
+        return self._folder.staging()
+
+    def versions(self) -> list[int]:
+        """The versions that new episodes may use, ascending."""
+        return sorted(version for version, policy in self._live.items() if not policy.retiring)
+
+    def latest(self) -> int:
+        """The version published last; raises UnknownPolicy when there is none.
+
+        Not the highest: a run that went back to an earlier checkpoint publishes lower versions again.
+        """
+        for version, policy in reversed(self._live.items()):
+            if not policy.retiring:
+                return version
+        raise UnknownPolicy("no policy version has been published; publish one first")
+
+    def name_of(self, version: int) -> str:
+        """The model name to send to vLLM; also of a version that is retiring."""
+        return self._get(version).served_as
+
+    def _get(self, version: int) -> ServedPolicy:
+        if version not in self._live:
+            served = ", ".join(map(str, self.versions())) or "none"
+            raise UnknownPolicy(f"policy version {version} is not served; served: {served}")
+        return self._live[version]
+
+    def acquire(self, version: int) -> str:
+        """Count one more user of ``version``; returns its name. While it has users it is not retired."""
+        policy = self._get(version)
+        if policy.retiring:
+            raise UnknownPolicy(f"policy version {version} is being retired")
+        policy.references += 1
+        return policy.served_as
+
+    def release(self, version: int) -> None:
+        """One user less. The last one of a retiring version sets off its removal."""
+        policy = self._get(version)
+        if policy.references == 0:
+            raise RuntimeError(f"policy version {version} was released more often than acquired")
+        policy.references -= 1
+        if policy.retiring and policy.references == 0:
+            task = asyncio.get_running_loop().create_task(self._retire_unused(policy))
+            self._retirements.add(task)
+            task.add_done_callback(self._retirements.discard)
+
+    async def publish(self, version: int, folder: str | Path, canary: Mapping[str, Any] | None = None) -> PolicyInfo:
+        """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
+
+        Publishing the same content again under the same version only makes it the latest; other content replaces a
+        version that nobody uses, under another name. ``canary`` is a mapping of :class:`Canary`'s fields.
+
+        Raises:
+            AdapterError: the adapter or its canary must not be served; nothing was changed.
+            ServerUnavailable: no server could be asked.
+        """
+        started = time.monotonic()
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise AdapterError(f"policy version {version!r} must be a whole number from 0")
+        proof = Canary.from_dict(canary, self._model.max_context) if canary is not None else None
+        incoming = await asyncio.to_thread(self._folder.take_in, Path(folder))
+        try:
+            await self._wait_for_server()
+            async with self._change:
+                policy = self._live.get(version)
+                if policy is not None and policy.name != policy_name(version, incoming.digest):
+                    if policy.references:
+                        raise AdapterError(f"policy version {version} is in use with other content; end its use")
+                    await self._remove(policy)
+                    policy = None
+                if policy is None:
+                    policy = await self._serve(version, incoming, proof, started)
+                self._live[version] = self._live.pop(version)
+                policy.retiring = False
+        finally:
+            await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
+        return PolicyInfo(version, policy.name, policy.seconds)
+
+    def _policy(self, version: int, folder: Path, canary: Canary | None) -> ServedPolicy:
+        return ServedPolicy(version, folder.name, folder, canary, served_as=folder.name)
+
+    async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
+        await self._make_room()
+        folder = await asyncio.to_thread(self._folder.settle, incoming, version)
+        policy = self._policy(version, folder, canary)
+        try:
+            await self._place(policy)
+        except BaseException:
+            await asyncio.shield(self._discard(policy))
+            raise
+        policy.seconds = time.monotonic() - started
+        self._live[version] = policy
+        logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
+        return policy
+
+    async def _wait_for_server(self) -> None:
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                while not self._group.ready:
+                    await self._group.wait_for_change()
+        except TimeoutError:
+            raise ServerUnavailable(f"no vLLM server became ready in {LOAD_TIMEOUT_S:g} s") from None
+
+    async def _make_room(self) -> None:
+        """vLLM lets requests of more than ``max_loras`` adapters wait without a word, so never hold more than that."""
+        while len(self._live) >= self._max_live:
+            # In the order of publication; the last one stays, to be served on if the new one fails.
+            unused = [policy for policy in list(self._live.values())[:-1] if policy.references == 0]
+            if not unused:
+                held = ", ".join(map(str, sorted(self._live)))
+                cure = "end their collections or raise servers.max_loras"
+                raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
+            await self._remove(unused[0])
+
+    async def _place(self, policy: ServedPolicy) -> None:
+        """Load and prove on every ready server, or raise. A server that dies meanwhile catches up when it is back."""
+        servers = self._group.ready
+        results = await asyncio.gather(*(self._load(server, policy) for server in servers), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        lost = [failure for failure in failures if isinstance(failure, _TRANSPORT_ERRORS)]
+        for failure in failures:
+            if failure not in lost:
+                raise failure
+        if len(lost) == len(servers):
+            raise ServerUnavailable(f"no server could load {policy.name}: {lost!r}")
+
+    async def on_server_ready(self, server: VllmServer) -> None:
+        """Load and prove the live versions on a server that has just come up; raises if it cannot serve them."""
+        async with self._change:
+            for policy in self._live.values():
+                await self._load(server, policy)
+
+    async def _load(self, server: VllmServer, policy: ServedPolicy) -> None:
+        # Two URLs may lead to one external server, where the loads would undo each other.
+        async with self._external_load if server.external else contextlib.nullcontext():
+            await self._load_and_prove(server, policy)
+
+    async def _load_and_prove(self, server: VllmServer, policy: ServedPolicy) -> None:
+        payload = {"lora_name": policy.name, "lora_path": str(policy.folder)}
+        status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+        if status != 200 and "already been loaded" in body:
+            # An external server has it from before: the same content, but perhaps from a folder that will go away.
+            await self._unload(server, policy)
+            status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+        if status != 200:
+            raise AdapterError(f"{server.name} cannot load {policy.name}: HTTP {status} {body[:300]}")
+        await self._prove(server, policy)
+
+    async def _prove(self, server: VllmServer, policy: ServedPolicy) -> None:
+        """Without a canary, at least the log-probs of a few ids must be numbers."""
+        token_ids = policy.canary.token_ids if policy.canary is not None else list(range(8))
+        payload = {
+            "model": policy.served_as,
+            "token_ids": token_ids,
+            "request_id": f"canary-{uuid.uuid4().hex[:12]}",
+            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
+        }
+        status, body = await server.request("POST", "/inference/v1/generate", payload, timeout_s=LOAD_TIMEOUT_S)
+        if status != 200:
+            raise AdapterError(f"{server.name} refused the canary of {policy.name}: HTTP {status} {body[:300]}")
+        rows = json.loads(body)["prompt_logprobs"]
+        found = [float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))]
+        if not all(POISONED_LOGPROB < value <= 1e-6 for value in found):
+            raise AdapterError(f"{server.name}: {policy.name} gives log-probs that are no numbers")
+        if policy.canary is None:
+            return
+        for position, expected in zip(policy.canary.positions, policy.canary.logprobs, strict=True):
+            if abs(found[position - 1] - expected) > policy.canary.tolerance:
+                raise AdapterError(
+                    f"canary: {server.name} gives log-prob {found[position - 1]:.4f} at position {position}, the "
+                    f"trainer expected {expected:.4f} (tolerance {policy.canary.tolerance:g}); not the same weights"
+                )
+
+    async def retire(self, version: int) -> bool:
+        """Serve no new episode with ``version`` and remove it when the last of its users is done.
+
+        Returns whether it is gone already. Raises UnknownPolicy for a version that is not served.
+        """
+        policy = self._get(version)
+        policy.retiring = True
+        await self._retire_unused(policy)
+        return version not in self._live
+
+    async def _retire_unused(self, policy: ServedPolicy) -> None:
+        async with self._change:
+            if policy.references == 0 and self._live.get(policy.version) is policy:
+                await self._remove(policy)
+
+    async def _remove(self, policy: ServedPolicy) -> None:
+        """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
+        del self._live[policy.version]
+        await self._discard(policy)
+        logger.info("policy version %d (%s) is retired", policy.version, policy.name)
+
+    async def _discard(self, policy: ServedPolicy) -> None:
+        await asyncio.gather(*(self._unload(server, policy) for server in self._group.ready))
+        await self._drain(policy)
+        await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
+
+    async def _unload(self, server: VllmServer, policy: ServedPolicy) -> None:
+        with contextlib.suppress(*_TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
+            payload = {"lora_name": policy.name}
+            status, body = await server.request("POST", "/v1/unload_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+            if status not in (200, 404):
+                logger.warning("%s did not unload %s: HTTP %d %s", server.name, policy.name, status, body[:200])
+
+    async def _drain(self, policy: ServedPolicy) -> None:
+        """Wait until no ready server works on a request of this policy, such as one whose client has just gone."""
+        give_up = time.monotonic() + DRAIN_S
+        for server in self._group.ready:
+            with contextlib.suppress(*_TRANSPORT_ERRORS):
+                while time.monotonic() < give_up:
+                    _, body = await server.request("GET", "/metrics", timeout_s=DRAIN_S)
+                    if policy.name not in adapters_at_work(body):
+                        break
+                    await asyncio.sleep(0.1)
+
+    async def restore(self) -> list[int]:
+        """After a restart of the node, before the servers start: serve again the newest versions found on disk.
+
+        Their canaries are not kept; a name that stands for the content is the proof. Returns the versions.
+        """
+        async with self._change:
+            for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():
+                self._live[version] = self._policy(version, folder, canary=None)
+        return self.versions()

@@ -1,0 +1,66 @@
+"""Connecting to a fork server that dies meanwhile, or hangs; the processes stand in for real servers."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from agent_environments.protocol import EnvironmentCrashed
+from appworld_adapter.pool import fork_client as servers
+from appworld_adapter.pool.base import DatasetPool
+from appworld_adapter.pool.fork_client import ForkServer, ServerSpec
+
+CHILD = 4_194_305  # above the largest process id there can be
+
+
+@contextlib.asynccontextmanager
+async def fork_server(folder, lives_s, answer=None):
+    """A process that lives for ``lives_s``, and a socket that gives ``answer`` (None: there is no socket)."""
+    folder.mkdir()
+    spec = ServerSpec("world", "python", folder, folder, "task_1", {})
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec("sleep", str(lives_s), stdin=pipe, stdout=pipe)
+    server = ForkServer(spec, process, {})
+
+    async def serve(_, writer):
+        writer.write(answer)
+
+    listening = await asyncio.start_unix_server(serve, str(spec.socket)) if answer is not None else None
+    try:
+        yield server
+    finally:
+        server.kill()
+        await server.wait_end(5)
+        if listening is not None:
+            listening.close()
+
+
+class Pool:
+    """Hands out the first server that lives."""
+
+    def __init__(self, *candidates):
+        self._candidates = candidates
+
+    async def _server(self, role):
+        return next(server for server in self._candidates if server.alive)
+
+
+async def test_server_that_dies_on_the_way_is_replaced(tmp_path):
+    answer = b'{"pid": %d}\n' % CHILD
+    async with (
+        fork_server(tmp_path / "a", lives_s=0.3) as dying,
+        fork_server(tmp_path / "b", lives_s=60, answer=answer) as fresh,
+    ):
+        connection = await DatasetPool._child(Pool(dying, fresh), "world")
+        assert connection.server is fresh
+        assert connection.pid == CHILD
+        connection.kill()
+
+
+async def test_server_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "CONNECT_TIMEOUT_S", 0.2)
+    async with fork_server(tmp_path / "a", lives_s=60, answer=b"") as hanging:
+        with pytest.raises(EnvironmentCrashed, match=r"gave no child in 0 s; it is ended"):
+            await hanging.connect()
+        await hanging.wait_end(5)
+        assert not hanging.alive

@@ -1,0 +1,207 @@
+"""The parts of the synthetic world's generator that need no engine: people, scenarios, grading rules, flaws."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from appworld_adapter import flaws
+from appworld_adapter.worker.synthetic import evaluation_program, people
+
+GENERATOR = Path(people.__file__).with_name("generate.py")
+
+TURNS = [
+    {"thought": "I look up the account passwords.", "code": "print(apis.supervisor.show_account_passwords())"},
+    {"thought": "I log in to phone.", "code": "phone_token = apis.phone.login(username='555', password='mirotaku')"},
+    {"thought": "I look for the alarm.", "code": "print(apis.phone.show_alarms(access_token=phone_token))"},
+    {"thought": "I move it.", "code": "apis.phone.update_alarm(alarm_id=10, time='10:10', access_token=phone_token)"},
+    {"thought": "The task is done.", "code": "apis.supervisor.complete_task()"},
+]
+DEMONSTRATION = {
+    "roles": ["passwords", "login", "lookup", "act", "complete"],
+    "slips": [
+        {"turn": 1, "value": "mirotaku", "wrong": ["sebido"]},
+        {"turn": 3, "value": 10, "wrong": [11]},
+        {"turn": 3, "value": "10:10", "wrong": ["09:00"]},
+    ],
+}
+
+
+def test_people_are_distinct_and_stay_in_their_pool():
+    population = people.draw_population(64, seed=3)
+    everybody = population.people
+    assert len({person.email for person in everybody}) == len(everybody) == 64
+    assert len({person.phone_number for person in everybody}) == 64
+    passwords = [word for person in everybody for word in person.passwords.values()]
+    assert len(set(passwords)) == len(passwords)
+    for pool in population.pools.values():
+        members = {person.email for person in pool}
+        for person in pool:
+            assert [name for name, _ in population.contacts[person.email]] == list(people.RELATIONSHIPS)
+            assert {other.email for other in population.others(person)} <= members - {person.email}
+
+
+def test_relationships_are_mutual():
+    population = people.draw_population(48, seed=0)
+    for person in population.people:
+        for relationship, other in population.contacts[person.email]:
+            assert population.contact(other, relationship) is person
+
+
+@pytest.mark.parametrize("size", [10, 49])
+def test_too_few_people_are_refused_with_the_cure(size):
+    with pytest.raises(ValueError, match="even number of at least"):
+        people.draw_population(size, seed=0)
+
+
+def test_people_do_not_depend_on_the_hash_seed():
+    program = "import people; print(people.draw_population(48, 7))"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=GENERATOR.parent,
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+
+
+def test_generator_refuses_bad_arguments_before_it_loads_the_engine(tmp_path):
+    command = [sys.executable, str(GENERATOR), "--root", str(tmp_path / "w"), "--people", "7"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert finished.returncode != 0
+    assert finished.stderr.strip().splitlines()[-1].startswith("generate.py: --people 7 is too small or odd")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Recorder:
+    """Stands in for the engine's test tracker: keeps which requirements held."""
+
+    def __init__(self):
+        self.passed = {}
+
+    def __call__(self, requirement):
+        self.requirement = requirement
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.passed[self.requirement] = error is None
+        return True
+
+    def case(self, left, relation, right):
+        assert {"==": left == right, ">=": left >= right if relation == ">=" else None}[relation]
+
+    def answer(self, given, expected):
+        assert str(given).lower() == str(expected).lower()
+
+
+def graded(requirements, changes, status=None, answer="<<NOT_GIVEN>>", expected=None):
+    """Which of ``requirements`` hold after ``changes``: model name -> (added, updated, removed) records."""
+    task = SimpleNamespace(status=status, answer=json.dumps(answer))
+    task_model = SimpleNamespace(first=lambda: task)
+    models = SimpleNamespace(
+        changed_model_names=lambda: {name for name, records in changes.items() if any(records)},
+        changed_records=lambda name: changes.get(name, ([], [], [])),
+        end=SimpleNamespace(supervisor=SimpleNamespace(Task=task_model)),
+    )
+    recorder = Recorder()
+    evaluation_program.evaluate(recorder, {}, {"requirements": requirements}, None, models, expected)
+    return [recorder.passed[requirement["text"]] for requirement in requirements]
+
+
+PAYMENT = [
+    {"kind": "only", "text": "only", "allowed": {"venmo.Transaction": {"added": 1}}},
+    {"kind": "added", "text": "made", "model": "venmo.Transaction", "fields": {"sender_id": 1}, "reported": False},
+    {
+        "kind": "added",
+        "text": "right",
+        "model": "venmo.Transaction",
+        "fields": {"sender_id": 1, "amount": 12},
+        "reported": True,
+    },
+]
+
+
+def transaction(amount, sender_id=1):
+    return SimpleNamespace(id=9, sender_id=sender_id, amount=amount)
+
+
+def test_payment_is_graded_in_parts():
+    right = {"venmo.Transaction": ([transaction(12.0)], [], [])}
+    assert graded(PAYMENT, {}) == [True, False, False]
+    assert graded(PAYMENT, right) == [True, True, False]
+    assert graded(PAYMENT, right, "success", None) == [True, True, True]
+    assert graded(PAYMENT, {"venmo.Transaction": ([transaction(13)], [], [])}, "success", None) == [True, True, False]
+    assert graded(PAYMENT, right | {"phone.Alarm": ([], [], [transaction(1)])}, "success", None) == [False, True, True]
+    twice = {"venmo.Transaction": ([transaction(12), transaction(12)], [], [])}
+    assert graded(PAYMENT, twice, "success", None) == [False, False, False]
+
+
+def test_completing_or_answering_alone_is_paid_no_more_than_doing_nothing():
+    nothing = graded(PAYMENT, {})
+    for status, answer in (("success", None), ("fail", None), ("success", "12")):
+        assert graded(PAYMENT, {}, status, answer) == nothing
+
+
+def test_question_is_graded_in_parts():
+    requirements = [
+        {"kind": "only", "text": "only", "allowed": {}},
+        {"kind": "answer_among", "text": "among", "candidates": [12, 15]},
+        {"kind": "answer", "text": "answer"},
+    ]
+    assert graded(requirements, {}, expected=12) == [True, False, False]
+    assert graded(requirements, {}, "success", None, expected=12) == [True, False, False]
+    assert graded(requirements, {}, "success", 15, expected=12) == [True, True, False]
+    assert graded(requirements, {}, "success", "12", expected=12) == [True, True, True]
+
+
+def test_every_flaw_changes_the_turns_and_keeps_the_originals():
+    before = json.dumps(TURNS)
+    for flaw in flaws.possible_flaws(DEMONSTRATION):
+        for seed in range(5):
+            flawed = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(seed), flaw)
+            assert flawed != TURNS
+            assert flawed == flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(seed), flaw)
+            assert flawed[-1]["code"].startswith("apis.supervisor.complete_task(")
+    assert json.dumps(TURNS) == before
+
+
+def test_placeholder_password_skips_the_look_up_and_gives_up():
+    flawed = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(0), "placeholder_password")
+    assert [turn["code"] for turn in flawed] == [
+        "phone_token = apis.phone.login(username='555', password='password123')",
+        "apis.supervisor.complete_task()",
+    ]
+
+
+def test_wrong_value_replaces_one_literal_only():
+    codes = {
+        flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(seed), "wrong_value")[3]["code"] for seed in range(20)
+    }
+    assert codes == {
+        "apis.phone.update_alarm(alarm_id=11, time='10:10', access_token=phone_token)",
+        "apis.phone.update_alarm(alarm_id=10, time='09:00', access_token=phone_token)",
+    }
+
+
+def test_skipped_lookup_guesses():
+    flawed = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(1), "skipped_lookup")
+    assert not any("show_alarms" in turn["code"] for turn in flawed)
+    assert len(flawed) == len(TURNS) - 1
+
+
+def test_impossible_flaw_is_refused():
+    assert "wrong_answer" not in flaws.possible_flaws(DEMONSTRATION)
+    with pytest.raises(ValueError, match="wrong_answer"):
+        flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(0), "wrong_answer")

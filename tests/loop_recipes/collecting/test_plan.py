@@ -1,0 +1,73 @@
+"""What is asked of the rollout node: tasks, seeds, horizons, names."""
+
+from dataclasses import replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from loop_recipes.collecting.plan import CollectionPlan, run_name
+from loop_recipes.config.loop_config import DevEvaluationConfig, read_loop_config
+from loop_recipes.config.schema import ConfigError
+from support.small_runs import replay_config
+
+TASKS = [f"task_{number}" for number in range(1, 8)]
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory):
+    return replay_config(tmp_path_factory.mktemp("plan"), iterations=1)
+
+
+def config(file, *overrides):
+    return read_loop_config(OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides))))
+
+
+def test_each_iteration_draws_on_and_a_restored_plan_draws_the_same(config_file):
+    plan = CollectionPlan(config(config_file), "run", TASKS)
+    first, second = plan.training(1, 0), plan.training(2, 1)
+    assert (first.id, first.policy_version, first.rollouts_per_task) == ("run-i0001", 0, 4)
+    assert not set(first.tasks) & set(second.tasks)
+    assert first.seed != second.seed
+    state = plan.state_dict()
+    third = plan.training(3, 2)
+    other = CollectionPlan(config(config_file), "run", TASKS)
+    other.load_state_dict(state)
+    assert other.training(3, 2) == third
+    with pytest.raises(ConfigError, match="resume_from_checkpoint: the sampler's state is of seed 0, not 1"):
+        CollectionPlan(config(config_file, "seed=1"), "run", TASKS).load_state_dict(state)
+
+
+def test_horizons_begin_at_their_iterations(config_file):
+    stages = "collection.horizons=[{from_iteration: 3, max_turns: 2}, {from_iteration: 5, max_turns: 4}]"
+    plan = CollectionPlan(config(config_file, stages), "run", TASKS)
+    assert [plan.training(iteration, 0).limits.max_turns for iteration in range(1, 7)] == [5, 5, 2, 2, 4, 4]
+
+
+def evaluating(file, every):
+    """Replayed logs hold no evaluations, so a config that is read with a replay cannot ask for one."""
+    return replace(config(file), dev_evaluation=DevEvaluationConfig(every=every))
+
+
+def test_an_evaluation_is_greedy_once_per_task_and_does_not_draw(config_file):
+    plan = CollectionPlan(evaluating(config_file, every=2), "run", TASKS, TASKS[:3])
+    before = plan.state_dict()
+    request = plan.evaluation(4, 3)
+    assert (request.id, request.tasks, request.rollouts_per_task) == ("run-i0004-dev", TASKS[:3], 1)
+    assert (request.sampling.temperature, request.limits.max_turns) == (0.0, 50)
+    assert plan.state_dict() == before
+
+
+def test_every_nth_policy_is_evaluated_the_first_one_too(config_file):
+    plan = CollectionPlan(evaluating(config_file, every=2), "run", TASKS, TASKS)
+    assert [plan.evaluation(iteration, 0) is not None for iteration in range(5)] == [True, False, True, False, True]
+    assert CollectionPlan(config(config_file), "run", TASKS).evaluation(0, 0) is None
+
+
+def test_a_run_keeps_the_name_it_was_given_or_made(config_file, tmp_path):
+    named, unnamed = config(config_file), config(config_file, "run_name=null")
+    assert run_name(named, tmp_path) == "made-up"
+    made = run_name(unnamed, tmp_path)
+    assert run_name(unnamed, tmp_path) == made
+    assert made.startswith(tmp_path.name[:10])
+    (tmp_path / "run.json").unlink()
+    assert run_name(unnamed, tmp_path) != made

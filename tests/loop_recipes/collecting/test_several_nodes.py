@@ -1,0 +1,167 @@
+"""One trainer over two real rollout nodes: shares, early stop, versions on both, failures, stopping."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loop_recipes.collecting import source as collection_source
+from loop_recipes.collecting.several_nodes import SeveralNodes, merge_ends, split_request
+from loop_recipes.collecting.source import NodeSource, NoRollouts, StopRequested
+from loop_recipes.learner.peft_export import merge_adapter
+from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
+from rollout_server.collection_request import CollectionEnd
+from support.counter_node import TOKEN, counter_request, local_node
+
+TASKS = ["reach3_1", "reach3_2", "reach5_1", "reach5_2", "reach8_1"]
+
+
+def several(urls, stop_requested=lambda: False, reconnect_s=2.0):
+    def open_node(url, stop):
+        def alive():
+            if stop():
+                raise StopRequested
+
+        client = RolloutClient(url, TOKEN, reconnect_s=reconnect_s, alive=alive)
+        return NodeSource(client, None, start_deadline_s=1.0, deadline_s=30.0, stop_requested=stop)
+
+    return SeveralNodes(open_node, urls, stop_requested)
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(policy, folder, **changes):
+    async with (
+        local_node(policy, folder / "west", **changes) as west,
+        local_node(policy, folder / "east", **changes) as east,
+    ):
+        yield west, east
+
+
+def test_shares_are_disjoint_whole_and_at_most_one_per_task():
+    request = counter_request("run-i0007", tasks=TASKS, min_rollouts_fraction=0.5)
+    first, second = split_request(request, 2)
+    assert (first.id, second.id) == ("run-i0007-1of2", "run-i0007-2of2")
+    assert (first.tasks, second.tasks) == (TASKS[0::2], TASKS[1::2])
+    assert first.floor_total + second.floor_total >= request.floor_total
+    assert replace(first, id=request.id, tasks=TASKS) == request
+    assert [share.tasks for share in split_request(request, 9)] == [[task] for task in TASKS]
+
+
+def test_ends_add_up():
+    ends = [
+        CollectionEnd("complete", 6, 0, 0, {"a": 1}, 3.0),
+        CollectionEnd("early_stop", 4, 2, 90, {"a": 1, "b": 2}, 5.0),
+    ]
+    assert merge_ends(ends) == CollectionEnd("early_stop", 10, 2, 90, {"a": 2, "b": 2}, 5.0)
+    assert merge_ends(ends[:1]) == ends[0]
+
+
+async def test_a_collection_is_shared_and_comes_back_whole(policy, tmp_path):
+    async with two_nodes(policy, tmp_path) as nodes:
+        source = several([node.url for node in nodes])
+        assert await asyncio.to_thread(source.wait_ready) == [0]
+        dataset, _ = await asyncio.to_thread(source.tasks, "train")
+        assert dataset == "counter"
+        request = counter_request("shared", tasks=TASKS)
+        await asyncio.to_thread(source.start, request)
+        collected = await asyncio.to_thread(source.read, request)
+        assert sorted((rollout.task_id, rollout.index) for rollout in collected.rollouts) == sorted(
+            (task, index) for task in TASKS for index in range(4)
+        )
+        assert (collected.end.reason, collected.end.finished) == ("complete", 20)
+        for node, share in zip(nodes, (TASKS[0::2], TASKS[1::2]), strict=True):
+            (log,) = node.node.root.glob("collections/shared-?of2.jsonl")
+            assert {json.loads(line)["task_id"] for line in log.read_text().splitlines()} == set(share)
+        # Asked again, as after a restart: the same rollouts, none sampled anew.
+        again = await asyncio.to_thread(source.read, request)
+        assert {rollout.rollout_id for rollout in again.rollouts} == {r.rollout_id for r in collected.rollouts}
+
+
+async def test_every_node_is_given_every_version(policy, tmp_path):
+    async with two_nodes(policy, tmp_path) as nodes:
+        source = several([node.url for node in nodes])
+        await asyncio.to_thread(source.publish, 1, policy / "adapter1")
+        assert await asyncio.to_thread(source.wait_ready) == [0, 1]
+        await asyncio.to_thread(source.retire, 0)
+        for node in nodes:
+            assert (await node.call(node.client.health))["policy_versions"] == [1]
+        await asyncio.to_thread(source.retire, 0)
+
+
+class MergedNode(NodeSource):
+    """A node that serves merged weights, as far as publishing goes; remembers which tensors it was given."""
+
+    def __init__(self, weight_sync="merged"):
+        super().__init__(self, None, 1.0, 1.0, lambda: False)
+        self.weight_sync, self.sent = weight_sync, []
+
+    def wait_ready(self):
+        return []
+
+    def publish_shared_policy(self, version, path, canary=None):
+        (shard,) = Path(path).glob("*.safetensors")
+        self.sent.append((version, path, load_file(shard)))
+
+
+def test_weights_are_merged_once_for_all_nodes_and_not_left_behind(policy, tmp_path, monkeypatch):
+    adapter = tmp_path / "policy-v0003"
+    shutil.copytree(policy / "adapter1", adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": f"{policy}/model"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    merges = []
+
+    def counted(*folders):
+        merges.append(folders)
+        merge_adapter(*folders)
+
+    monkeypatch.setattr(collection_source, "merge_adapter", counted)
+    nodes = [MergedNode(), MergedNode()]
+    source = SeveralNodes(lambda url, stop: nodes[int(url)], ["0", "1"], lambda: False)
+    source.publish(3, adapter)
+    assert len(merges) == 1
+    (first,), (second,) = nodes[0].sent, nodes[1].sent
+    assert first[:2] == second[:2] == (3, str(tmp_path / "merged-policy-v0003"))
+    base = load_file(policy / "model/model.safetensors")
+    assert first[2].keys() == second[2].keys() == base.keys()
+    assert any(not torch.equal(first[2][name], base[name]) for name in base)
+    assert all(torch.equal(first[2][name], second[2][name]) for name in base)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy-v0003"]
+
+
+def test_nodes_that_take_different_policies_are_refused():
+    nodes = [MergedNode(), MergedNode("adapter")]
+    source = SeveralNodes(lambda url, stop: nodes[int(url)], ["0", "1"], lambda: False)
+    with pytest.raises(NoRollouts, match=r"0 and 1 take different policies \(merged and adapter\)"):
+        source.wait_ready()
+
+
+async def test_nodes_with_other_tasks_are_refused(policy, tmp_path):
+    async with two_nodes(policy, tmp_path) as (west, east):
+        east.node.pool.dataset = "another"
+        with pytest.raises(NoRollouts, match=r"serve different tasks of train.*datasets counter and another"):
+            await asyncio.to_thread(several([west.url, east.url]).tasks, "train")
+
+
+async def test_the_error_of_one_node_ends_the_wait_for_the_other(policy, tmp_path):
+    async with two_nodes(policy, tmp_path) as (west, east):
+        source = several([west.url, east.url])
+        request = counter_request("half", tasks=TASKS)
+        first, _ = split_request(request, 2)
+        west.vllm.delay = lambda body: 600.0
+        await west.call(west.client.start_collection, first)
+        with pytest.raises(RolloutNodeError, match="half-2of2"):
+            await asyncio.wait_for(asyncio.to_thread(source.read, request), 25)
+
+
+async def test_a_node_that_is_gone_is_named_and_a_stop_ends_the_wait(policy, tmp_path):
+    async with local_node(policy, tmp_path / "west") as west:
+        with pytest.raises(NodeUnreachable, match=r"127\.0\.0\.1:9"):
+            await asyncio.to_thread(several([west.url, "http://127.0.0.1:9"]).wait_ready)
+        with pytest.raises(StopRequested):
+            await asyncio.to_thread(several([west.url, "http://127.0.0.1:9"], stop_requested=lambda: True).wait_ready)

@@ -1,0 +1,155 @@
+"""Every config that ships parses, is complete, and builds the algorithm that its name promises, for every model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.files import CONFIGS, extended
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.schema import ConfigError, build, check_component, read_config
+from loop_recipes.learner import advantages, losses
+from loop_recipes.learner.critic import Critic
+from loop_recipes.learner.model import meta_model
+from support.small_runs import replay_config
+
+FOLDER = CONFIGS / "loop_appworld"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+MODELS = ("tiny_cpu", "qwen2_5_7b", "qwen2_5_32b")
+ALGORITHMS = sorted(set(NAMES) - set(MODELS))
+# advantage, loss, level, kl_coefficient, one step per collection, critic
+EXPECTED = {
+    "tiny_cpu": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
+    "loop_turn": ("LeaveOneOut", "ClippedPolicyLoss", "turn", 0.0, False, False),
+    "loop_bandit": ("LeaveOneOut", "ClippedPolicyLoss", "trajectory", 0.0, False, False),
+    "loop_rwnorm": ("StdNormalized", "ClippedPolicyLoss", "token", 0.0, False, False),
+    "rloo": ("LeaveOneOut", "Reinforce", None, 0.0, True, False),
+    "grpo": ("StdNormalized", "ClippedPolicyLoss", "token", 0.04, True, False),
+    "grpo_no_kl": ("StdNormalized", "ClippedPolicyLoss", "token", 0.0, True, False),
+    "reinforce_plus_plus": ("BatchNormalized", "ClippedPolicyLoss", "token", 0.01, False, False),
+    "ppo_critic": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, True),
+    "on_policy": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
+    "on_policy_fp16": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
+    "horizon_curriculum": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
+}
+
+
+def load(name: str, **changes) -> LoopConfig:
+    return read_config(extended(OmegaConf.merge(OmegaConf.load(FOLDER / f"{name}.yaml"), changes)), LoopConfig)
+
+
+@pytest.mark.parametrize("base", MODELS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_builds_over_every_model(name, base):
+    config = load(name, extends=base)
+    plain = load(base)
+    assert config.model == plain.model
+    assert config.rollout_node.config["servers"] == plain.rollout_node.config["servers"]
+    served = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.dtype]
+    assert config.rollout_node.config["model"]["dtype"] == served, "sampler and learner compute alike"
+    assert Path(config.output_dir).name == f"{base}_{name}"
+    advantage, loss, level, kl_coefficient, one_step, critic = EXPECTED[name]
+    assert type(build(config.advantage)) is getattr(advantages, advantage)
+    built = build(config.loss)
+    assert type(built) is getattr(losses, loss)
+    assert getattr(built, "level", None) == level
+    assert built.kl_coefficient == kl_coefficient
+    if level is not None:
+        assert config.loss["eps"] == plain.loss["eps"], "the clip range is the model's, not the algorithm's"
+    assert (config.update.minibatch_rollouts is None and config.update.epochs == 1) == one_step
+    assert (config.critic is not None) == critic
+    check_component("optimizer", config.optimizer, positional=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_build_and_are_loop_token(name):
+    config = load(name)
+    assert config.loss["level"] == "token"
+    assert config.advantage["_component_"].endswith("LeaveOneOut")
+    model = meta_model(config.model, torch.float32 if name == "tiny_cpu" else torch.bfloat16)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters == pytest.approx(
+        {"tiny_cpu": 1.08e6, "qwen2_5_7b": 7.66e9, "qwen2_5_32b": 32.9e9}[name], rel=0.03
+    )
+
+
+def test_the_critic_has_the_papers_sizes_and_schedule():
+    config = load("ppo_critic", extends="qwen2_5_32b")
+    with torch.device("meta"):
+        critic = build(config.critic, 5120)
+    assert isinstance(critic, Critic)
+    assert [list(p.shape) for p in critic.parameters() if p.ndim == 2] == [[3072, 5120], [2048, 3072], [1, 2048]]
+    assert [critic.coefficient(0), critic.coefficient(200)] == pytest.approx([0.1, 0.001])
+    assert critic.warmup_iterations == 10
+
+
+def test_horizons_grow_up_to_the_papers_forty_turns():
+    config = load("horizon_curriculum")
+    stages = [(stage.from_iteration, stage.max_turns) for stage in config.collection.horizons]
+    assert stages == sorted(stages)
+    assert stages[0][0] == 1
+    assert stages[-1][1] == config.collection.limits.max_turns == 40
+    assert stages[-1][0] < config.max_iterations
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_what_it_extends():
+    cfg = OmegaConf.merge(OmegaConf.load(FOLDER / "grpo.yaml"), {"loss": {"eps": 0.3}, "update": {"epochs": 3}})
+    config = read_config(extended(cfg), LoopConfig)
+    assert config.loss["eps"] == 0.3
+    assert config.update.epochs == 3
+    assert config.update.minibatch_rollouts is None
+    assert config.update.micro_batch_tokens == load("tiny_cpu").update.micro_batch_tokens
+
+
+def test_a_component_named_by_a_string_keeps_the_arguments():
+    cfg = OmegaConf.merge(OmegaConf.load(FOLDER / "grpo.yaml"), {"optimizer": "torch.optim.Adam"})
+    config = read_config(extended(cfg), LoopConfig)
+    assert config.optimizer == load("tiny_cpu").optimizer | {"_component_": "torch.optim.Adam"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: tiny_gpu", r"extends: no config 'loop_appworld/tiny_gpu'; there are: .*loop_appworld/tiny_cpu"),
+        ("extends: {here}", "goes in a circle"),
+        ("extends: {broken}", "broken.yaml: "),
+        ("extends: {listed}", "a config must be a mapping"),
+    ],
+)
+def test_what_cannot_be_extended_is_one_line(tmp_path, text, message):
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: 2\n")
+    (tmp_path / "listed.yaml").write_text("- 1\n")
+    names = {"here": tmp_path / "mine.yaml", "broken": tmp_path / "broken.yaml", "listed": tmp_path / "listed.yaml"}
+    (tmp_path / "mine.yaml").write_text(text.format(**names) + "\n")
+    with pytest.raises(ConfigError, match=message) as caught:
+        extended(OmegaConf.load(tmp_path / "mine.yaml"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
+    """The algorithm's own sections on a random policy: one real iteration, and a second that the first one changed."""
+    replay_config(tmp_path, iterations=2)
+    algorithm = OmegaConf.load(FOLDER / f"{name}.yaml")
+    algorithm.extends = str(tmp_path / "config.yaml")
+    algorithm.output_dir = str(tmp_path / "run")
+    algorithm.pop("rollout_node", None)  # rollouts are replayed
+    if name == "ppo_critic":
+        algorithm.critic.warmup_iterations = 0
+    cfg = extended(algorithm)
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    recipe.train()
+    recipe.cleanup()
+    first, second = map(OmegaConf.create, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    one_step = EXPECTED[name][4]
+    assert first.steps == (1 if one_step else first.steps) >= 1
+    assert one_step or first.steps > 1
+    assert first.grad_norm > 0
+    assert first.loss != second.loss
+    assert ("reference_kl" in second) == (EXPECTED[name][3] > 0)
+    assert ("value_loss" in second) == EXPECTED[name][5]
+    if one_step:
+        assert second.approx_kl < 1e-9, "the policy of the step is the policy that sampled"

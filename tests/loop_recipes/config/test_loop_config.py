@@ -1,0 +1,185 @@
+"""Whatever is wrong with a config is one line that names the key and the cure, before any work begins."""
+
+import socket
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
+from support.random_policy import write_adapter
+from support.small_runs import replay_config
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("config_errors")
+    replay_config(folder, iterations=1)
+    (folder / "empty").mkdir()
+    return folder
+
+
+def config(workspace, *overrides):
+    return OmegaConf.merge(OmegaConf.load(workspace / "config.yaml"), OmegaConf.from_dotlist(list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "collection.tasks_per_iteraton=3",
+            "unknown key 'collection.tasks_per_iteraton'; did you mean 'tasks_per_",
+        ),
+        ("optimzer.lr=1", "unknown key 'optimzer'; did you mean 'optimizer'"),
+        ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate' for torch.optim.AdamW; "),
+        ("loss.level=sentence", "loss: unknown level 'sentence'; choose token, turn or trajectory"),
+        (
+            "loss._component_=loop_recipes.learner.losses.Clipped",
+            "loss._component_: cannot use 'loop_recipes.learner.losses.Clipped'",
+        ),
+        ("model.lora_rank=high", "model: torchtune.models.qwen2.lora_qwen2 cannot be built"),
+        ("max_iterations=many", "max_iterations must be int, not 'many'"),
+        ("collection.rollouts_per_task=1", "rollouts_per_task is 1; leave-one-out needs at least 2"),
+        ("collection.min_rollouts_per_task=5", "min_rollouts_per_task is 5; it must be 2 to 4"),
+        ("collection.sampling.temperature=0.7", "sampling must be temperature 1.0, top_p 1.0, top_k -1"),
+        ("collection.max_policy_lag=2", "collection.max_policy_lag must be 0 or 1"),
+        (
+            "collection.tasks_per_iteration=4",
+            "is 4, but must lie between 1 and the number of tasks, 3",
+        ),
+        ("collection.limits.max_context=99999", "max_context is 99999, more than the model's max_seq_len 4096"),
+        ("update.loss_divisor=none", "update.loss_divisor must be 'mean' or a number above 0"),
+        ("dtype=fp8", "dtype is 'fp8'; fp32, bf16 and fp16 can be trained"),
+        ("device=cuda", "device 'cuda' cannot be used"),
+        ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download the model there"),
+        ("checkpointer.checkpoint_files=[weights.safetensors]", "weights.safetensors does not exist"),
+        ("model.embed_dim=32", ", 32]; make the sizes under `model` those of its config.json"),
+        ("model.num_layers=1", "the config's model has not; wrong number of layers?"),
+        ("model.num_layers=3", "lacks layers.2."),
+        ("initial_adapter=/nowhere", "initial_adapter /nowhere is no PEFT adapter: adapter_config.json is missing"),
+        ("output_dir=/proc/run", "output_dir /proc/run cannot be created"),
+        ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
+        ("rollout_node.url=http://127.0.0.1:9", "rollout_node needs exactly one of launch: true, url and replay"),
+        ("rollout_node.replay=${output_dir}/../empty", "holds no *.jsonl log"),
+    ],
+)
+def test_one_line_names_the_key_and_the_cure(workspace, override, message):
+    with pytest.raises(ConfigError) as caught:
+        start(config(workspace, override))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def start(cfg):
+    recipe = LoopAppWorldRecipe(cfg)
+    try:
+        recipe.setup(cfg)
+    finally:
+        recipe.cleanup()
+
+
+def test_a_missing_key_is_named(workspace):
+    cfg = config(workspace)
+    del cfg.collection["rollouts_per_task"]
+    with pytest.raises(ConfigError, match=r"missing key 'collection\.rollouts_per_task'"):
+        start(cfg)
+
+
+def test_an_adapter_of_another_rank_is_refused(workspace):
+    write_adapter(workspace / "adapter", seed=0, rank=4)
+    with pytest.raises(ConfigError, match=r"is \[4, 64\], the config's model wants \[8, 64\]; make lora_rank"):
+        start(config(workspace, f"initial_adapter={workspace / 'adapter'}"))
+
+
+def test_a_folder_with_a_run_is_not_overwritten(workspace):
+    (workspace / "old").mkdir()
+    (workspace / "old/metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="already holds a run; give resume_from_checkpoint=True"):
+        start(config(workspace, f"output_dir={workspace / 'old'}"))
+
+
+def node_section(workspace, **changes):
+    node = {
+        "root": str(workspace / "node"),
+        "model": {"path": str(workspace / "base"), "dtype": "float32", "max_context": 512, "lora_rank": 8},
+        "environment": {"name": "counter"},
+        "port": 0,
+    }
+    return {"rollout_node": {"launch": True, "config": node | changes}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"potr": 1}, "unknown key 'rollout_node.config.potr'; did you mean 'port'"),
+        ({"model": {"path": "/elsewhere"}}, "both must be the same base model"),
+    ],
+)
+def test_the_launched_nodes_section_is_checked_too(workspace, changes, message):
+    cfg = OmegaConf.load(workspace / "config.yaml")
+    del cfg["rollout_node"]
+    with pytest.raises(ConfigError) as caught:
+        start(OmegaConf.merge(cfg, node_section(workspace, **changes)))
+    assert message in str(caught.value)
+
+
+def test_a_port_in_use_is_refused(workspace):
+    cfg = OmegaConf.load(workspace / "config.yaml")
+    del cfg["rollout_node"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be used .*; choose another, or 0 for any"):
+            start(OmegaConf.merge(cfg, node_section(workspace, port=port)))
+
+
+def test_a_node_elsewhere_needs_a_token_and_an_answer(workspace, monkeypatch):
+    cfg = OmegaConf.load(workspace / "config.yaml")
+    cfg.rollout_node = {"url": "http://127.0.0.1:9", "start_deadline_s": 0.1}
+    monkeypatch.delenv("ROLLOUT_SERVER_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="ROLLOUT_SERVER_TOKEN must hold the rollout node's bearer token"):
+        start(cfg)
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "secret")
+    with pytest.raises(RuntimeError, match=r"the rollout node at http://127\.0\.0\.1:9 does not answer"):
+        start(cfg)
+
+
+def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
+
+    rewards, groups = torch.arange(24.0) / 24, torch.arange(24) // 6
+    plain, shuffled = LeaveOneOut()(rewards, groups), Shuffled()(rewards, groups)
+    assert torch.equal(plain.sort().values, shuffled.sort().values)
+    assert (plain == shuffled).float().mean() < 0.5
+    assert torch.equal(shuffled, Shuffled()(rewards, groups))
+    assert not torch.equal(shuffled, Shuffled(seed=1)(rewards, groups))
+
+
+@pytest.mark.parametrize("recipe", ["loop_appworld", "eval_appworld", "sft_appworld"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loop_appworld/tiny_gpu", "there are: .*loop_appworld/tiny_cpu"),
+        ("{broken}", "broken.yaml: "),
+        ("", "no config"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_one_line_of_its_recipe(tmp_path, monkeypatch, recipe, name, message):
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: 2\n")
+    words = ["--config", name.format(broken=tmp_path / "broken.yaml"), "seed=1"]
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{recipe}.py", *words])
+    with pytest.raises(SystemExit, match=f"^{recipe}: .*{message}") as caught:
+        import_module(recipe).recipe_main()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["seed", "--seed=1", "extends=a=b", "-seed"])
+def test_a_word_that_is_no_override_is_one_line(monkeypatch, word):
+    words = ["--config", "loop_appworld/tiny_cpu", "~seed", word]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/loop_appworld.py", *words])
+    with pytest.raises(SystemExit, match=rf"^loop_appworld: '{word}' is not understood; .* come key=value"):
+        import_module("loop_appworld").recipe_main()

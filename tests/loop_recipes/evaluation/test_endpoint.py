@@ -1,0 +1,195 @@
+"""Evaluation of a model behind a chat endpoint: a scripted service over real HTTP, the counter environment."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from omegaconf import OmegaConf
+
+from eval_appworld import EvalAppWorldRecipe
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.evaluation import endpoint as eval_endpoint
+from loop_recipes.evaluation.collect import EvaluationTimeout
+from loop_recipes.viewer.run_data import RunData
+from support.random_policy import write_model
+
+KEY = "sk-secret"
+
+
+class ChatService:
+    """``speak(body)`` is the assistant's text, ``fault(body)`` an HTTP status and text, or None."""
+
+    def __init__(self):
+        self.bodies: list[dict] = []
+        self.keys: set[str | None] = set()
+        self.speak = lambda body: "```python\nfinish()\n```"
+        self.fault = lambda body: None
+        self.delay_s = 0.0
+
+    async def complete(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.add(request.headers.get("Authorization"))
+        await asyncio.sleep(self.delay_s)
+        fault = self.fault(body)
+        if fault is not None:
+            return web.Response(status=fault[0], text=fault[1], headers={"Retry-After": "0"})
+        words = sum(len(message["content"].split()) for message in body["messages"])
+        return web.json_response(
+            {
+                "choices": [{"message": {"role": "assistant", "content": self.speak(body)}, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": words, "completion_tokens": 7},
+            }
+        )
+
+
+@asynccontextmanager
+async def serving():
+    service = ChatService()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", service.complete)
+    async with TestServer(app) as server:
+        service.url = str(server.make_url("/v1"))
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(eval_endpoint, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    write_model(folder / "model")
+    return folder / "model"
+
+
+def config(model, folder, url, **changes):
+    node = {"root": str(folder / "node"), "model": {"path": str(model)}, "environment": {"name": "counter"}}
+    return OmegaConf.create(
+        {
+            "output_dir": str(folder),
+            "policies": [{"name": "gpt", "endpoint": {"url": url, "model": "some-model", "request": {"seed": None}}}],
+            "rollout_node": {"launch": True, "config": node},
+            "limits": {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 20},
+            "split": "dev",
+            "samplings": [{"temperature": 0.0, "runs": 2}],
+            "statistics": {"resamples": 200},
+            **changes,
+        }
+    )
+
+
+def evaluate(cfg):
+    recipe = EvalAppWorldRecipe(cfg)
+    try:
+        recipe.setup()
+        recipe.evaluate()
+    finally:
+        recipe.cleanup()
+    folder = Path(cfg.output_dir)
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return json.loads((folder / "report.json").read_text()), lines
+
+
+def count_to(target):
+    """Say one step a turn: what a model does that reads the conversation."""
+
+    def speak(body):
+        said = sum(message["role"] == "assistant" for message in body["messages"])
+        return f"```python\nadd({target})\n```" if said == 0 else "```python\nfinish()\n```"
+
+    return speak
+
+
+async def test_a_whole_evaluation_without_a_node(model, tmp_path):
+    async with serving() as service:
+        service.speak = count_to(4)
+        report, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    (score,) = report["scores"]
+    assert score["tgc"]["mean"] == pytest.approx(100 / 6)  # dev asks for 4, 6, 8 and 10, 12, 14
+    assert score["interactions"] == 2.0
+    assert len(lines) == 12
+    assert {line["sampled_tokens"] for line in lines} == {14}
+    assert service.keys == {f"Bearer {KEY}"}
+    first = service.bodies[0]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("some-model", 0.0, 64)
+    assert "seed" not in first
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    text = (tmp_path / "out/report.md").read_text()
+    assert f"policy gpt: some-model at {service.url}" in text
+    everything = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.*") if path.is_file())
+    assert KEY not in everything
+    shown = RunData(tmp_path / "out", model)
+    (collection,) = shown.overview()["collections"]
+    assert collection["totals"] == {"rollouts": 12, "reward": pytest.approx(score["reward"]), "success": 1 / 6}
+    assert len(shown.rollout(collection["id"], 1)["messages"]) == 6
+
+
+async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path):
+    async with serving() as service:
+        service.speak = count_to(4)
+        tries: dict[str, int] = {}
+
+        def fault(body):
+            task = body["messages"][1]["content"]
+            tries[task] = tries.get(task, 0) + 1
+            if "to 14." in task:
+                return 400, "no such thing"
+            return (429, "slow down") if tries[task] <= 2 else None
+
+        service.fault = fault
+        cfg = config(model, tmp_path / "out", service.url, retries=1, samplings=[{"runs": 1}])
+        report, _ = await asyncio.to_thread(evaluate, cfg)
+        (score,) = report["scores"]
+        assert score["tgc"]["mean"] == pytest.approx(100 / 6)
+        ((task, run, reason),) = score["failed"]
+        assert (task, run) == ("reach10_3", 0)
+        assert "answers 400: no such thing" in reason
+        assert tries["Task: Bring the counter from 0 to 14."] == 2
+        # The same command tries the failed task again, and only it.
+        service.fault = lambda body: None
+        asked = len(service.bodies)
+        report, _ = await asyncio.to_thread(evaluate, cfg)
+        assert report["scores"][0]["failed"] == []
+        assert len(service.bodies) == asked + 2
+
+
+async def test_budgets_end_an_episode_as_over_budget(model, tmp_path):
+    async with serving() as service:
+        service.speak = lambda body: "```python\nadd(1)\n```"
+        report, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "turns", service.url))
+        assert {(line["end_reason"], line["turns"]) for line in lines} == {("turn_limit", 4)}
+        assert len(report["scores"][0]["over_budget"]) == 12
+
+        def full(body):
+            long = len(body["messages"]) > 4
+            return (400, "This model's maximum context length is 10 tokens") if long else None
+
+        service.fault = full
+        _, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "context", service.url))
+        assert {(line["end_reason"], line["turns"]) for line in lines} == {("context_limit", 2)}
+
+
+async def test_out_of_time_goes_on_later(model, tmp_path):
+    async with serving() as service:
+        service.delay_s = 0.3
+        cfg = config(model, tmp_path / "out", service.url, deadline_s=0.5)
+        with pytest.raises(EvaluationTimeout, match="start the same evaluation again"):
+            await asyncio.to_thread(evaluate, cfg)
+        service.delay_s = 0.0
+        report, lines = await asyncio.to_thread(evaluate, OmegaConf.merge(cfg, {"deadline_s": 60.0}))
+        assert len(lines) == 12
+        assert report["scores"][0]["failed"] == []
+
+
+def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold the endpoint's key"):
+        EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))

@@ -1,0 +1,158 @@
+"""Scores of runs worked out by hand, reports and comparisons."""
+
+import json
+
+import pytest
+
+from loop_recipes.evaluation.compare_cli import main as compare_evals
+from loop_recipes.evaluation.comparison import NamedResults, compare, compare_with_first
+from loop_recipes.evaluation.scores import TaskResult, score
+from loop_recipes.paths import recipes_folder
+
+TASKS = ["aaa_1", "aaa_2", "bbb_1", "bbb_2"]
+
+
+def attempt(task, run, solved=True, **changes):
+    return TaskResult(
+        **{
+            "task_id": task,
+            "run": run,
+            "rollout_id": f"{task}/{run}",
+            "reward": 1.0 if solved else 0.5,
+            "success": solved,
+            "end_reason": "completed",
+            "turns": 4,
+            **changes,
+        }
+    )
+
+
+def runs(*solved):
+    """Results of one run per string of + and -, over TASKS."""
+    return [
+        attempt(task, run, mark == "+")
+        for run, marks in enumerate(solved)
+        for task, mark in zip(TASKS, marks, strict=True)
+    ]
+
+
+def test_mean_and_spread_over_runs():
+    result = score(runs("++++", "++-+"), resamples=200)
+    assert (result.runs, result.tasks, result.scenarios) == (2, 4, 2)
+    assert [run.tgc for run in result.per_run] == [100.0, 75.0]
+    assert [run.sgc for run in result.per_run] == [100.0, 50.0]
+    assert result.tgc.mean == 87.5
+    assert result.tgc.std == pytest.approx(25 / 2**0.5)
+    assert result.tgc.interval.low < 87.5 <= result.tgc.interval.high <= 100.0
+    assert result.tgc.interval.clusters == 2
+    assert result.reward == pytest.approx((7 + 0.5) / 8)
+    assert result.interactions == 4.0
+
+
+def test_one_run_has_no_standard_deviation():
+    assert score(runs("+-+-"), resamples=200).tgc.std is None
+
+
+def test_over_budget_is_a_failure_though_all_tests_pass():
+    results = [*runs("++++")[:-1], attempt("bbb_2", 0, True, end_reason="turn_limit")]
+    result = score(results, resamples=200)
+    assert (result.tgc.mean, result.sgc.mean) == (75.0, 50.0)
+    assert result.over_budget == [("bbb_2", 0)]
+
+
+def test_an_attempt_without_rollout_counts_as_failed_and_is_named():
+    results = [*runs("++++")[:-1], TaskResult("bbb_2", 0, failure="the world died")]
+    result = score(results, resamples=200)
+    assert result.tgc.mean == 75.0
+    assert result.failed == [("bbb_2", 0, "the world died")]
+    assert result.over_budget == []
+    assert result.interactions == 4.0  # of the attempts that were made
+
+
+def test_by_difficulty_averages_over_runs():
+    difficulties = {"aaa_1": 1, "aaa_2": 1, "bbb_1": 3, "bbb_2": 3}
+    result = score(runs("++++", "+-+-"), difficulties, resamples=200)
+    assert (result.by_difficulty[1].tgc, result.by_difficulty[1].sgc) == (75.0, 50.0)
+    assert (result.by_difficulty[3].tgc, result.by_difficulty[3].sgc, result.by_difficulty[3].tasks) == (75.0, 50.0, 2)
+
+
+def test_runs_must_cover_the_same_tasks():
+    with pytest.raises(ValueError, match="exactly one result"):
+        score([*runs("++++"), attempt("aaa_1", 1)])
+    with pytest.raises(ValueError, match="exactly one result"):
+        score([])
+
+
+def test_results_survive_json():
+    result = attempt("aaa_1", 2, False, failed_requirements=["assert answers match."])
+    assert TaskResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_comparison_is_paired_by_task():
+    result = compare(
+        NamedResults("before", "T=0", runs("+---", "+---")), NamedResults("after", "T=0", runs("-++-", "-+++"))
+    )
+    assert result.tgc.interval.estimate == pytest.approx(100 * (5 / 8 - 2 / 8))
+    assert result.sgc.interval.estimate == pytest.approx(25.0)
+    assert result.gained == [("aaa_2", 0.0, 1.0), ("bbb_1", 0.0, 1.0), ("bbb_2", 0.0, 0.5)]
+    assert result.lost == [("aaa_1", 1.0, 0.0)]
+    # Scenario sums 0 and 1.5: both sign patterns of the second reach 1.5.
+    assert result.tgc.p_value == 1.0
+
+
+def test_comparison_refuses_other_tasks():
+    with pytest.raises(ValueError, match="such as bbb_2"):
+        compare(NamedResults("a", "T=0", runs("++++")), NamedResults("b", "T=0", runs("++++")[:-1]))
+
+
+def test_every_sampling_has_its_own_baseline():
+    scores = [NamedResults(name, sampling, runs("++--")) for sampling in ("T=0", "T=1") for name in ("a", "b", "c")]
+    pairs = [(item.first, item.second, item.sampling) for item in compare_with_first(scores, resamples=200)]
+    assert pairs == [("a", "b", "T=0"), ("a", "c", "T=0"), ("a", "b", "T=1"), ("a", "c", "T=1")]
+
+
+def write_evaluation(folder, results, dataset="synthetic"):
+    folder.mkdir()
+    limits = {"max_turns": 50}
+    report = {"schema": 1, "dataset": dataset, "split": "dev", "tasks": TASKS, "limits": limits}
+    (folder / "report.json").write_text(json.dumps(report))
+    lines = [json.dumps({"policy": "p", "sampling": "T=0", **result.to_dict()}) for result in results]
+    (folder / "results.jsonl").write_text("\n".join(lines))
+    return str(folder)
+
+
+def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "first", runs("+---"))
+    second = write_evaluation(tmp_path / "second", runs("-+++"))
+    assert compare_evals([first, second, f"output={tmp_path / 'out'}"]) == 0
+    text = (tmp_path / "out/comparison.md").read_text()
+    assert "second/p against first/p" in text
+    assert "+50.0 [" in text
+    assert "- 3 tasks gained: aaa_2 (0% to 100%)" in text
+    data = json.loads((tmp_path / "out/comparison.json").read_text())
+    assert data["dataset"] == "synthetic"
+    assert data["comparisons"][0]["lost"] == [["aaa_1", 1.0, 0.0]]
+    assert "synthetic" in capsys.readouterr().out
+
+
+def test_compare_evals_takes_a_config_as_tune_run_gives_it(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "first", runs("+---"))
+    second = write_evaluation(tmp_path / "second", runs("-+++"))
+    default = recipes_folder() / "configs/compare_evals/default.yaml"
+    assert compare_evals(["--config", str(default), first, second, "level=0.8"]) == 0
+    assert "80% bootstrap" in capsys.readouterr().out
+    assert compare_evals([first, second, "levl=0.8"]) == 1
+    assert "unknown key 'levl'; did you mean 'level'" in capsys.readouterr().err
+    assert compare_evals([first, second, "level=2"]) == 1
+    assert "level must be 0.5 to below 1" in capsys.readouterr().err
+
+
+def test_compare_evals_refuses_what_cannot_be_compared(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "first", runs("+---"))
+    other = write_evaluation(tmp_path / "other", runs("+---"), dataset="appworld")
+    assert compare_evals([first, other]) == 1
+    assert "differ in dataset" in capsys.readouterr().err
+    assert compare_evals([first]) == 1
+    assert "nothing to compare" in capsys.readouterr().err
+    assert compare_evals([first, str(tmp_path / "none")]) == 1
+    assert "holds no evaluation" in capsys.readouterr().err

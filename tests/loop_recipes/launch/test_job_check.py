@@ -1,0 +1,119 @@
+"""`loop-launch check`: what it says of jobs that can run, and of those that cannot."""
+
+import json
+
+import pytest
+
+from loop_recipes.launch.cli import main
+from support.small_runs import replay_config
+
+
+@pytest.fixture(scope="module")
+def qwen_32b(tmp_path_factory):
+    """Qwen2.5-32B's config.json, which is all that the check reads of a model."""
+    folder = tmp_path_factory.mktemp("qwen")
+    sizes = {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 27648, "vocab_size": 152064}
+    heads = {"num_attention_heads": 40, "num_key_value_heads": 8, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(sizes | heads))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Forty tasks of the paper's training scenarios, by name only."""
+    from appworld_adapter.dataset import PAPER_TRAIN_SCENARIOS
+
+    root = tmp_path_factory.mktemp("dataset")
+    (root / "data/datasets").mkdir(parents=True)
+    (root / "data/tasks").mkdir()
+    tasks = [f"{scenario}_{number}" for scenario in PAPER_TRAIN_SCENARIOS for number in (1, 2)]
+    (root / "data/datasets/train.txt").write_text("\n".join(tasks[:40]))
+    return root
+
+
+def check(capsys, *words):
+    """Exit code, what was printed, and the problems named."""
+    try:
+        main(["check", *(str(word) for word in words)])
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    printed = capsys.readouterr()
+    return code, printed.out, [line.removeprefix("problem: ") for line in printed.err.splitlines()]
+
+
+@pytest.fixture
+def check_32b(capsys, qwen_32b, dataset, tmp_path):
+    environment = "rollout_node.config.environment.config"
+    words = (
+        f"output_dir={tmp_path / 'run'}",
+        f"checkpointer.checkpoint_dir={qwen_32b}",
+        f"{environment}.root={dataset}",
+        f"{environment}.python=/bin/sh",
+        "max_iterations=2",
+    )
+    return lambda *more: check(capsys, "--config", "loop_appworld/qwen2_5_32b", *words, *more)
+
+
+def test_a_sound_job_is_shown_with_its_memory(check_32b):
+    code, shown, problems = check_32b()
+    assert (code, problems) == (0, [])
+    assert "2 vLLM server(s) x 4 GPU(s) each, 240 episodes" in shown
+    assert "8 rank(s) on the last node, bf16" in shown
+    assert "appworld, 40 tasks of paper_train, 40 x 6 rollouts an iteration" in shown
+    assert "starts from the beginning, to iteration 2" in shown
+    assert "KV cache of the server" in shown
+
+
+def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
+    code, _, problems = check_32b("--nodes", "1")
+    assert code == 1
+    assert problems[0].startswith("the servers need 8 GPUs, a rollout node has 4: lower rollout_node.config.servers")
+    assert problems[1].endswith("on 1 node(s) vLLM may use 4 to 7")
+    servers = "rollout_node.config.servers"
+    code, shown, problems = check_32b(f"{servers}.count=1", f"{servers}.gpus=[[4, 5, 6, 7]]", "--nodes", "1")
+    assert (code, problems) == (0, [])
+    assert "4 rank(s) on GPUs 0 to 3 of the same node" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("collection.tasks_per_iteration=41", "collection.tasks_per_iteration is 41, but the split has 40"),
+        ("collection.split=test_nromal", "dataset: no split 'test_nromal'"),
+        ("rollout_node.config.environment.config.root=/nowhere", "dataset: no AppWorld dataset at /nowhere"),
+        ("rollout_node.config.environment.config.python=/nowhere/python", "/nowhere/python does not exist"),
+        ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
+        ("checkpointer.checkpoint_dir=/nowhere", "checkpointer.checkpoint_dir /nowhere holds no config.json"),
+        ("max_iterations=100000000", "GiB free, the run needs"),
+        ("rollout_node.config.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
+    ],
+)
+def test_what_would_stop_a_job_is_named(check_32b, word, problem):
+    code, _, problems = check_32b(word)
+    assert code == 1
+    assert len(problems) == 1, problems
+    assert problem in problems[0]
+
+
+def test_a_model_too_large_for_the_gpus_is_named(check_32b):
+    code, _, problems = check_32b("--gpu-gib", "20")
+    assert code == 1
+    assert problems[0].startswith("a trainer rank needs about 43 GiB of 20: use more GPUs, or a lower")
+    assert problems[1].startswith("a vLLM server has room for")
+    assert len(problems) == 2
+
+
+def test_a_run_that_exists_goes_on_from_its_newest_checkpoint(check_32b, tmp_path):
+    for iteration in (1, 2):
+        folder = tmp_path / f"run/checkpoints/iteration_{iteration:04d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    code, shown, problems = check_32b()
+    assert (code, problems) == (0, [])
+    assert "goes on from iteration_0002" in shown
+
+
+def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
+    code, _, _ = check(capsys, "--config", replay_config(tmp_path, iterations=1))
+    assert "the config has no rollout_node.config" in code

@@ -1,0 +1,90 @@
+"""Advantages against the paper's formulas, written out in plain float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loop_recipes.learner.advantages import BatchNormalized, GroupMean, LeaveOneOut, StdNormalized
+
+returns = st.floats(0, 1, allow_subnormal=False).map(lambda x: round(x, 4))
+groups_of_returns = st.lists(st.lists(returns, min_size=2, max_size=6), min_size=1, max_size=5)
+
+
+def mean(values):
+    return math.fsum(values) / len(values)
+
+
+def std(values):
+    return math.sqrt(mean([(v - mean(values)) ** 2 for v in values]))
+
+
+def leave_one_out(group):
+    return [r - mean(group[:k] + group[k + 1 :]) for k, r in enumerate(group)]
+
+
+def scaled_mean_form(group):
+    size = len(group)
+    return [size / (size - 1) * (r - mean(group)) for r in group]
+
+
+def group_mean(group):
+    return [r - mean(group) for r in group]
+
+
+def std_normalized(group):
+    return [(r - mean(group)) / max(std(group), 1e-7) for r in group]
+
+
+@pytest.mark.parametrize(
+    ("component", "formula"),
+    [
+        (LeaveOneOut(), leave_one_out),
+        (LeaveOneOut(), scaled_mean_form),
+        (GroupMean(), group_mean),
+        (StdNormalized(), std_normalized),
+    ],
+)
+@given(data=groups_of_returns, order=st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_equals_the_formula_for_interleaved_groups(component, formula, data, order):
+    flat = [(r, g * 7 - 3, a) for g, group in enumerate(data) for r, a in zip(group, formula(group), strict=True)]
+    order.shuffle(flat)
+    rewards, ids, expected = zip(*flat, strict=True)
+    result = component(torch.tensor(rewards, dtype=torch.float64), torch.tensor(ids))
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+@given(data=groups_of_returns, shift=st.floats(-0.5, 0.5))
+@settings(max_examples=40, deadline=None)
+def test_leave_one_out_sums_to_zero_and_ignores_a_common_shift(data, shift):
+    for group in data:
+        rewards, ids = torch.tensor(group, dtype=torch.float64), torch.zeros(len(group))
+        advantage = LeaveOneOut()(rewards, ids)
+        assert abs(advantage.sum().item()) < 1e-5
+        torch.testing.assert_close(LeaveOneOut()(rewards + shift, ids), advantage, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("component", [LeaveOneOut(), GroupMean(), StdNormalized()])
+def test_a_lonely_rollout_and_equal_returns_have_no_advantage(component):
+    rewards, groups = torch.tensor([0.9, 0.5, 0.5, 0.5]), torch.tensor([4, 8, 8, 8])
+    assert component(rewards, groups).tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("group_baseline", [False, True])
+def test_batch_normalized_has_unit_spread_over_the_batch(group_baseline):
+    rewards, groups = torch.tensor([0.1, 0.4, 0.9, 1.0, 0.3]), torch.tensor([0, 0, 1, 1, 1])
+    plain = rewards.tolist()
+    baseline = [mean(plain[:2])] * 2 + [mean(plain[2:])] * 3 if group_baseline else [mean(plain)] * 5
+    centred = [r - b for r, b in zip(plain, baseline, strict=True)]
+    expected = [c / math.sqrt(mean([x * x for x in centred])) for c in centred]
+    result = BatchNormalized(group_baseline=group_baseline)(rewards, groups)
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_mismatched_shapes_are_refused():
+    with pytest.raises(ValueError, match="must be vectors of one length"):
+        LeaveOneOut()(torch.zeros(3), torch.zeros(2))

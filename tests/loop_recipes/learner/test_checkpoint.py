@@ -1,0 +1,193 @@
+"""Checkpoints: resuming equals never having stopped, bit for bit; damaged ones are refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+import loop_appworld
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.loop_config import DTYPES
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.learner.checkpoint import (
+    TrainingState,
+    latest_checkpoint,
+    load_training_state,
+    prune_checkpoints,
+    save_training_state,
+)
+from loop_recipes.learner.policy_update import NonFiniteLoss
+from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from support.small_runs import replay_config
+
+
+class Killed(BaseException):
+    """Stands in for the process's sudden death."""
+
+
+def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
+    """The recipe in this process; ``die_at_step`` ends it in place of that optimizer step, without any cleanup."""
+    cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    optimizer, steps = recipe._optimizer, []
+    step = optimizer.step
+
+    def counted(*args, **kwargs):
+        steps.append(1)
+        if len(steps) == die_at_step:
+            raise Killed
+        return step(*args, **kwargs)
+
+    optimizer.step = counted
+    recipe.train()
+    recipe.cleanup()
+
+
+def deterministic(metrics: Path) -> list[dict]:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if not key.startswith("seconds") and key not in MACHINE_KEYS}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_resuming_after_death_in_mid_update_equals_never_stopping(tmp_path, lag):
+    config = replay_config(tmp_path, iterations=6, stale_by=lag)
+    lagging = f"collection.max_policy_lag={lag}"
+    run(config, lagging, f"output_dir={tmp_path / 'whole'}")
+    with pytest.raises(Killed):
+        # Two epochs of two or three minibatches: step 15 lies in the fourth iteration.
+        run(config, lagging, f"output_dir={tmp_path / 'broken'}", die_at_step=15)
+    assert latest_checkpoint(tmp_path / "broken/checkpoints").name == "iteration_0003"
+    run(config, lagging, f"output_dir={tmp_path / 'broken'}", "resume_from_checkpoint=True")
+
+    whole, broken = (tmp_path / name / "checkpoints/iteration_0006" for name in ("whole", "broken"))
+    assert len(list(whole.glob("adapter_v*.safetensors"))) == 1 + lag
+    for file in sorted(whole.glob("*.safetensors")):
+        assert file.read_bytes() == (broken / file.name).read_bytes(), file.name
+    states = [json.loads((folder / "state.json").read_text()) for folder in (whole, broken)]
+    for state in states:
+        del state["config"]
+    assert states[0] == states[1]
+    metrics = deterministic(tmp_path / "whole/metrics.jsonl")
+    assert deterministic(tmp_path / "broken/metrics.jsonl") == metrics
+    assert [line["iteration"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["policy_lag"] for line in metrics] == ([0] * 6 if lag == 0 else [0, 1, 1, 1, 1, 1])
+
+
+def test_the_critic_learns_alone_first_and_resumes_with_the_run(tmp_path):
+    critic = {
+        "_component_": "loop_recipes.learner.critic.Critic",
+        "hidden_sizes": [16, 8],
+        "warmup_iterations": 2,
+    }
+    config = replay_config(tmp_path, iterations=4, critic=critic, critic_lr=1e-2, keep_last_checkpoints=4)
+    run(config, f"output_dir={tmp_path / 'whole'}")
+    with pytest.raises(Killed):
+        run(config, f"output_dir={tmp_path / 'broken'}", die_at_step=15)
+    run(config, f"output_dir={tmp_path / 'broken'}", "resume_from_checkpoint=True")
+    states = [load_training_state(tmp_path / f"whole/checkpoints/iteration_000{n}") for n in (1, 2, 3)]
+    alone, still_alone, together = [state.adapters[state.state["policy_version"]] for state in states]
+    assert all(torch.equal(tensor, still_alone[name]) for name, tensor in alone.items())
+    assert any(not torch.equal(tensor, together[name]) for name, tensor in alone.items())
+    assert not torch.equal(states[0].critic["mlp.0.weight"], states[1].critic["mlp.0.weight"])
+    metrics = deterministic(tmp_path / "whole/metrics.jsonl")
+    assert metrics == deterministic(tmp_path / "broken/metrics.jsonl")
+    assert metrics[-1]["value_loss"] < metrics[0]["value_loss"]
+    assert metrics[0]["kept_fraction"] == 1.0
+    resume = (f"output_dir={tmp_path / 'whole'}", "resume_from_checkpoint=True")
+    with pytest.raises(ConfigError, match="is of a run with a critic; give critic as in that run"):
+        run(config, *resume, "critic=null")
+    with pytest.raises(ConfigError, match="the checkpoint's critic has other sizes"):
+        run(config, *resume, "critic.hidden_sizes=[16,9]")
+
+
+def test_a_stop_file_saves_and_ends_the_run(tmp_path, capsys):
+    config = replay_config(tmp_path, iterations=3)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    run(config)
+    assert latest_checkpoint(tmp_path / "run/checkpoints").name == "iteration_0001"
+    assert not (tmp_path / "run/stop").exists()
+    assert "stopped after iteration 1: asked to" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
+    config = replay_config(tmp_path, iterations=2)
+    cfg = OmegaConf.load(config)
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    name, parameter = next(iter(recipe._parameters.items()))
+    before = {other: tensor.detach().clone() for other, tensor in recipe._parameters.items()}
+    with torch.no_grad():
+        parameter[0, 0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match="the step was not taken"):
+        recipe.train()
+    recipe.cleanup()
+    for other, tensor in recipe._parameters.items():
+        assert other == name or torch.equal(tensor, before[other])
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_run_without_signal_stops_with_that_reason(tmp_path, capsys):
+    config = replay_config(
+        tmp_path, iterations=6, stale_by=9, stop={"iterations_without_signal": 2}, update={"min_abs_advantage": 9.0}
+    )
+    run(config)
+    assert "stopped after iteration 2: 2 iterations without signal" in capsys.readouterr().out
+    state = load_training_state(tmp_path / "run/checkpoints/iteration_0002").state
+    assert (state["policy_version"], state["iteration"]) == (0, 2)
+
+
+def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_path):
+    training = TrainingState({"policy_version": 1}, {1: {"a": torch.ones(2)}}, {}, {"rank0": torch.zeros(1)})
+    folder = save_training_state(tmp_path, 1, training)
+    assert torch.equal(load_training_state(folder).adapters[1]["a"], torch.ones(2))
+    (tmp_path / ".partial-0002").mkdir()
+    assert latest_checkpoint(tmp_path) == folder
+    (folder / "optimizer.safetensors").write_bytes(b"\0" * 20)
+    with pytest.raises(ConfigError, match=f"checkpoint {folder} cannot be read"):
+        load_training_state(folder)
+    shutil.rmtree(folder)
+    assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path, dtype):
+    config = replay_config(tmp_path, iterations=2, stress_test=True)
+    run(config, f"dtype={dtype}", f"adapter_dtype={dtype}", "enable_activation_checkpointing=True")
+    before, after = (
+        load_file(tmp_path / f"run/policies/policy-v000{version}/adapter_model.safetensors") for version in (0, 2)
+    )
+    assert {tensor.dtype for tensor in after.values()} == {DTYPES[dtype]}
+    masters = load_training_state(tmp_path / "run/checkpoints/iteration_0002").adapters[2]
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    assert all(not torch.equal(tensor, tensor.to(DTYPES[dtype]).float()) for tensor in masters.values())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
+    assert len(deterministic(tmp_path / "run/metrics.jsonl")) == 2
+
+
+def test_a_scale_that_overflows_is_halved_and_the_same_step_taken(tmp_path, monkeypatch):
+    """In fp16 from a scale far too large, and from the usual one: the same numbers up to fp16's rounding."""
+    config, runs = replay_config(tmp_path, iterations=1), {}
+    for name, scale in (("usual", 2.0**16), ("large", 2.0**40)):
+        monkeypatch.setattr(loop_appworld, "FP16_LOSS_SCALE", scale)
+        run(config, "dtype=fp16", f"output_dir={tmp_path / name}")
+        (runs[name],) = deterministic(tmp_path / name / "metrics.jsonl")
+    assert runs["large"]["steps"] == runs["usual"]["steps"] > 1
+    for key in ("loss", "grad_norm", "ratio_p90"):
+        assert runs["large"][key] == pytest.approx(runs["usual"][key], rel=2e-2, abs=1e-4), key
+
+
+def test_old_checkpoints_go_but_not_the_best(tmp_path):
+    training = TrainingState({"policy_version": 1}, {1: {"a": torch.ones(2)}}, {}, {"rank0": torch.zeros(1)})
+    for iteration in range(1, 6):
+        save_training_state(tmp_path, iteration, training)
+    prune_checkpoints(tmp_path, keep_last=2, keep={2})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_0002", "iteration_0004", "iteration_0005"]

@@ -1,0 +1,105 @@
+"""Pictures from metrics.jsonl alone: what they hold, not only that they are there."""
+
+import json
+
+import numpy as np
+import pytest
+
+from loop_recipes.plots.curves import FIGURES, Curve, behavior, learning_curve, main, parse_curve, phases, smooth
+
+
+def write_run(folder, rewards, **more):
+    folder.mkdir(parents=True)
+    lines = [
+        {"iteration": number, "dataset": "synthetic-x", "reward": reward, "success": reward / 2, "turns": 5.0, **more}
+        for number, reward in enumerate(rewards, start=1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_every_figure_is_written_as_png_and_svg(tmp_path, capsys):
+    run = write_run(tmp_path / "demo", [0.1, 0.5, 0.9], seconds=2.0, seconds_updating=1.0, gap_p99=1e-4, policy_lag=0)
+    assert main([str(run)]) == 0
+    printed = capsys.readouterr().out.split()
+    assert sorted(printed) == sorted(str(run / f"{name}.{kind}") for name in FIGURES for kind in ("png", "svg"))
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    svg = (run / "learning_curve.svg").read_text()
+    assert "synthetic-x" in svg
+    assert "mean reward" in svg
+    assert sorted(path.name for path in run.iterdir() if path.name.startswith(".")) == []
+
+
+def test_pictures_are_reproducible(tmp_path):
+    run = write_run(tmp_path / "demo", [0.1, 0.5, 0.9])
+    for output in ("a", "b"):
+        assert main([str(run), "--output", str(tmp_path / output)]) == 0
+    for name in FIGURES:
+        assert (tmp_path / f"a/{name}.svg").read_text() == (tmp_path / f"b/{name}.svg").read_text()
+
+
+def test_seeds_become_a_mean_and_a_band(tmp_path):
+    runs = [write_run(tmp_path / f"seed{seed}", [0.2 + 0.1 * seed] * 4) for seed in range(3)]
+    curve = parse_curve("LOOP=" + ",".join(map(str, runs)))
+    axes = learning_curve([curve], window=1).axes[0]
+    (line,) = axes.get_lines()
+    assert line.get_ydata() == pytest.approx([0.3] * 4)
+    assert line.get_label() == "LOOP"
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.2, 0.4))
+
+
+def test_seeds_of_different_length_are_averaged_where_they_are(tmp_path):
+    runs = [write_run(tmp_path / "a", [0.0, 0.0, 0.0]), write_run(tmp_path / "b", [1.0])]
+    curve = parse_curve(",".join(map(str, runs)))
+    (line,) = learning_curve([curve], window=1).axes[0].get_lines()
+    assert list(line.get_ydata()) == [0.5, 0.0, 0.0]
+
+
+def test_a_dev_score_stands_where_its_policy_stood():
+    lines = [{"iteration": number, "reward": 0.5, "success": 0.25} for number in (1, 2, 3)]
+    lines[0] |= {"dev_iteration": 0, "dev_reward": 0.1, "dev_success": 0.0}
+    lines[2] |= {"dev_iteration": 2, "dev_reward": 0.7, "dev_success": 0.4}
+    _, diamonds = learning_curve([Curve("LOOP", [lines])], window=1).axes[0].get_lines()
+    assert diamonds.get_label() == "LOOP, dev"
+    assert (list(diamonds.get_xdata()), list(diamonds.get_ydata())) == ([0, 2], [0.1, 0.7])
+
+
+def test_smoothing_is_a_centred_average():
+    values = np.array([[0.0, 3.0, 6.0, np.nan, 2.0]])
+    assert smooth(values, 3).tolist() == [[1.5, 3.0, 4.5, 4.0, 2.0]]
+    assert smooth(values, 1) is values
+
+
+def test_phases_stack_to_the_whole_iteration(tmp_path):
+    run = write_run(tmp_path / "r", [0.5], seconds=10.0, seconds_waiting=4.0, seconds_updating=3.0)
+    axes = phases([parse_curve(str(run))], 1).axes[0]
+    heights = {container.get_label(): container[0].get_height() for container in axes.containers}
+    assert heights["waiting for rollouts"] == 4.0
+    assert heights["updating"] == 3.0
+    assert heights["other"] == 3.0
+
+
+def test_metrics_that_are_not_there_are_said_to_be_missing(tmp_path):
+    curve = parse_curve(str(write_run(tmp_path / "r", [0.5, 0.6])))
+    texts = [text.get_text() for axes in behavior([curve], 5).axes for text in axes.texts]
+    assert texts.count("not recorded") == 7  # all but the turns
+
+
+def test_a_line_cut_short_is_left_out_and_named(tmp_path, capsys):
+    run = write_run(tmp_path / "r", [0.5, 0.6])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "rew')
+    curve = parse_curve(str(run))
+    assert isinstance(curve, Curve)
+    assert len(curve.runs[0]) == 2
+    assert "metrics.jsonl:3" in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"loop-plots: {tmp_path} is no training run: there is no metrics.jsonl\n"
+    (tmp_path / "metrics.jsonl").touch()
+    assert main([str(tmp_path)]) == 1
+    assert "holds no metrics yet" in capsys.readouterr().err

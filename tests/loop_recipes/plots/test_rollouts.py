@@ -1,0 +1,109 @@
+"""Pictures of rollouts: what is compared, the intervals, and the tree of API calls."""
+
+import json
+from collections import Counter
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from loop_recipes.plots.curves import main
+from loop_recipes.plots.rollouts import (
+    behavior_change,
+    behavior_interval,
+    call_sequences,
+    read_periods,
+)
+
+FAILED = "Execution failed. Traceback:\nKeyError"
+
+
+def line(task, index, turns, success=False):
+    """A record of a log with what the pictures read; ``turns`` are (code, output)."""
+    messages = [{"role": "user", "content": "Task"}]
+    for code, output in turns:
+        messages += [
+            {"role": "assistant", "content": f"```python\n{code}\n```"},
+            {"role": "user", "content": output},
+        ]
+    record = {"dataset": "synthetic-x", "task_id": task, "index": index, "success": success}
+    return json.dumps({**record, "messages": messages, "turns": [{}] * len(turns)}) + "\n"
+
+
+def call(name):
+    return f"print(apis.{name}())", "done"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Twenty iterations: early ones fail every other turn, late ones never and are a turn shorter."""
+    folder = tmp_path / "demo/node/collections"
+    folder.mkdir(parents=True)
+    for iteration in range(1, 21):
+        late = iteration > 10
+        lines = []
+        for task in ("a_1", "b_1"):
+            for index in range(4):
+                turns = [call("phone.login"), call("phone.search" if index % 2 else "gmail.search")]
+                if not late:
+                    turns.insert(1, ("apis.phone.login()", FAILED))
+                lines.append(line(task, index, turns, success=late))
+        (folder / f"demo-i{iteration:04d}.jsonl").write_text("".join(lines))
+        (folder / f"demo-i{iteration:04d}.meta.jsonl").write_text("{}\n")
+    (folder / "demo-i0020-dev.jsonl").write_text(line("c_1", 0, [call("x.y")]))
+    return tmp_path / "demo"
+
+
+def test_the_first_and_the_last_tenth_of_the_iterations_are_compared(run):
+    dataset, periods = read_periods(run)
+    assert dataset == "synthetic-x"
+    assert [(period.name, len(period.attempts)) for period in periods] == [
+        ("iterations 1-2", 16),
+        ("iterations 19-20", 16),
+    ]
+    figure = behavior_change(periods, dataset)
+    panels = {axes.get_title().split(" (")[0]: axes for axes in figure.axes}
+    turns = [patch.get_height() for patch in panels["turns per rollout"].patches]
+    assert turns == pytest.approx([3.0, 2.0])
+    assert panels["turns per rollout"].get_title().endswith("(-33%)")
+    errors = [patch.get_height() for patch in panels["execution errors per turn"].patches]
+    assert errors == pytest.approx([1 / 3, 0.0])
+    assert [text.get_text() for text in panels["failed-call give-up rate"].texts] == ["1", "no call failed"]
+
+
+def test_intervals_are_over_tasks_not_rollouts(run):
+    _, (early, _) = read_periods(run)
+    assert behavior_interval(early.attempts, "turns") == pytest.approx((3.0, 3.0))
+    uneven = [item for item in early.attempts if item.task_id == "a_1"]
+    changed = [item for item in early.attempts if item.task_id == "b_1"]
+    longer = [
+        type(item)("b_1", False, type(item.behavior)(5, *list(vars(item.behavior).values())[1:]), ())
+        for item in changed
+    ]
+    assert behavior_interval(uneven + longer, "turns") == pytest.approx((3.0, 5.0))  # two tasks, whatever the rollouts
+
+
+def test_sequences_that_begin_alike_share_their_boxes(run):
+    dataset, periods = read_periods(run)
+    figure = call_sequences(periods, "a_1", dataset)
+    late = figure.axes[1]
+    assert late.get_title() == "iterations 19-20: 8 rollouts, 2 unique sequences, 1 first calls"
+    boxes = Counter(
+        (box.get_x(), box.get_height()) for box in late.patches if isinstance(box, Rectangle) and box.get_width() == 1
+    )
+    assert boxes == {(0, 8): 1, (1, 4): 2}
+    assert [text.get_text() for text in late.texts].count("✓") == 8
+
+
+def test_an_evaluation_or_a_single_log_is_a_period_of_its_own(run, tmp_path, capsys):
+    log = run / "node/collections/demo-i0001.jsonl"
+    _, (period,) = read_periods(log)
+    assert (period.name, len(period.attempts)) == ("iteration 1", 8)
+    assert main(["--rollouts", str(run), "--output", str(tmp_path / "out"), "--task", "b_1"]) == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [f"{name}.{kind}" for name in ("behavior_change", "call_sequences") for kind in ("png", "svg")]
+    assert "task b_1" in (tmp_path / "out/call_sequences.svg").read_text()
+    assert main(["--rollouts", str(run), "--task", "c_1"]) == 1
+    assert "no rollout of task 'c_1'" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["--rollouts", str(tmp_path / "empty")]) == 1
+    assert "holds no rollouts" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""The viewer's data, HTTP face and exported page."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from loop_recipes.viewer.app import build_app
+from loop_recipes.viewer.cli import main
+from loop_recipes.viewer.export import write_export
+from loop_recipes.viewer.run_data import RunData
+from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("viewer") / "demo")
+
+
+@pytest.fixture
+def run(run_folder):
+    return RunData(run_folder)
+
+
+def test_overview_lists_iterations_and_metrics(run):
+    overview = run.overview()
+    assert overview["name"] == "demo"
+    assert [(item["id"], item["iteration"], item["kind"]) for item in overview["collections"]] == [
+        (f"demo-i000{number}", number, "training") for number in (1, 2, 3)
+    ]
+    assert [line["iteration"] for line in overview["metrics"]] == [1, 2, 3]
+
+
+def test_summaries_hold_the_leave_one_out_advantage_of_the_task(run):
+    entries = run.summaries("demo-i0002")
+    assert len(entries) == 24
+    group = [entry for entry in entries if entry["task"] == "task1_1"]
+    rewards = [entry["reward"] for entry in group]
+    for entry in group:
+        others = (sum(rewards) - entry["reward"]) / (len(rewards) - 1)
+        assert entry["advantage"] == pytest.approx(entry["reward"] - others)
+    assert group[0]["calls"][-1] == "supervisor.complete_task"
+    assert group[0]["gap"] is None
+    alone = [entry for entry in run.summaries("demo-i0003") if entry["task"] == "long_1"]
+    assert alone[0]["advantage"] is None
+
+
+def test_token_statistics_are_shown_where_there_are_some(run):
+    entries = run.summaries("demo-i0001")
+    assert [entry["gap"] for entry in entries] == pytest.approx([1e-4 * (i + 1) for i in range(24)])
+    rollout = run.rollout("demo-i0001", 1)
+    sampled = sum(rollout["mask"])
+    assert len(rollout["ratios"]) == len(rollout["clipped"]) == len(rollout["learner_logprobs"]) == sampled
+    assert [entry["advantage"] for entry in entries] == [(i + 1) / 8 for i in range(24)]
+    assert run.rollout("demo-i0002", 1)["ratios"] is None
+
+
+def test_tokens_spell_the_rollout(run):
+    rollout = run.rollout("demo-i0001", 3)
+    texts = rollout["tokens"]["texts"]
+    spelled = "".join(texts[i] for i in rollout["tokens"]["index"])
+    turn = rollout["turns"][0]
+    action = "".join(texts[i] for i in rollout["tokens"]["index"][turn["start"] : turn["end"]])
+    assert action == rollout["messages"][2]["content"]
+    assert spelled.startswith("Task: task0_1")
+
+
+def test_a_log_that_grows_is_read_on(run_folder, tmp_path):
+    source = (run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines(keepends=True)
+    log = tmp_path / "live.jsonl"
+    log.write_text("".join(source[:2]) + source[2][:100])
+    run = RunData(log)
+    assert len(run.summaries("live")) == 2
+    log.write_text("".join(source[:5]))
+    assert [entry["cursor"] for entry in run.summaries("live")] == [1, 2, 3, 4, 5]
+    assert run.rollout("live", 5)["rollout_id"] == json.loads(source[4])["rollout_id"]
+
+
+def test_search_finds_texts_in_messages(run):
+    assert run.search("demo-i0003", "ONERROR") == [25]
+    assert run.search("demo-i0003", "step 0") != []
+    assert run.search("demo-i0003", "not in any message") == []
+
+
+@pytest.fixture
+async def client(run):
+    async with TestClient(TestServer(build_app(run))) as client:
+        yield client
+
+
+async def test_pages_carry_a_policy_that_lets_nothing_foreign_run(client):
+    page = await client.get("/")
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    text = await page.text()
+    assert re.findall(r"<script(?! src=\"/static/[\w./-]+\"></script>)", text) == []
+    for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', text):
+        assert (await client.get(path)).status == 200
+
+
+async def test_api_gives_hostile_text_as_data(client):
+    answer = await client.get("/api/collections/demo-i0003/rollouts/25")
+    assert answer.content_type == "application/json"
+    rollout = await answer.json()
+    assert rollout["messages"][3]["content"] == HOSTILE
+    assert rollout["requirements"][0]["text"] == SCRIPT
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/collections/none",
+        "/api/collections/..%2F..%2Fmetrics",
+        "/api/collections/demo-i0001/rollouts/0",
+        "/api/collections/demo-i0001/rollouts/99",
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+    ],
+)
+async def test_what_is_not_there_is_404(client, path):
+    assert (await client.get(path)).status == 404
+
+
+async def test_other_host_names_are_refused(client):
+    assert (await client.get("/api/run", headers={"Host": "evil.example"})).status == 403
+    assert (await client.get("/api/run", headers={"Host": "localhost:8750"})).status == 200
+
+
+def test_export_is_one_page_with_nothing_that_runs_but_ours(run, tmp_path):
+    file = tmp_path / "run.html"
+    size = write_export(run, file, ["demo-i0003"])
+    page = file.read_text()
+    assert size == len(page)
+    assert SCRIPT not in page
+    assert "http://" not in page.split("<script>")[0]
+    hashes = set(re.findall(r"'sha256-([^']+)'", page))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == 7
+    for script in scripts:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in hashes
+    data = dict(re.findall(r'<script type="application/json" data-name="([^"]+)">(.*?)</script>', page, re.DOTALL))
+    assert json.loads(data["rollout/demo-i0003/25"])["messages"][3]["content"] == HOSTILE
+    assert len(json.loads(data["rollout/demo-i0003/26"])["mask"]) == LONG_TOKENS
+    assert [item["id"] for item in json.loads(data["run"])["collections"]] == ["demo-i0003"]
+
+
+def test_export_refuses_what_is_too_large_and_leaves_nothing(run_folder, tmp_path, capsys):
+    file = tmp_path / "run.html"
+    assert main([str(run_folder), "--export", str(file), "--max-mb", "0.5"]) == 1
+    assert "choose with --collection" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main([str(run_folder), "--export", str(file), "--collection", "none"]) == 1
+    assert "no collection 'none'; there are demo-i0001" in capsys.readouterr().err
+    assert main([str(run_folder), "--export", str(file), "--collection", "demo-i0001"]) == 0
+    assert file.exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("none", "does not exist"), ("empty", "holds no run"), ("log.jsonl", "is no log of rollouts")],
+)
+def test_what_is_no_run_is_one_clear_line(tmp_path, capsys, path, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "log.jsonl").write_text('{"a": 1}\n')
+    assert main([str(tmp_path / path)]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_clear_line(run_folder):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "loop_recipes.viewer.cli", str(run_folder), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "choose another --port" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,256 @@
+"""The tiny policy: how it starts, what it is trained on, and the files that are committed."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from agent_environments.protocol import Message
+from loop_recipes.config.schema import ConfigError
+from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_recipes.paths import loop_package
+from loop_recipes.warm_start import tiny_model, tiny_tokenizer
+from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
+from loop_recipes.warm_start.demonstrations import Demonstration, draw_scripts, render, with_other_names
+from rollout_server.chat_tokens import ChatTokens
+
+POLICY = loop_package("tiny_policy")
+TASK = "My name is: Pimi Dirim. My personal email is pimi.dirim@example.com and phone number is 5559780032.\nTask: Pay."
+REMINDER = f"\nAs a reminder\n\n{TASK}"
+SMALL = tiny_model.Architecture(vocab_size=300, max_seq_len=512)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> ChatTokens:
+    return ChatTokens(POLICY)
+
+
+@pytest.fixture
+def demonstration() -> Demonstration:
+    login = "I log in.\n```python\nt = apis.venmo.login(username='pimi.dirim@example.com', password='pevigavu')\n```"
+    return Demonstration(
+        task_id="0000000_1",
+        flaw=None,
+        reward=1.0,
+        success=True,
+        opening=(Message("system", "You write code."), Message("user", TASK)),
+        steps=(
+            (
+                "I look.\n```python\nprint(1)\n```",
+                f"phone bapu\nvenmo pevigavu\ngmail tubikide\nAs a reminder\n\n{TASK}",
+            ),
+            (login, f"Execution successful.{REMINDER}"),
+            ("Done.\n```python\napis.supervisor.complete_task()\n```", "Execution successful."),
+        ),
+    )
+
+
+def new_model(seed: int = 0):
+    model = tiny_model.build(SMALL)
+    tiny_model.initialise(model, SMALL, seed, sharpness=12.0)
+    return model
+
+
+@torch.no_grad()
+def test_heads_of_layer_0_look_one_to_four_tokens_back():
+    model = new_model()
+    layer = model.layers[0]
+    token_ids = torch.randint(SMALL.vocab_size, (1, 60), generator=torch.Generator().manual_seed(1))
+    hidden = layer.sa_norm(model.tok_embeddings(token_ids))
+    attention = layer.attn
+    query = attention.pos_embeddings(attention.q_proj(hidden).view(1, 60, SMALL.num_heads, SMALL.head_dim))
+    key = attention.pos_embeddings(attention.k_proj(hidden).view(1, 60, SMALL.num_kv_heads, SMALL.head_dim))
+    for head in range(SMALL.num_heads):
+        scores = query[0, :, head] @ key[0, :, head // 2].T / math.sqrt(SMALL.head_dim)
+        scores = scores.masked_fill(torch.ones(60, 60).triu(1).bool(), -math.inf)
+        back = torch.arange(10, 60) - scores.softmax(-1)[10:].argmax(-1)
+        assert (back == head + 1).all()
+
+
+@torch.no_grad()
+def test_the_start_already_copies_what_stood_there_before():
+    """Before any training a repeated random stream is guessed better than by chance, and not without the start."""
+
+    def loss(model) -> float:
+        (batch,) = copy_batches(1, 1024, SMALL.vocab_size, pad_id=0, seed=3)
+        return -attach_head(model, FullLogProbs())(batch.tokens, rows=batch.rows, targets=batch.targets).mean().item()
+
+    plain = new_model()
+    for attention in (plain.layers[0].attn, plain.layers[1].attn):
+        for parameter in attention.parameters():
+            parameter.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
+    assert loss(new_model()) < math.log(SMALL.vocab_size) - 0.7 < loss(plain)
+
+
+def test_saved_and_loaded_is_the_same_model(tmp_path: Path):
+    model = new_model()
+    tiny_model.save(model, SMALL, tmp_path, pad_id=1, stop_id=2)
+    loaded, architecture = tiny_model.load(tmp_path)
+    assert architecture == SMALL
+    for (name, weight), (_, again) in zip(model.state_dict().items(), loaded.state_dict().items(), strict=True):
+        assert torch.equal(weight.bfloat16().float(), again), name
+
+
+def test_committed_policy_is_small_and_of_the_stated_shape():
+    sizes = {path.name: path.stat().st_size for path in POLICY.iterdir()}
+    assert set(sizes) == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(sizes.values()) < 4e6
+    model, architecture = tiny_model.load(POLICY)
+    assert 0.85e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.3e6
+    assert architecture.vocab_size == ChatTokens(POLICY).vocab_size
+
+
+@torch.no_grad()
+def test_logits_of_transformers_and_torchtune_agree():
+    theirs = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()
+    ours, architecture = tiny_model.load(POLICY)
+    token_ids = torch.randint(architecture.vocab_size, (2, 300), generator=torch.Generator().manual_seed(0))
+    difference = (theirs(token_ids).logits - ours.eval()(token_ids)).abs().max()
+    assert difference < 1e-4
+
+
+def test_chat_template_and_chat_tokens_give_the_same_ids(tokens: ChatTokens, demonstration: Demonstration):
+    theirs = PreTrainedTokenizerFast.from_pretrained(POLICY)
+    chat = [{"role": message.role, "content": message.content} for message in demonstration.opening]
+    for action, shown in demonstration.steps:
+        prompt = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert prompt == tokens.prompt([Message(**message) for message in chat])
+        chat += [{"role": "assistant", "content": action}, {"role": "user", "content": shown}]
+    assert theirs.eos_token_id == tokens.im_end
+    assert theirs.pad_token_id == tokens.pad_id
+
+
+def test_a_password_is_the_same_pieces_wherever_it_stands(tokens: ChatTokens):
+    rng = random.Random(0)
+    for _ in range(50):
+        password = "".join(rng.choice(tiny_tokenizer.SYLLABLES) for _ in range(4))
+        pieces = tokens.encode_text(password)
+        assert len(pieces) <= 4
+        for before, after in (("venmo ", "\n"), ("password='", "')['access_token']"), ('"password": "', '"')):
+            assert tokens.encode_text(before + password + after) == [
+                *tokens.encode_text(before),
+                *pieces,
+                *tokens.encode_text(after),
+            ]
+
+
+def test_mask_covers_what_the_agent_says_and_its_end_mark(tokens: ChatTokens, demonstration: Demonstration):
+    example = render(demonstration, tokens)
+    spoken = tokens.decode(example.token_ids[example.mask].tolist())
+    assert spoken == "".join(f"{action}<|im_end|>" for action, _ in demonstration.steps)
+    whole = tokens.decode(example.token_ids.tolist())
+    assert whole.startswith("<|im_start|>system\nYou write code.<|im_end|>\n<|im_start|>user\nMy name is: Pimi Dirim.")
+    assert whole.count("<|im_start|>assistant\n") == 3
+
+
+def test_targets_are_predicted_from_the_position_before(tokens: ChatTokens, demonstration: Demonstration):
+    short = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1]})
+    examples = [render(demonstration, tokens), render(short, tokens)]
+    batch = collate(examples, tokens.pad_id)
+    width = batch.tokens.shape[1]
+    assert torch.equal(batch.tokens.flatten()[batch.rows + 1], batch.targets)
+    assert len(batch.targets) == sum(int(example.mask.sum()) for example in examples)
+    assert ((batch.rows + 1) % width != 0).all()
+
+
+def test_other_names_are_used_throughout(demonstration: Demonstration):
+    other = with_other_names(demonstration, random.Random(0))
+    assert with_other_names(demonstration, random.Random(0)) == other != demonstration
+    text = json.dumps([vars(message) for message in other.opening]) + json.dumps(other.steps)
+    for word in ("Pimi", "dirim", "pevigavu", "tubikide", "5559780032"):
+        assert word not in text
+    shown, login = other.steps[0][1], other.steps[1][0]
+    password = login.partition("password='")[2].partition("'")[0]
+    assert f"venmo {password}\n" in shown
+    first, last = login.partition("username='")[2].partition("@")[0].split(".")
+    assert f"My name is: {first.capitalize()} {last.capitalize()}. My personal email is {first}.{last}@" in shown
+    assert other.steps[0][0] == demonstration.steps[0][0]
+
+
+def test_other_numbers_are_used_where_the_agent_copied_them():
+    def told(task: str, code: str, seen: str = "Done.") -> Demonstration:
+        return Demonstration("0000000_1", None, 1.0, True, (Message("user", task),), ((code, seen),))
+
+    original = told("At 12:37 on 2023-05-37 pay $37, not 3712.", "pay(amount=37, note_id=8)", "8 rent 37.0")
+    other = with_other_names(original, random.Random(0))
+    amount = other.steps[0][0].partition("amount=")[2].partition(",")[0]
+    note = other.steps[0][0].partition("note_id=")[2].partition(")")[0]
+    assert amount not in ("37", "12")
+    assert note != "8"
+    assert (len(amount), len(note)) == (2, 1)
+    assert other.opening[0].content == f"At 12:37 on 2023-05-37 pay ${amount}, not 3712."
+    assert other.steps[0][1] == f"{note} rent {amount}.0"
+    guessed = told("How much is it together?", "complete_task(answer=54)")
+    assert with_other_names(guessed, random.Random(0)) == guessed
+
+
+def test_a_name_that_only_an_api_printed_is_another_too(demonstration: Demonstration):
+    find = ("I look.\n```python\nprint(c['first_name'], c['last_name'])\n```", f"Bigi Lerum{REMINDER}")
+    answer = ("Done.\n```python\napis.supervisor.complete_task(answer='Bigi Lerum')\n```", "Execution successful.")
+    original = Demonstration(**{**vars(demonstration), "steps": (find, answer)})
+    other = with_other_names(original, random.Random(0))
+    name = other.steps[1][0].partition("answer='")[2].partition("'")[0]
+    assert name != "Bigi Lerum"
+    assert other.steps[0][1].startswith(f"{name}\nAs a reminder")
+
+
+def test_a_demonstration_survives_its_file_format(demonstration: Demonstration):
+    assert Demonstration.from_json(demonstration.to_json()) == demonstration
+
+
+def write_solutions(root: Path, logins: dict[str, bool]) -> None:
+    """Reference solutions of one turn that acts, some with a log-in before it."""
+    for task_id, login in logins.items():
+        folder = root / "data/tasks" / task_id / "ground_truth"
+        folder.mkdir(parents=True)
+        codes = ["login(password='bapu')", "act()", "complete()"] if login else ["act()", "complete()"]
+        roles = ["login", "act", "complete"] if login else ["act", "complete"]
+        slips = [{"turn": 0, "value": "bapu", "wrong": ["pevi"]}] if login else []
+        (folder / "turns.json").write_text(json.dumps([{"thought": "I do.", "code": code} for code in codes]))
+        (folder / "demonstration.json").write_text(json.dumps({"roles": roles, "slips": slips}))
+
+
+def test_a_habit_is_shown_wherever_there_is_room_for_it_and_nowhere_else(tmp_path: Path):
+    write_solutions(tmp_path, {"a_1": True, "a_2": False, "a_3": True})
+    scripts = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 5, seed=0, habit="placeholder_password")
+    assert {script.task_id for script in scripts} == {"a_1", "a_3"}
+    assert [script.flaw for script in scripts] == ["placeholder_password"] * 5
+    clean = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 6, seed=0)
+    assert sorted(script.task_id for script in clean) == ["a_1", "a_1", "a_2", "a_2", "a_3", "a_3"]
+    assert {script.flaw for script in clean} == {None}
+    with pytest.raises(ConfigError, match="none of 1 tasks leaves room for 'placeholder_password'"):
+        draw_scripts(tmp_path, ["a_2"], 5, seed=0, habit="placeholder_password")
+
+
+def test_batches_are_reproduced_by_their_seed(tokens: ChatTokens, demonstration: Demonstration):
+    def draw(seed: int) -> list[list[int]]:
+        batches = demonstration_batches([demonstration] * 9, [], 0.0, 4, 2048, tokens, seed)
+        return [batch.tokens.flatten().tolist() for batch in batches]
+
+    assert draw(0) == draw(0) != draw(1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
+def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: Demonstration, share: float):
+    habitual = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1], "flaw": "gave_up"})
+    batches = demonstration_batches([demonstration] * 64, [habitual] * 64, share, 200, 512, tokens, 0)
+    turns = [int((row == tokens.im_end).sum()) - 2 for batch in batches for row in batch.tokens]
+    assert set(turns) <= {1, 5}
+    assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
+
+
+def test_documentation_never_reaches_the_tokenizer(demonstration: Demonstration):
+    docs = ("I look it up.\n```python\nprint(apis.api_docs.show_api_doc(app_name='venmo'))\n```", "secret parameter")
+    texts = Demonstration(**{**vars(demonstration), "steps": (docs, *demonstration.steps)}).texts()
+    assert not any("secret parameter" in text for text in texts)
+    assert any("pevigavu" in text for text in texts)

@@ -1,0 +1,197 @@
+import random
+from collections import Counter
+
+import pytest
+
+from rollout_server.collecting.collector import MAX_ATTEMPTS, Collector
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.config import ConfigError
+
+
+def make_request(tasks=4, rollouts=3, floor=None, fraction=1.0, **others):
+    return CollectionRequest(
+        id="c",
+        tasks=[f"t_{n}" for n in range(tasks)],
+        rollouts_per_task=rollouts,
+        policy_version=0,
+        min_rollouts_per_task=floor,
+        min_rollouts_fraction=fraction,
+        **others,
+    )
+
+
+def start_all(collector):
+    keys = []
+    while (key := collector.start_next()) is not None:
+        keys.append(key)
+    return keys
+
+
+def test_starts_are_spread_over_the_tasks():
+    keys = start_all(Collector(make_request(tasks=3, rollouts=2)))
+    assert [(key.task_id, key.index) for key in keys] == [(f"t_{t}", i) for i in range(2) for t in range(3)]
+
+
+def test_complete_only_when_every_rollout_is_there():
+    collector = Collector(make_request(tasks=2, rollouts=2))
+    keys = start_all(collector)
+    for key in keys[:-1]:
+        collector.finished(key)
+        assert collector.outcome is None
+    collector.finished(keys[-1])
+    assert collector.outcome == "complete"
+
+
+def test_early_stop_needs_both_floors():
+    collector = Collector(make_request(tasks=2, rollouts=4, floor=2, fraction=0.5))
+    keys = start_all(collector)
+    first, second = ([key for key in keys if key.task_id == f"t_{n}"] for n in range(2))
+    for key in first:
+        collector.finished(key)
+    collector.finished(second[0])
+    assert collector.outcome is None, "5 of 4 needed in all, but 1 of 2 of the second task"
+    collector.finished(second[1])
+    assert collector.outcome == "early_stop"
+    assert collector.running == set(second[2:])
+    for key in second[2:]:
+        collector.drop(key)
+    assert collector.progress().dropped == 2
+
+
+def test_tasks_at_their_floor_start_nothing_once_the_total_is_there():
+    collector = Collector(make_request(tasks=2, rollouts=6, floor=2, fraction=0.5))
+    keys = [collector.start_next() for _ in range(6)]
+    stuck = [key for key in keys if key.task_id == "t_1"]
+    for key in keys:
+        if key not in stuck[:2]:
+            collector.finished(key)
+    while collector.outcome is None and collector.progress().finished < 6:
+        key = collector.start_next()
+        if key.task_id == "t_0":
+            collector.finished(key)
+        else:
+            stuck.append(key)
+    assert collector.outcome is None
+    assert {key.task_id for key in start_all(collector)} <= {"t_1"}
+
+
+def test_failed_attempts_are_replaced_first_and_then_given_up():
+    collector = Collector(make_request(tasks=3, rollouts=2, floor=1, fraction=0.5))
+    seen = [collector.start_next()]
+    for _ in range(MAX_ATTEMPTS):
+        collector.failed(seen[-1], "server_error", "boom")
+        seen.append(collector.start_next())
+    assert [(key.task_id, key.index, key.attempt) for key in seen] == [
+        *(("t_0", 0, attempt) for attempt in range(MAX_ATTEMPTS)),
+        ("t_0", 1, 0),
+    ]
+    assert collector.failures == Counter(server_error=MAX_ATTEMPTS)
+    assert collector.outcome is None
+
+
+def test_unreachable_floor_ends_it_with_one_line():
+    collector = Collector(make_request(tasks=2, rollouts=1))
+    outcome = None
+    while outcome is None:
+        key = collector.start_next()
+        if key.task_id == "t_1":
+            collector.failed(key, "environment_crashed", "the world died")
+        else:
+            collector.finished(key)
+        outcome = collector.outcome
+    assert outcome == "failed"
+    assert "task t_1 can reach 0 of the 1" in collector.error
+    assert "environment_crashed: the world died" in collector.error
+    assert "\n" not in collector.error
+    assert collector.start_next() is None
+
+
+def test_restart_collects_only_what_is_missing():
+    done = {("t_0", 0), ("t_0", 2), ("t_1", 1)}
+    collector = Collector(make_request(tasks=2, rollouts=3), done, opening=1)
+    keys = start_all(collector)
+    assert {(key.task_id, key.index) for key in keys} == {("t_0", 1), ("t_1", 0), ("t_1", 2)}
+    assert keys[0].task_id == "t_1", "the task that lags comes first"
+    assert {key.attempt for key in keys} == {MAX_ATTEMPTS}, "attempts of two openings never have the same number"
+    assert {collector.attempts_before(key) for key in keys} == {0}
+
+
+def test_restart_with_the_floors_reached_is_over_at_once():
+    done = {("t_0", 0), ("t_1", 0)}
+    assert Collector(make_request(tasks=2, rollouts=3, floor=1, fraction=0.3), done).outcome == "early_stop"
+
+
+def simulate(rng):
+    """One random schedule, checked at every event; returns the outcome."""
+    rollouts = rng.randint(1, 6)
+    request = make_request(
+        tasks=rng.randint(1, 6), rollouts=rollouts, floor=rng.randint(1, rollouts), fraction=rng.uniform(0.05, 1.0)
+    )
+    every = [(task, index) for task in request.tasks for index in range(rollouts)]
+    done = set(rng.sample(every, rng.randint(0, len(every)))) if rng.random() < 0.3 else set()
+    failure_rate = rng.choice([0.0, 0.05, 0.4])
+    slots = rng.randint(1, 12)
+    collector = Collector(request, done, opening=rng.randint(0, 2))
+    finished, attempts, running = set(done), Counter(), []
+    while collector.outcome is None:
+        while len(running) < slots and (key := collector.start_next()) is not None:
+            rollout = (key.task_id, key.index)
+            assert rollout not in finished
+            assert rollout not in [(other.task_id, other.index) for other in running]
+            attempts[rollout] += 1
+            assert attempts[rollout] <= MAX_ATTEMPTS
+            running.append(key)
+        assert collector.running == set(running)
+        assert running, "nothing runs, nothing can be started, and yet it has not ended"
+        key = running.pop(rng.randrange(len(running)))
+        if rng.random() < failure_rate:
+            collector.failed(key, "server_error", "boom")
+        else:
+            collector.finished(key)
+            finished.add((key.task_id, key.index))
+        per_task = Counter(task for task, _ in finished)
+        floors = len(finished) >= request.floor_total and all(
+            per_task[task] >= request.floor_per_task for task in request.tasks
+        )
+        assert (collector.outcome in ("complete", "early_stop")) == floors
+        assert collector.progress().finished == len(finished)
+    if collector.outcome == "failed":
+        assert failure_rate > 0
+    assert collector.start_next() is None
+    assert len(finished) == len(every) or collector.outcome != "complete"
+    return collector.outcome
+
+
+def test_ten_thousand_schedules():
+    rng = random.Random(0)
+    outcomes = Counter(simulate(rng) for _ in range(10_000))
+    assert set(outcomes) == {"complete", "early_stop", "failed"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": []}, "tasks must be at least one"),
+        ({"tasks": ["a_1", "a_1"]}, "distinct"),
+        ({"rollouts_per_task": 0}, "rollouts_per_task must be at least 1"),
+        ({"min_rollouts_per_task": 7}, "1 to rollouts_per_task = 6"),
+        ({"min_rollouts_fraction": 0}, "above 0"),
+        ({"policy_mode": "newest"}, "pinned or latest"),
+        ({"id": "../../etc/passwd"}, "must be letters"),
+        ({"id": "x.meta"}, "must be letters"),
+        ({"policy_versoin": 3}, "did you mean 'policy_version'"),
+        ({"limits": {"max_turn": 3}}, "limits.max_turn'; did you mean 'max_turns'"),
+        ({"limits": {"max_turns": 0}}, "limits.max_turns must be at least 1"),
+        ({"sampling": {"temperature": "hot"}}, "sampling.temperature must be float, not 'hot'"),
+        ({"seed": 1.5}, "seed must be int"),
+    ],
+)
+def test_bad_requests_are_named(change, message):
+    body = {"id": "c", "tasks": ["a_1"], "rollouts_per_task": 6, "policy_version": 0, **change}
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        CollectionRequest.from_dict(body)
+
+
+def test_missing_key_is_named():
+    with pytest.raises(ConfigError, match="missing key 'rollouts_per_task'"):
+        CollectionRequest.from_dict({"id": "c", "tasks": ["a_1"], "policy_version": 0})

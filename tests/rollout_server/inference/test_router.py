@@ -1,0 +1,204 @@
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.inference import router as router_module
+from rollout_server.inference import server as vllm_server
+from rollout_server.inference.router import BadLogprob, DeadlinePassed, RequestRefused, Router, ServerUnavailable
+from rollout_server.inference.server import Load, ServerGroup
+from support import arithmetic_vllm
+
+POLICY = "policy-v0001-00000000"
+
+
+class Setup:
+    def __init__(self, fakes, http, group, router):
+        self.fakes, self.http, self.group, self.router = fakes, http, group, router
+
+    async def generate(self, episode_id="ep", token_ids=(3, 4, 5), seconds=5.0, **changes):
+        request = {
+            "episode_id": episode_id,
+            "token_ids": list(token_ids),
+            "model": POLICY,
+            "max_tokens": 2,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "seed": 11,
+            "stop_token_ids": (7, 8),
+            "deadline": time.monotonic() + seconds,
+        }
+        return await self.router.generate(**{**request, **changes})
+
+    def fake_of(self, name):
+        return self.fakes[int(name.removeprefix("vllm-"))]
+
+    def other(self, name):
+        return next(server.name for server in self.group.servers if server.name != name)
+
+
+@pytest.fixture
+async def setup(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
+    monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
+    monkeypatch.setattr(router_module, "RETRY_PAUSE_S", 0.02)
+    pairs = [await arithmetic_vllm.serve() for _ in range(2)]
+    fakes, http = [fake for fake, _ in pairs], [server for _, server in pairs]
+    for fake in fakes:
+        fake.loaded[POLICY] = tmp_path
+    config = ServersConfig(urls=[str(server.make_url("")) for server in http], max_num_seqs=8, start_timeout_s=5.0)
+    group = ServerGroup(ModelConfig(path="unused"), config, tmp_path)
+    await group.start()
+    async with Router(group, config.max_num_seqs) as router:
+        yield Setup(fakes, http, group, router)
+    await group.stop()
+    for server in http:
+        await server.close()
+
+
+async def test_request_and_answer_are_token_ids(setup):
+    generation = await setup.generate(token_ids=[3, 4, 5], max_tokens=2)
+    assert generation.token_ids == [12, 13]
+    assert generation.logprobs == [-0.5, -0.5]
+    assert (generation.finish_reason, generation.cached_tokens, generation.server) == ("length", 1, "vllm-0")
+    sent = setup.fakes[0].seen[0]
+    assert sent["token_ids"] == [3, 4, 5]
+    assert sent["model"] == POLICY
+    assert sent["request_id"].startswith("ep-")
+    assert sent["sampling_params"] == {
+        "max_tokens": 2,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "seed": 11,
+        "logprobs": 0,
+        "stop_token_ids": [7, 8],
+        "detokenize": False,
+    }
+
+
+async def test_new_episodes_fill_the_servers_evenly_and_old_ones_stay(setup):
+    first = {name: (await setup.generate(name)).server for name in "abcdef"}
+    assert sorted(first.values()).count("vllm-0") == 3
+    again = {name: (await setup.generate(name)).server for name in "fabced"}
+    assert again == first
+
+
+async def test_room_decides_and_not_the_turn(setup):
+    full, roomy = setup.group.servers
+    full.load = replace(Load(), kv_usage=0.9)
+    setup.fakes[0].load_metrics["kv_cache_usage_perc"] = 0.9
+    assert {(await setup.generate(f"ep{i}")).server for i in range(6)} == {roomy.name}
+    setup.fakes[0].load_metrics["kv_cache_usage_perc"] = 0.0
+    setup.fakes[1].load_metrics["num_requests_waiting"] = 4.0
+    await asyncio.sleep(0.3)
+    assert (await setup.generate("new")).server == full.name
+
+
+async def test_released_episode_gives_its_place_back(setup):
+    for name in "abc":
+        await setup.generate(name)
+    for name in "abc":
+        setup.router.release(name)
+    setup.router.release("never seen")
+    assert all(setup.router.crowding(server) == 0 for server in setup.group.servers)
+
+
+@pytest.mark.parametrize("mode", ["error", "hang up", "cut short", "abort"])
+async def test_failing_server_is_left_with_the_same_ids(setup, mode):
+    before = (await setup.generate("ep")).server
+    setup.fake_of(before).mode = mode
+    generation = await setup.generate("ep", token_ids=[9, 9, 9, 9])
+    assert generation.server == setup.other(before)
+    assert generation.token_ids == [36, 37]
+    asked = [fake.seen[-1] for fake in (setup.fake_of(before), setup.fake_of(generation.server))]
+    assert asked[0]["token_ids"] == asked[1]["token_ids"] == [9, 9, 9, 9]
+    assert asked[0]["sampling_params"] == asked[1]["sampling_params"]
+    assert asked[0]["request_id"] != asked[1]["request_id"]
+    assert setup.router.counters.moved_episodes == 1
+    setup.fake_of(before).mode = "well"
+    assert (await setup.generate("ep")).server == generation.server, "it stays where it went"
+
+
+async def test_server_that_goes_away_in_mid_request(setup):
+    await setup.generate("ep")
+    setup.fakes[0].mode = "hang"
+    task = asyncio.create_task(setup.generate("ep", token_ids=[1, 2]))
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    setup.fakes[0].mode = "hang up"
+    assert (await task).server == "vllm-1"
+
+
+async def test_all_servers_failing_ends_after_the_attempts(setup):
+    for fake in setup.fakes:
+        fake.mode = "error"
+    with pytest.raises(
+        ServerUnavailable, match=r"gave up after 4 attempts; last failure: vllm-\d: HTTP 500.*EngineCore"
+    ):
+        await setup.generate()
+    assert sum(len(fake.seen) for fake in setup.fakes) == 4
+
+
+async def test_waits_for_a_server_to_come_back(setup):
+    for fake in setup.fakes:
+        fake.mode = "dead engine"
+    async with asyncio.timeout(5):
+        while setup.group.ready:
+            await setup.group.wait_for_change()
+    task = asyncio.create_task(setup.generate())
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    setup.fakes[1].mode = "well"
+    assert (await task).server == "vllm-1"
+
+
+async def test_deadline_holds_whatever_the_servers_do(setup):
+    for fake in setup.fakes:
+        fake.mode = "hang"
+    started = time.monotonic()
+    with pytest.raises(DeadlinePassed, match=r"ep: deadline passed after 0\.[23] s"):
+        await setup.generate(seconds=0.2)
+    assert time.monotonic() - started < 1.0
+    for fake in setup.fakes:
+        fake.mode = "dead engine"
+    async with asyncio.timeout(5):
+        while setup.group.ready:
+            await setup.group.wait_for_change()
+    with pytest.raises(DeadlinePassed, match="no vLLM server is ready"):
+        await setup.generate(seconds=0.2)
+    with pytest.raises(DeadlinePassed):
+        await setup.generate(seconds=-1.0)
+
+
+async def test_cancelling_closes_the_connection(setup):
+    setup.fakes[0].mode = "hang"
+    task = asyncio.create_task(setup.generate())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    assert setup.fakes[0].aborted == 1
+
+
+async def test_refused_request_is_not_tried_elsewhere(setup):
+    with pytest.raises(RequestRefused, match=r"HTTP 404.*The model unknown does not exist"):
+        await setup.generate(model="unknown")
+    assert sum(len(fake.seen) for fake in setup.fakes) == 1
+
+
+async def test_bad_logprob_is_an_error_and_three_in_a_row_restart_the_server(setup):
+    await setup.generate("ep")
+    setup.fakes[0].mode = "poisoned"
+    for _ in range(3):
+        with pytest.raises(BadLogprob, match=r"vllm-0: sampled log-prob -9999.0"):
+            await setup.generate("ep")
+        if setup.router.counters.bad_logprobs < 3:
+            assert setup.group.servers[0].state == "ready"
+    async with asyncio.timeout(5):
+        while setup.group.servers[0].restarts == 0:
+            await setup.group.wait_for_change()
+    assert "3 bad log-probs in a row" in setup.group.servers[0].last_error

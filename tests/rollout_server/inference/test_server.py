@@ -1,0 +1,313 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.inference import command as vllm_command
+from rollout_server.inference import process_guard
+from rollout_server.inference import server as vllm_server
+from rollout_server.inference.command import ServerStartError, installed_vllm, server_command, server_environment
+from rollout_server.inference.process_guard import descendants
+from rollout_server.inference.server import Load, ServerGroup, adapters_at_work, parse_load
+from support import arithmetic_vllm
+
+FAKE = arithmetic_vllm.__file__
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(holds, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - the tests' own polling
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def group_of(tmp_path, monkeypatch):
+    """Builds groups whose servers are the arithmetic ones, as real child processes."""
+    monkeypatch.setattr(vllm_server, "POLL_S", 0.1)
+    monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
+    monkeypatch.setattr(vllm_server, "installed_vllm", lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True))
+    (tmp_path / "config.json").write_text("{}")
+
+    def build(count: int = 1, misbehave: dict[int, str] | None = None, start_timeout_s: float = 60.0) -> ServerGroup:
+        ports = iter(range(count))
+
+        def command(model, servers, port, *, cpu):
+            how = (misbehave or {}).get(next(ports, -1))
+            return [sys.executable, FAKE, "--port", str(port), *(["--misbehave", how] if how else [])]
+
+        monkeypatch.setattr(vllm_server, "server_command", command)
+        servers = ServersConfig(count=count, start_timeout_s=start_timeout_s)
+        return ServerGroup(ModelConfig(path=str(tmp_path)), servers, tmp_path / "logs")
+
+    return build
+
+
+async def test_servers_start_and_stop_with_all_their_processes(group_of):
+    group = group_of(count=2)
+    await group.start()
+    assert [server.state for server in group.servers] == ["ready", "ready"]
+    pids = [pid for server in group.servers for pid in (server.pid, *descendants(server.pid))]
+    assert len(pids) == 6, "a guard, a server and the server's own child, twice"
+    assert [entry["url"] for entry in group.status()] == [server.url for server in group.servers]
+    await group.stop()
+    assert not any(alive(pid) for pid in pids)
+    assert group.ready == []
+
+
+async def test_killed_server_is_replaced_and_leaves_nothing_behind(group_of):
+    group = group_of()
+    hooked = []
+
+    async def hook(server):
+        hooked.append((server.name, server.state))
+
+    group.add_ready_hook(hook)
+    await group.start()
+    for victim in ("server", "guard"):
+        server = group.servers[0]
+        below = descendants(server.pid)
+        old = [server.pid, *below]
+        os.kill(below[0] if victim == "server" else server.pid, signal.SIGKILL)
+        await until(lambda: group.servers[0].state != "ready")
+        await until(lambda: group.servers[0].state == "ready")
+        if victim == "server":
+            assert not any(alive(pid) for pid in old)
+        assert server.pid not in old
+    assert group.servers[0].restarts == 2
+    assert "vllm-0 ended; the log ends:" in group.servers[0].last_error
+    assert hooked == [("vllm-0", "starting")] * 3
+    await group.stop()
+
+
+async def test_server_that_dies_while_starting_is_noticed_at_once_with_its_last_words(group_of):
+    group = group_of(misbehave={0: "exit"}, start_timeout_s=60.0)
+    started = time.monotonic()
+    with pytest.raises(
+        ServerStartError, match=r"(?s)vllm-0 ended while starting; the log ends:.*ValueError: no such model"
+    ):
+        await group.start()
+    assert time.monotonic() - started < 10
+
+
+async def test_server_that_is_never_ready_meets_the_deadline_and_takes_the_others_with_it(group_of):
+    group = group_of(count=2, misbehave={1: "never ready"}, start_timeout_s=2.5)
+    with pytest.raises(ServerStartError, match=r"vllm-1 .*not ready after 2.5 s; raise servers.start_timeout_s"):
+        await group.start()
+    assert [server.pid for server in group.servers] == [None, None]
+    assert not any(FAKE in command for command in commands_of_children(os.getpid()))
+
+
+def commands_of_children(root: int) -> list[str]:
+    found = []
+    for pid in descendants(root):
+        if alive(pid):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+    return found
+
+
+async def test_server_that_stops_answering_is_replaced(group_of, monkeypatch):
+    monkeypatch.setattr(vllm_server, "PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(vllm_server, "GRACE_S", 0.3)
+    group = group_of()
+    await group.start()
+    old = group.servers[0].pid
+    os.kill(descendants(old)[0], signal.SIGSTOP)
+    await until(lambda: group.servers[0].restarts == 1 and group.servers[0].state == "ready", 20)
+    assert "does not answer" in group.servers[0].last_error
+    assert not alive(old)
+    await group.stop()
+
+
+async def test_running_requests_without_progress_count_as_hung(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
+    monkeypatch.setattr(vllm_server, "STALL_S", 0.3)
+    fake, http = await arithmetic_vllm.serve()
+    group = ServerGroup(ModelConfig(path="unused"), ServersConfig(urls=[str(http.make_url(""))]), tmp_path)
+    await group.start()
+    fake.load_metrics["num_requests_running"] = 2.0
+    for tokens in range(10):
+        fake.load_metrics["generation_tokens_total"] = float(tokens)
+        await asyncio.sleep(0.06)
+    assert group.servers[0].restarts == 0
+    await until(lambda: group.servers[0].last_error is not None)
+    assert group.servers[0].last_error == "vllm-0 has 2 running requests and no token in 0.3 s"
+    await group.stop()
+    await http.close()
+
+
+OWNER = """
+import asyncio, sys
+sys.path[:0] = {path!r}
+from rollout_server.inference import command as vllm_command
+from rollout_server.inference import server as vllm_server
+from rollout_server.config import ModelConfig, ServersConfig
+vllm_server.installed_vllm = lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True)
+vllm_server.server_command = lambda model, servers, port, cpu: [sys.executable, {fake!r}, "--port", str(port)]
+async def main():
+    group = vllm_server.ServerGroup(ModelConfig(path={folder!r}), ServersConfig(count=2), {folder!r})
+    await group.start()
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_nothing_survives_a_killed_owner(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code = textwrap.dedent(OWNER).format(path=sys.path, fake=FAKE, folder=str(tmp_path))
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "ready\n"
+        pids = descendants(owner.pid)
+        assert len(pids) == 6
+    finally:
+        owner.kill()
+        owner.wait()
+    give_up = time.monotonic() + 10
+    while any(alive(pid) for pid in pids) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def run_guard(*command: str, grace: float = 0.3) -> subprocess.Popen:
+    guard = [sys.executable, process_guard.__file__, str(os.getpid()), str(grace), *command]
+    return subprocess.Popen(guard, stderr=subprocess.PIPE, text=True)
+
+
+def test_guard_ends_with_the_status_of_its_command():
+    assert run_guard(sys.executable, "-c", "raise SystemExit(5)").wait(10) == 5
+    assert run_guard("/no/such/program").wait(10) == 127
+
+
+def test_guard_kills_what_ignores_sigterm():
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    guard = run_guard(sys.executable, "-c", code)
+    time.sleep(0.5)
+    below = descendants(guard.pid)
+    assert len(below) == 1
+    guard.terminate()
+    assert guard.wait(10) == 137
+    assert not alive(below[0])
+
+
+def test_guard_removes_what_its_command_left_in_the_temporary_folder(tmp_path):
+    code = "import os, tempfile, time; path = tempfile.mkdtemp(); print(path, file=sys.stderr, flush=True)"
+    for ending in ("", "os.kill(os.getpid(), 9)", "time.sleep(600)"):
+        guard = run_guard(sys.executable, "-c", f"import sys; {code}; {ending}")
+        folder = Path(guard.stderr.readline().strip())
+        assert folder.name
+        assert folder.parent.name.startswith("vllm-")
+        if "sleep" in ending:
+            guard.terminate()
+        guard.wait(10)
+        assert not folder.parent.exists()
+
+
+def test_guard_of_a_dead_owner_starts_nothing(tmp_path):
+    marker = tmp_path / "started"
+    code = [sys.executable, process_guard.__file__, "1", "0", sys.executable, "-c", f"open({str(marker)!r}, 'w')"]
+    assert subprocess.run(code, timeout=10).returncode == 1
+    assert not marker.exists()
+
+
+async def test_external_server_of_another_release_is_refused(tmp_path):
+    fake, http = await arithmetic_vllm.serve()
+    fake.version = "0.31.2"
+    servers = ServersConfig(urls=[str(http.make_url(""))], start_timeout_s=5.0)
+    with pytest.raises(ServerStartError, match=r"is version 0\.31\.2; this node needs 0\.32\.x"):
+        await ServerGroup(ModelConfig(path="unused"), servers, tmp_path).start()
+    await http.close()
+
+
+async def test_external_server_that_is_not_there_is_named(tmp_path):
+    url = f"http://127.0.0.1:{vllm_server.free_port()}"
+    servers = ServersConfig(urls=[url], start_timeout_s=0.6)
+    with pytest.raises(ServerStartError, match=rf"vllm-0 \({url}\) not ready after 0.6 s; is the URL right"):
+        await ServerGroup(ModelConfig(path="unused"), servers, tmp_path).start()
+
+
+async def test_missing_model_is_named_before_anything_starts(tmp_path):
+    group = ServerGroup(ModelConfig(path=str(tmp_path / "nowhere")), ServersConfig(), tmp_path / "logs")
+    with pytest.raises(ServerStartError, match=r"no model at .*nowhere \(config.json is missing\); check model.path"):
+        await group.start()
+    assert group.servers == []
+
+
+def test_other_vllm_release_or_none_is_refused(monkeypatch):
+    assert installed_vllm().version.startswith("0.32.")
+    monkeypatch.setattr(vllm_command.importlib.metadata, "version", lambda name: "0.31.0")
+    with pytest.raises(ServerStartError, match=r"the installed vLLM is version 0\.31\.0; this node needs 0\.32\.x"):
+        installed_vllm()
+
+    def missing(name):
+        raise vllm_command.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(vllm_command.importlib.metadata, "version", missing)
+    with pytest.raises(ServerStartError, match="vLLM is not installed"):
+        installed_vllm()
+
+
+def test_gpu_and_cpu_settings_reach_the_command_line():
+    model = ModelConfig(path="/models/qwen", dtype="bfloat16", max_context=32768, lora_rank=16)
+    servers = ServersConfig(
+        count=2,
+        tensor_parallel_size=4,
+        gpus=[[0, 1, 2, 3], [4, 5, 6, 7]],
+        gpu_memory_utilization=0.9,
+        extra_args=["--max-num-batched-tokens", "8192"],
+        env={"NCCL_DEBUG": "WARN"},
+    )
+    gpu = " ".join(server_command(model, servers, 8001, cpu=False))
+    for part in (
+        "serve /models/qwen",
+        "--host 127.0.0.1 --port 8001",
+        "--tensor-parallel-size 4",
+        "--gpu-memory-utilization 0.9",
+        "--logprobs-mode processed_logprobs",
+        "--max-num-batched-tokens 8192",
+    ):
+        assert part in gpu
+    assert "eager" not in gpu
+    assert "--kv-cache-memory-bytes" not in gpu
+    environment = server_environment(servers, 1, "secret", cpu=False)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert environment["NCCL_DEBUG"] == "WARN"
+    assert environment["VLLM_API_KEY"] == "secret"
+    assert "VLLM_SERVER_DEV_MODE" not in environment
+    assert "secret" not in gpu
+    cpu = " ".join(server_command(model, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
+    assert "--kv-cache-memory-bytes 268435456" in cpu
+    assert "--enforce-eager" in cpu
+
+
+METRICS = """# HELP vllm:num_requests_running x
+vllm:num_requests_running{engine="0",model_name="base"} 3.0
+vllm:num_requests_running{engine="1",model_name="base"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="base"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="base"} 8.5e-02
+vllm:generation_tokens_total{engine="0",model_name="base"} 1.2e+06
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.7952617832324977e+09
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.795261781327502e+09
+"""
+
+
+def test_metrics_are_read():
+    assert parse_load(METRICS) == Load(running=5.0, waiting=1.0, kv_usage=0.085, generated_tokens=1.2e6)
+    assert parse_load("") == Load()
+    assert 'running_lora_adapters=""' in adapters_at_work(METRICS)
+    assert "c" in adapters_at_work(METRICS.replace("1.795261781", "1.795261791"))
+    assert adapters_at_work("") == ""

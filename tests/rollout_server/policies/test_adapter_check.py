@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rollout_server.policies.adapter_check import AdapterError, BaseModel, check_adapter
+from support.random_policy import HEADS, KV_HEADS, MODEL_CONFIG, write_adapter
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def base(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    return BaseModel.read(tmp_path)
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    write_adapter(tmp_path / "adapter", seed=1)
+    return tmp_path / "adapter"
+
+
+def change_config(adapter: Path, **changes) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def change_weights(adapter: Path, change) -> None:
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_whole_adapter_passes(base, adapter, dtype):
+    change_weights(adapter, lambda tensors: tensors.update({k: v.to(dtype) for k, v in tensors.items()}))
+    check_adapter(adapter, base, rank_limit=8)
+
+
+def test_subset_of_modules_passes(base, adapter):
+    change_config(adapter, target_modules=["q_proj", "v_proj"])
+
+    def keep_two(tensors):
+        for name in [name for name in tensors if "q_proj" not in name and "v_proj" not in name]:
+            del tensors[name]
+
+    change_weights(adapter, keep_two)
+    check_adapter(adapter, base, rank_limit=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": 16}, "rank 16 is over the limit 8"),
+        ({"r": 0}, "r is 0"),
+        ({"r": True}, "r is True"),
+        ({"r": "8"}, "r is '8'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"target_modules": "all-linear"}, "target_modules must be a list"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "unknown target module 'lm_head'"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({"target_modules": ["q_proj"]}, "unexpected tensors"),
+    ],
+)
+def test_wrong_config_is_refused_with_its_reason(base, adapter, changes, reason):
+    change_config(adapter, **changes)
+    with pytest.raises(AdapterError, match=reason):
+        check_adapter(adapter, base, rank_limit=8)
+
+
+def rename(tensors):
+    tensors["base_model.model.layers.0.q_proj.lora_A.weight"] = tensors.pop(f"{Q_PROJ}.lora_A.weight")
+
+
+def transpose(tensors):
+    tensors[f"{Q_PROJ}.lora_B.weight"] = tensors[f"{Q_PROJ}.lora_B.weight"].T.contiguous()
+
+
+def remove(tensors):
+    del tensors[f"{Q_PROJ}.lora_B.weight"]
+
+
+def integers(tensors):
+    tensors[f"{Q_PROJ}.lora_A.weight"] = tensors[f"{Q_PROJ}.lora_A.weight"].to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            rename,
+            "1 unexpected tensors, first base_model.model.layers.0.q_proj.*expected names such as base_model.model.m",
+        ),
+        (transpose, r"has shape \[8, 64\], must be \[64, 8\]"),
+        (remove, "1 tensors are missing"),
+        (integers, "is I32, must be one of"),
+    ],
+)
+def test_wrong_tensors_are_refused_with_their_reason(base, adapter, change, reason):
+    change_weights(adapter, change)
+    with pytest.raises(AdapterError, match=reason):
+        check_adapter(adapter, base, rank_limit=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_no_number_is_found(base, adapter, dtype, value):
+    def poison(tensors):
+        tensors.update({k: v.to(dtype) for k, v in tensors.items()})
+        tensors[f"{Q_PROJ}.lora_B.weight"][-1, -1] = value
+
+    change_weights(adapter, poison)
+    with pytest.raises(AdapterError, match=rf"{Q_PROJ}.lora_B.weight holds a NaN or an infinity"):
+        check_adapter(adapter, base, rank_limit=8)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_weights_are_refused(base, adapter, keep):
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(AdapterError, match="not a whole safetensors file"):
+        check_adapter(adapter, base, rank_limit=8)
+
+
+def test_pickle_under_the_name_of_safetensors_is_not_unpickled(base, adapter, tmp_path):
+    torch.save({"a": torch.zeros(1)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match="not a whole safetensors file"):
+        check_adapter(adapter, base, rank_limit=8)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
+def test_config_that_is_no_object_is_refused(base, adapter, text):
+    (adapter / "adapter_config.json").write_text(text)
+    with pytest.raises(AdapterError, match=r"adapter_config\.json"):
+        check_adapter(adapter, base, rank_limit=8)
+
+
+def test_largest_adapter_fits_its_bound(base, tmp_path):
+    write_adapter(tmp_path / "largest", seed=0, rank=8)
+    size = (tmp_path / "largest" / "adapter_model.safetensors").stat().st_size
+    assert size < base.max_adapter_bytes(8) < size + (17 << 20)
+
+
+def test_unknown_architecture_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ValueError, match="architecture GPT2LMHeadModel is not one of Qwen2ForCausalLM"):
+        BaseModel.read(tmp_path)
+
+
+def test_explicit_head_width_counts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "head_dim": 128}))
+    shapes = BaseModel.read(tmp_path).shapes(["q_proj", "k_proj", "o_proj"], 4)
+    assert shapes[f"{Q_PROJ}.lora_B.weight"] == (HEADS * 128, 4)
+    assert shapes[f"{Q_PROJ.replace('q_proj', 'k_proj')}.lora_B.weight"] == (KV_HEADS * 128, 4)
+    assert shapes[f"{Q_PROJ.replace('q_proj', 'o_proj')}.lora_A.weight"] == (4, HEADS * 128)

@@ -1,0 +1,299 @@
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.inference import server as vllm_server
+from rollout_server.inference.router import ServerUnavailable
+from rollout_server.inference.server import ServerGroup
+from rollout_server.policies import store as policies
+from rollout_server.policies.adapter_check import AdapterError
+from rollout_server.policies.store import PolicyStore, UnknownPolicy
+from support import arithmetic_vllm
+from support.arithmetic_vllm import prompt_logprob
+from support.random_policy import MODEL_CONFIG, write_adapter
+
+
+class House:
+    """Two fake servers, the group and the store on them, and adapters to publish."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.source = folder / "shared"
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text(json.dumps(MODEL_CONFIG))
+
+    async def open(self, count: int = 2, max_loras: int = 3) -> None:
+        pairs = [await arithmetic_vllm.serve() for _ in range(count)]
+        self.fakes, self.http = [fake for fake, _ in pairs], [server for _, server in pairs]
+        self.model_config = ModelConfig(path=str(self.model), dtype="float32", max_context=512, lora_rank=8)
+        urls = [str(server.make_url("")) for server in self.http]
+        self.servers_config = ServersConfig(urls=urls, max_loras=max_loras, start_timeout_s=5.0)
+        self.group = ServerGroup(self.model_config, self.servers_config, self.folder / "logs")
+        self.store = self.new_store(self.group)
+        await self.group.start()
+
+    def new_store(self, group: ServerGroup) -> PolicyStore:
+        return PolicyStore(group, self.model_config, self.servers_config, self.folder / "policies", self.source)
+
+    async def close(self) -> None:
+        await self.group.stop()
+        for server in self.http:
+            await server.close()
+
+    def adapter(self, seed: int) -> Path:
+        write_adapter(self.source / f"seed{seed}", seed=seed)
+        return self.source / f"seed{seed}"
+
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "policies").iterdir())
+
+
+@pytest.fixture
+async def house(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
+    monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
+    house = House(tmp_path)
+    await house.open()
+    yield house
+    await house.close()
+
+
+async def until(holds, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - the tests' own polling
+            await asyncio.sleep(0.01)
+
+
+async def test_published_version_is_on_every_server_under_a_name_of_its_content(house):
+    info = await house.store.publish(7, house.adapter(1))
+    assert info.version == 7
+    assert info.name.startswith("policy-v0007-")
+    assert info.seconds > 0
+    assert house.store.versions() == [7]
+    assert house.store.name_of(7) == info.name
+    for fake in house.fakes:
+        assert fake.loaded == {info.name: house.folder / "policies" / info.name}
+    assert house.folders() == [info.name]
+
+
+async def test_no_two_contents_share_a_name_or_a_folder(house):
+    first = await house.store.publish(1, house.adapter(1))
+    await house.store.retire(1)
+    again = await house.store.publish(1, house.adapter(2))
+    second = await house.store.publish(2, house.adapter(1))
+    assert len({first.name, again.name, second.name}) == 3
+    loads = [name for what, name in house.fakes[0].log if what == "load"]
+    assert len(loads) == len(set(loads)) == 3
+
+
+async def test_same_content_again_is_no_change(house):
+    first = await house.store.publish(1, house.adapter(1))
+    await house.store.publish(2, house.adapter(2))
+    assert house.store.latest() == 2
+    assert await house.store.publish(1, house.adapter(1)) == first
+    assert [what for what, _ in house.fakes[0].log] == ["load", "load"]
+    assert house.store.latest() == 1, "the version published last is the latest, also after going back"
+
+
+async def test_other_content_replaces_an_unused_version_only(house):
+    first = await house.store.publish(1, house.adapter(1))
+    house.store.acquire(1)
+    with pytest.raises(AdapterError, match="version 1 is in use with other content"):
+        await house.store.publish(1, house.adapter(2))
+    assert house.store.name_of(1) == first.name
+    house.store.release(1)
+    second = await house.store.publish(1, house.adapter(2))
+    assert house.store.name_of(1) == second.name != first.name
+    assert house.folders() == [second.name]
+
+
+async def test_canary_decides(house):
+    adapter = house.adapter(1)
+    right = prompt_logprob(adapter)
+    canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [right, right + 0.01], "tolerance": 0.02}
+    await house.store.publish(1, adapter, canary)
+    other = house.adapter(2)
+    with pytest.raises(
+        AdapterError, match=r"canary: vllm-\d gives log-prob -\d.\d+ at position 1, the trainer expected"
+    ):
+        await house.store.publish(2, other, {**canary, "logprobs": [right + 0.5, right + 0.5]})
+    assert house.store.versions() == [1]
+    assert all(list(fake.loaded) == [house.store.name_of(1)] for fake in house.fakes)
+    assert house.folders() == [house.store.name_of(1)]
+
+
+@pytest.mark.parametrize(
+    ("canary", "reason"),
+    [
+        ([], "canary must be an object"),
+        ({"tokens": [1]}, "canary must be an object"),
+        ({"token_ids": [1, 2], "positions": [1]}, "canary.logprobs must be a list of finite numbers"),
+        ({"token_ids": [1, 2], "positions": [0], "logprobs": [-1.0]}, "indices of token_ids from 1"),
+        ({"token_ids": [1, 2], "positions": [1], "logprobs": [-1.0, -2.0]}, "1 positions and 2 logprobs"),
+        ({"token_ids": [1, 2], "positions": [1], "logprobs": [float("nan")]}, "finite"),
+        ({"token_ids": list(range(512)), "positions": [1], "logprobs": [-1.0]}, "2 to 511 ids"),
+        ({"token_ids": [1, 2], "positions": [1], "logprobs": [-1.0], "tolerance": 0}, "tolerance"),
+    ],
+)
+async def test_canary_that_makes_no_sense_is_refused(house, canary, reason):
+    with pytest.raises(AdapterError, match=reason):
+        await house.store.publish(1, house.adapter(1), canary)
+    assert house.fakes[0].log == []
+
+
+@pytest.mark.parametrize("mode", ["refuse load", "poisoned", "error"])
+async def test_one_server_that_cannot_serve_it_rolls_it_back_everywhere(house, mode):
+    kept = await house.store.publish(1, house.adapter(1))
+    house.fakes[1].mode = mode
+    with pytest.raises(AdapterError, match="vllm-1"):
+        await house.store.publish(2, house.adapter(2))
+    assert house.store.versions() == [1]
+    assert all(list(fake.loaded) == [kept.name] for fake in house.fakes)
+    assert house.folders() == [kept.name]
+
+
+async def test_retired_version_stays_until_its_last_user_is_done(house):
+    info = await house.store.publish(1, house.adapter(1))
+    house.store.acquire(1)
+    house.store.acquire(1)
+    assert await house.store.retire(1) is False
+    assert house.store.versions() == []
+    assert house.store.name_of(1) == info.name, "who holds it goes on"
+    with pytest.raises(UnknownPolicy, match="being retired"):
+        house.store.acquire(1)
+    house.store.release(1)
+    await asyncio.sleep(0.05)
+    assert info.name in house.fakes[0].loaded
+    house.store.release(1)
+    await until(lambda: house.folders() == [])
+    # The fake notes an unload whose folder is already gone.
+    assert house.fakes[0].log == [("load", info.name), ("unload", info.name)]
+    with pytest.raises(UnknownPolicy, match="version 1 is not served; served: none"):
+        house.store.name_of(1)
+
+
+async def test_full_house_retires_the_oldest_unused_and_never_exceeds_max_loras(house):
+    for version in (1, 2, 3):
+        await house.store.publish(version, house.adapter(version))
+    house.store.acquire(1)
+    await house.store.publish(4, house.adapter(4))
+    assert house.store.versions() == [1, 3, 4]
+    house.store.acquire(3)
+    with pytest.raises(AdapterError, match=r"all 3 places are taken by policy versions in use \(1, 3, 4\)"):
+        await house.store.publish(5, house.adapter(5))
+    assert house.store.versions() == [1, 3, 4]
+    assert len(house.fakes[0].loaded) == 3
+
+
+async def test_release_without_acquire_is_an_error(house):
+    await house.store.publish(1, house.adapter(1))
+    with pytest.raises(RuntimeError, match="released more often"):
+        house.store.release(1)
+
+
+async def test_server_that_comes_back_gets_the_live_versions_before_it_is_ready(house):
+    first = await house.store.publish(1, house.adapter(1))
+    second = await house.store.publish(2, house.adapter(2))
+    house.fakes[0].mode = "dead engine"
+    await until(lambda: house.group.servers[0].state == "down")
+    house.fakes[0].loaded.clear()
+    third = await house.store.publish(3, house.adapter(3))
+    await house.store.retire(1)
+    house.fakes[0].mode = "well"
+    await until(lambda: house.group.servers[0].state == "ready")
+    assert set(house.fakes[0].loaded) == {second.name, third.name}
+    assert first.name not in house.fakes[0].loaded
+
+
+async def test_server_that_fails_the_canary_after_a_restart_is_not_used(house):
+    adapter = house.adapter(1)
+    canary = {"token_ids": [5, 6], "positions": [1], "logprobs": [prompt_logprob(adapter)]}
+    await house.store.publish(1, adapter, canary)
+    house.fakes[0].mode = "dead engine"
+    await until(lambda: house.group.servers[0].state == "down")
+    house.fakes[0].mode = "poisoned"
+    await until(lambda: house.group.servers[0].restarts >= 2)
+    assert house.group.ready == [house.group.servers[1]]
+    assert "log-probs that are no numbers" in house.group.servers[0].last_error
+
+
+async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):
+    monkeypatch.setattr(policies, "LOAD_TIMEOUT_S", 0.2)
+    for fake in house.fakes:
+        fake.mode = "dead engine"
+    await until(lambda: not house.group.ready)
+    with pytest.raises(ServerUnavailable, match=r"no vLLM server became ready in 0\.2 s"):
+        await house.store.publish(1, house.adapter(1))
+    assert house.folders() == []
+
+
+async def test_paths_outside_the_root_and_links_out_of_it_are_refused(house, tmp_path):
+    write_adapter(tmp_path / "elsewhere", seed=1)
+    house.source.mkdir()
+    (house.source / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path / "elsewhere", house.source / ".." / "elsewhere", house.source / "link", house.source):
+        with pytest.raises(AdapterError, match="is outside the folder from which adapters may be named: policy_root"):
+            await house.store.publish(1, path)
+    inside = house.adapter(1)
+    (inside / "adapter_model.safetensors").rename(tmp_path / "weights")
+    (inside / "adapter_model.safetensors").symlink_to(tmp_path / "weights")
+    with pytest.raises(AdapterError, match=r"has no plain file adapter_model\.safetensors"):
+        await house.store.publish(1, inside)
+
+
+async def test_missing_pickled_and_oversized_files_are_refused_before_they_are_read(house):
+    adapter = house.adapter(1)
+    (adapter / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(AdapterError, match=r"holds optimizer.pt; only safetensors"):
+        await house.store.publish(1, adapter)
+    (adapter / "optimizer.pt").unlink()
+    os.truncate(adapter / "adapter_model.safetensors", 10 << 30)  # sparse: ten gigabytes that take no room
+    with pytest.raises(AdapterError, match=r"has 10737418240 bytes; one of this model has at most"):
+        await house.store.publish(1, adapter)
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(AdapterError, match=r"no plain file adapter_model.safetensors"):
+        await house.store.publish(1, adapter)
+    with pytest.raises(AdapterError, match="is not a folder"):
+        await house.store.publish(1, house.source / "nowhere")
+    assert house.folders() == []
+    assert house.fakes[0].log == []
+
+
+async def test_upload_from_staging_is_taken_in(house):
+    staging = house.store.staging()
+    shutil.copytree(house.adapter(1), staging, dirs_exist_ok=True)
+    info = await house.store.publish(1, staging)
+    assert house.store.versions() == [1]
+    assert info.name in house.folders()
+
+
+async def test_only_whole_newest_versions_come_back_after_a_crash(house, tmp_path):
+    names = {version: (await house.store.publish(version, house.adapter(version))).name for version in (1, 2, 3)}
+    root = house.folder / "policies"
+    weights = root / names[3] / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    shutil.copytree(root / names[1], root / "policy-v0004-00000000")
+    (root / ".incoming-left-over").mkdir()
+    group = ServerGroup(house.model_config, house.servers_config, tmp_path / "logs")
+    store = house.new_store(group)
+    assert await store.restore() == [1, 2]
+    assert house.folders() == [names[1], names[2]]
+    for fake in house.fakes:
+        fake.loaded.clear()
+    await group.start()
+    assert all(set(fake.loaded) == {names[1], names[2]} for fake in house.fakes)
+    await group.stop()
+
+
+def test_one_lora_slot_is_too_few(tmp_path):
+    house = House(tmp_path)
+    model = ModelConfig(path=str(house.model))
+    servers = ServersConfig(urls=["http://127.0.0.1:1"], max_loras=1)
+    with pytest.raises(ValueError, match=r"servers\.max_loras must be at least 2"):
+        PolicyStore(ServerGroup(model, servers, tmp_path), model, servers, tmp_path / "policies")

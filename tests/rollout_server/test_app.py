@@ -1,0 +1,339 @@
+import asyncio
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rollout_server.cli import main
+from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
+from rollout_server.collection_request import Progress
+from support.counter_node import TOKEN, counter_request, local_node, read_all
+from support.random_policy import write_adapter
+
+
+def ask(url, method, path, body=None, headers=None):
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
+    authorization = {"Authorization": f"Bearer {TOKEN}"} if headers is None else headers
+    connection.request(method, path, body, authorization)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+async def test_health_needs_no_token_and_everything_else_does(running):
+    status, report = await asyncio.to_thread(ask, running.url, "GET", "/health", None, {})
+    assert (status, report["status"], report["policy_versions"]) == (200, "ok", [0])
+    paths = ["/metrics", "/v1/status", "/v1/tasks?split=train", "/v1/collections/c/rollouts", "/nothing"]
+    for path in paths:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+            status, report = await asyncio.to_thread(ask, running.url, "GET", path, None, headers)
+            assert status == 401
+            assert "bearer token" in report["error"]
+
+
+async def test_tasks(running):
+    listed = await running.call(running.client.tasks, "train")
+    assert listed.dataset == "counter"
+    assert listed.tasks == running.node.pool.tasks("train")
+    with pytest.raises(RolloutNodeError, match="no split 'trian'") as refused:
+        await running.call(running.client.tasks, "trian")
+    assert refused.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ["reach3_1", "nowhere_1"]}, "no task 'nowhere_1'"),
+        ({"policy_version": 5}, "policy version 5 is not served; served: 0"),
+    ],
+)
+async def test_what_cannot_be_collected_is_refused(running, changes, message):
+    with pytest.raises(RolloutNodeError, match=message) as refused:
+        await running.call(running.client.start_collection, counter_request(**changes))
+    assert refused.value.status == 400
+
+
+async def test_context_above_the_servers_is_refused(running):
+    body = {**counter_request().to_dict(), "limits": {"max_context": 5000}}
+    status, report = await asyncio.to_thread(ask, running.url, "POST", "/v1/collections", json.dumps(body))
+    assert status == 400
+    assert "limits.max_context 5000 is above the servers' 1024" in report["error"]
+
+
+@pytest.mark.parametrize("body", ["", "nonsense", "[]", '{"id": "c"}', "\x00" * 10])
+async def test_bad_bodies_are_refused(running, body):
+    for method, path in (("POST", "/v1/collections"), ("PUT", "/v1/policies/3")):
+        status, report = await asyncio.to_thread(ask, running.url, method, path, body)
+        assert status == 400
+        assert "\n" not in report["error"]
+
+
+async def test_large_bodies_are_refused(running):
+    status, report = await asyncio.to_thread(ask, running.url, "POST", "/v1/collections", b"x" * (9 << 20))
+    assert status == 413
+    assert report["error"]
+
+
+async def test_upload_of_ten_gigabytes_is_refused_before_it_is_sent(running):
+    parts = urllib.parse.urlsplit(running.url)
+
+    def announce():
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+            head = f"PUT /v1/policies/1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            kind = "Content-Type: multipart/form-data; boundary=b\r\n"
+            connection.sendall(f"{head}{kind}Content-Length: {10 << 30}\r\n\r\n".encode())
+            return connection.recv(4096).decode()
+
+    answer = await asyncio.to_thread(announce)
+    assert "413" in answer.splitlines()[0]
+    assert (await running.call(running.client.health))["policy_versions"] == [0]
+
+
+async def test_oversized_part_is_refused_and_cleaned_up(running, policy, tmp_path):
+    write_adapter(tmp_path / "adapter", 1)
+    with open(tmp_path / "adapter" / "adapter_model.safetensors", "ab") as file:  # noqa: ASYNC230
+        file.write(b"\0" * (20 << 20))  # too many for an adapter, few enough for a body
+    with pytest.raises(RolloutNodeError, match=r"adapter_model\.safetensors has more than"):
+        await running.call(running.client.publish_policy, 1, tmp_path / "adapter")
+    assert len(list((running.node.root / "policies").iterdir())) == 1
+
+
+async def test_bad_adapter_is_refused_with_the_reason(running, tmp_path):
+    write_adapter(tmp_path / "adapter", 1, rank=16)
+    with pytest.raises(RolloutNodeError, match="rank") as refused:
+        await running.call(running.client.publish_policy, 1, tmp_path / "adapter")
+    assert refused.value.status == 400
+    with pytest.raises(RolloutNodeError, match="is not a whole number"):
+        await running.call(running.client.publish_policy, -1, tmp_path / "adapter")
+
+
+async def test_unknown_collection_and_policy(running):
+    for name in ("never", "..", "../node"):
+        with pytest.raises(RolloutNodeError) as refused:
+            await running.call(running.client.cancel, name)
+        assert refused.value.status == 404
+    with pytest.raises(RolloutNodeError, match="version 7 is not served") as refused:
+        await running.call(running.client.retire_policy, 7)
+    assert refused.value.status == 404
+
+
+async def test_metrics_count_what_happened(running):
+    rollouts, _ = await running.collect(counter_request())
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(running.url).netloc, timeout=10)
+    await asyncio.to_thread(connection.request, "GET", "/metrics", None, {"Authorization": f"Bearer {TOKEN}"})
+    text = (await asyncio.to_thread(lambda: connection.getresponse().read())).decode()
+    samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    assert samples["rollout_episodes_total", "finished"] == 12
+    assert samples["rollout_turns_total",] == sum(len(rollout.turns) for rollout in rollouts)
+    assert samples["rollout_sampled_tokens_total",] == sum(rollout.sampled_tokens for rollout in rollouts)
+    assert samples["rollout_policy_version",] == 0
+    assert samples["rollout_server_up", "vllm-0"] == 1
+
+
+async def test_heartbeats_come_while_nothing_finishes(running, monkeypatch):
+    monkeypatch.setattr("rollout_server.app.HEARTBEAT_S", 0.05)
+    running.vllm.delay = lambda body: 0.3
+    await running.call(running.client.start_collection, counter_request(rollouts_per_task=1))
+    events = await running.call(lambda: list(running.client.rollouts("c1")))
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert len(progress) >= 3
+    assert progress[0].running == 3
+    assert progress[0].needed == 3
+
+
+async def test_a_reader_that_goes_away_is_no_error_of_the_node(running, monkeypatch, caplog):
+    monkeypatch.setattr("rollout_server.app.HEARTBEAT_S", 0.02)
+    running.vllm.delay = lambda body: 0.5
+    await running.call(running.client.start_collection, counter_request(rollouts_per_task=1))
+    parts = urllib.parse.urlsplit(running.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    path = "/v1/collections/c1/rollouts?after=0"
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: node\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    assert b" 200 " in await reader.readline()
+    writer.transport.abort()
+    _, end = await running.call(read_all, running.client, "c1")
+    assert end.reason == "complete"
+    assert [record.getMessage() for record in caplog.records if record.name == "aiohttp.server"] == []
+
+
+async def test_dropped_connections_neither_lose_nor_repeat(running):
+    """A proxy between client and node cuts every connection after a few thousand bytes, at any byte of a line."""
+    parts = urllib.parse.urlsplit(running.url)
+    cuts = iter([900, 3000, 10, 7001, 5000, 12345, 1, 9999] + [20000] * 1000)
+    connections = 0
+
+    async def pipe(client_reader, client_writer):
+        nonlocal connections
+        connections += 1
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(await client_reader.read(65536))
+        left = next(cuts)
+        while left > 0 and (data := await reader.read(left)):
+            client_writer.write(data)
+            await client_writer.drain()
+            left -= len(data)
+        client_writer.transport.abort()
+        writer.close()
+
+    await running.call(running.client.start_collection, counter_request(rollouts_per_task=8))
+    proxy = await asyncio.start_server(pipe, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    client = RolloutClient(f"http://127.0.0.1:{port}", TOKEN)
+    import rollout_server.client as module
+
+    before, module.RETRY_PAUSE_S = module.RETRY_PAUSE_S, 0.01
+    try:
+        rollouts, end = await asyncio.to_thread(read_all, client, "c1")
+    finally:
+        module.RETRY_PAUSE_S = before
+        proxy.close()
+    direct, _ = await running.call(read_all, running.client, "c1")
+    assert connections > 5
+    assert rollouts == direct
+    assert len(rollouts) == 24
+    assert end.reason == "complete"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+async def test_full_disk_stops_work_and_loses_nothing(policy, tmp_path):
+    root = tmp_path / "node"
+    root.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", root], capture_output=True).returncode:  # noqa: ASYNC221
+        pytest.skip("mounting is not permitted here")
+    try:
+        async with local_node(policy, root) as local:
+            ballast = root / "ballast"
+            request = counter_request(rollouts_per_task=20)
+            local.vllm.delay = lambda body: 0.02
+            await local.call(local.client.start_collection, request)
+            while local.node.status()["collections"][0]["finished"] < 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            with pytest.raises(OSError, match="No space"), open(ballast, "wb") as file:  # noqa: ASYNC230, PT012
+                while True:
+                    file.write(b"x" * 4096)
+                    file.flush()
+            with pytest.raises(CollectionFailed, match=r"cannot write .*No space left on device; free some space"):
+                await local.call(lambda: list(local.client.rollouts("c1")))
+            assert local.node.status()["running"] == 0
+            there, _ = await local.call(read_all, local.client, "c1")
+            with pytest.raises(RolloutNodeError, match="cannot write") as refused:
+                await local.call(local.client.start_collection, request)
+            assert refused.value.status == 507
+            ballast.unlink()
+            rollouts, end = await local.collect(request)
+            assert end.reason == "complete"
+            assert rollouts[: len(there)] == there
+            assert len({(rollout.task_id, rollout.index) for rollout in rollouts}) == len(rollouts) == 60
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)  # noqa: ASYNC221
+
+
+def test_no_node_is_one_clear_error():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    started = time.monotonic()
+    with pytest.raises(NodeUnreachable, match=f"no rollout node at {url}"):
+        RolloutClient(url, TOKEN).health()
+    with pytest.raises(NodeUnreachable, match="does not answer"):
+        RolloutClient(url, TOKEN).wait_ready(0.1)
+    with pytest.raises(NodeUnreachable, match=f"no rollout node at {url}"):
+        RolloutClient(url, TOKEN, reconnect_s=0.0).tasks("train")
+    assert time.monotonic() - started < 5
+    with pytest.raises(ValueError, match="must look like http://host:port"):
+        RolloutClient("localhost:8700", TOKEN)
+
+
+def test_waiting_ends_when_the_node_died():
+    def dead():
+        raise RuntimeError("the node died")
+
+    with pytest.raises(RuntimeError, match="the node died"):
+        RolloutClient("http://127.0.0.1:9", TOKEN, alive=dead).tasks("train")
+
+
+def rollout_server(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "rollout_server.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "ROLLOUT_SERVER_TOKEN": TOKEN, **environment},
+    )
+
+
+def refusal(monkeypatch, token, *arguments):
+    """What the command line exits with: sys.exit of a text prints it to stderr and exits with status 1."""
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", token)
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    assert isinstance(exit_.value.code, str)
+    return exit_.value.code
+
+
+async def test_status_command(running):
+    await running.collect(counter_request())
+    shown = await asyncio.to_thread(rollout_server, "status", running.url, COLUMNS="200")
+    assert shown.returncode == 0, shown.stderr
+    assert "policy versions 0" in shown.stdout
+    assert "vllm-0" in shown.stdout
+    assert "complete" in shown.stdout
+
+
+@pytest.fixture
+def yaml(policy, tmp_path):
+    path = tmp_path / "node.yaml"
+    path.write_text(
+        f"port: 0\nroot: {tmp_path}/node\nmodel: {{path: {policy}/model, dtype: float32, lora_rank: 8}}\n"
+        "environment: {name: counter}\nservers: {urls: ['http://127.0.0.1:9']}\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("max_concurent_episodes=3", "unknown key 'max_concurent_episodes'; did you mean 'max_concurrent_episodes'?"),
+        ("servers.max_num_seqs=many", "servers.max_num_seqs must be int, not 'many'"),
+        ("model.dtype=int4", "model.dtype must be float32, bfloat16 or float16"),
+        ("model.path=/nowhere", "no tokenizer.json in /nowhere"),
+        ("environment.name=atari", "unknown environment 'atari'"),
+        ("environment.config.speed=3", "environment 'counter' was given options it does not take"),
+        ("root=${oc.env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE"),
+        ("max_concurrent_episodes", "must be key=value"),
+    ],
+)
+def test_bad_configurations_end_in_one_line(yaml, override, message, monkeypatch):
+    done = refusal(monkeypatch, TOKEN, "--config", yaml, override)
+    assert message in done
+    assert "\n" not in done
+
+
+def test_no_token_ends_in_one_line(yaml, monkeypatch):
+    assert "set the environment variable ROLLOUT_SERVER_TOKEN" in refusal(monkeypatch, " ", "--config", yaml)
+
+
+def test_no_file_and_broken_yaml_end_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
+    for name in ("none.yaml", "broken.yaml"):
+        message = refusal(monkeypatch, TOKEN, "--config", str(tmp_path / name))
+        assert name in message
+        assert "\n" not in message
+
+
+def test_port_in_use_ends_in_one_line(yaml):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = rollout_server("--config", yaml, f"port={port}")
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "choose another port" in done.stderr

@@ -1,0 +1,247 @@
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from rollout_server.client import CollectionFailed, RolloutNodeError
+from rollout_server.collection_request import Limits
+from rollout_server.config import ConfigError
+from rollout_server.rollout import Rollout
+from support.counter_node import counter_request, local_node, read_all, wait_until
+from support.fake_vllm import expected_logprob
+
+
+def check(rollout, vllm):
+    """Mask, log-probs and ids of a rollout against what the fake server was asked and claimed."""
+    rollout.validate()
+    for position, sampled in enumerate(rollout.mask):
+        assert rollout.sampler_logprobs[position] == (expected_logprob(position) if sampled else 0.0)
+    served = [r["token_ids"] for r in vllm.requests if r["request_id"].startswith(rollout.rollout_id)]
+    for turn in rollout.turns:
+        assert rollout.token_ids[: turn.start] in served, "the trained sequence is the served sequence"
+
+
+async def test_collects_all_rollouts_of_all_tasks(running):
+    rollouts, end = await running.collect(counter_request())
+    assert end.reason == "complete"
+    assert Counter(rollout.task_id for rollout in rollouts) == {"reach3_1": 4, "reach5_1": 4, "reach8_1": 4}
+    assert len({rollout.rollout_id for rollout in rollouts}) == 12
+    for rollout in rollouts:
+        check(rollout, running.vllm)
+    assert {rollout.end_reason for rollout in rollouts} == {"completed", "turn_limit"}
+    assert all(rollout.dataset == "counter" and rollout.policy_versions == [0] for rollout in rollouts)
+
+
+async def test_rewards_come_from_the_grader(running):
+    running.vllm.speak = lambda rng: "```python\nadd(3)\nfinish()\n```"
+    rollouts, _ = await running.collect(counter_request(rollouts_per_task=1))
+    assert {rollout.task_id: rollout.success for rollout in rollouts} == {
+        "reach3_1": True,
+        "reach5_1": False,
+        "reach8_1": False,
+    }
+    assert all(len(rollout.requirements) == 4 for rollout in rollouts)
+
+
+async def test_log_is_json_lines_of_rollouts(running):
+    rollouts, _ = await running.collect(counter_request())
+    lines = (running.node.root / "collections" / "c1.jsonl").read_text().splitlines()
+    assert [Rollout.from_dict(json.loads(line)) for line in lines] == rollouts
+
+
+async def test_same_seed_same_rollouts(running):
+    first, _ = await running.collect(counter_request("a", seed=7))
+    again, _ = await running.collect(counter_request("b", seed=7))
+    other, _ = await running.collect(counter_request("c", seed=8))
+
+    def ids(rollouts):
+        return {(rollout.task_id, rollout.index): rollout.token_ids for rollout in rollouts}
+
+    assert ids(first) == ids(again)
+    assert ids(first) != ids(other)
+
+
+async def test_capped_turn_is_closed_by_a_token_nobody_trains_on(running):
+    limits = Limits(max_turns=3, max_tokens_per_turn=2, max_context=1000)
+    rollouts, _ = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
+    im_end = running.node.tokens.im_end
+    for rollout in rollouts:
+        check(rollout, running.vllm)
+        assert rollout.end_reason == "turn_limit"
+        assert [turn.finish_reason for turn in rollout.turns] == ["length"] * 3
+        for turn in rollout.turns[:-1]:
+            assert turn.end - turn.start == 2
+            assert rollout.token_ids[turn.end] == im_end
+            assert not rollout.mask[turn.end]
+
+
+async def test_context_limit_ends_the_episode(running):
+    running.vllm.speak = lambda rng: "```python\nadd(1)\n```" + " done" * 20
+    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=300)
+    rollouts, end = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
+    assert end.reason == "complete"
+    for rollout in rollouts:
+        check(rollout, running.vllm)
+        assert rollout.end_reason == "context_limit"
+        assert len(rollout.token_ids) <= 300
+        assert 1 < len(rollout.turns) < 40
+
+
+async def test_deadline_grades_what_there_is(running):
+    running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
+    running.vllm.delay = lambda body: 0.15
+    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=0.7)
+    rollouts, end = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
+    assert end.reason == "complete"
+    assert {rollout.end_reason for rollout in rollouts} == {"deadline"}
+    assert all(1 <= len(rollout.turns) <= 4 for rollout in rollouts)
+
+
+async def test_early_stop_aborts_and_counts_the_rest(running):
+    """Two of twelve episodes never end: with three quarters asked for, nobody waits for them."""
+    stuck = ("c1/reach3_1/0.", "c1/reach5_1/1.")
+    running.vllm.delay = lambda body: 600.0 if body["request_id"].startswith(stuck) else 0.01
+    rollouts, end = await running.collect(counter_request(min_rollouts_per_task=2, min_rollouts_fraction=0.75))
+    assert end.reason == "early_stop"
+    assert 9 <= len(rollouts) == end.finished <= 10
+    assert min(Counter(rollout.task_id for rollout in rollouts).values()) >= 2
+    assert end.dropped >= 1
+    await wait_until(lambda: running.vllm.aborted >= 2)
+
+
+async def test_single_failures_are_recorded_and_replaced(running):
+    """Every first attempt of one task's rollouts meets a poisoned log-prob."""
+    asked = Counter()
+
+    def poison(position):
+        asked[position] += 1
+        return -9999.0 if sum(asked.values()) == 5 else expected_logprob(position)
+
+    running.vllm.logprob = poison
+    rollouts, end = await running.collect(counter_request())
+    assert end.reason == "complete"
+    assert len(rollouts) == 12
+    assert end.failures == {"bad_logprob": 1}
+    records = [json.loads(line) for line in (running.node.root / "collections" / "c1.meta.jsonl").open()]
+    failure = next(record["failure"] for record in records if "failure" in record)
+    assert failure["reason"] == "bad_logprob"
+    assert Counter(rollout.attempt for rollout in rollouts) == {0: 11, 1: 1}
+
+
+async def test_unreachable_floor_fails_with_one_error(running):
+    running.vllm.fault = lambda body: 400
+    with pytest.raises(CollectionFailed, match=r"can reach 3 of the 4.*server_error.*HTTP 400") as raised:
+        await running.call(collect_or_raise, running.client, counter_request(rollouts_per_task=4))
+    assert raised.value.end.reason == "failed"
+    assert "\n" not in str(raised.value)
+    running.vllm.fault = lambda body: None
+    rollouts, end = await running.collect(counter_request(rollouts_per_task=4))
+    assert (end.reason, len(rollouts)) == ("complete", 12), "asked for again, it is taken up again"
+
+
+def collect_or_raise(client, request):
+    client.start_collection(request)
+    return list(client.rollouts(request.id))
+
+
+async def test_idempotent_by_id(running):
+    request = counter_request()
+    first, _ = await running.collect(request)
+    asked = len(running.vllm.requests)
+    again, end = await running.collect(request)
+    assert again == first
+    assert end.reason == "complete"
+    assert len(running.vllm.requests) == asked, "nothing was sampled twice"
+    with pytest.raises(RolloutNodeError, match="another request") as refused:
+        await running.call(running.client.start_collection, counter_request(seed=99))
+    assert refused.value.status == 409
+
+
+async def test_reading_from_a_cursor(running):
+    rollouts, _ = await running.collect(counter_request())
+    rest, _ = await running.call(read_all, running.client, "c1", 7)
+    assert rest == rollouts[7:]
+    with pytest.raises(RolloutNodeError, match="not a cursor"):
+        await running.call(read_all, running.client, "c1", 13)
+
+
+async def test_two_collections_share_the_slots_in_order(running):
+    running.vllm.delay = lambda body: 0.02
+    for name in ("a", "b"):
+        await running.call(running.client.start_collection, counter_request(name))
+    results = [await running.call(read_all, running.client, name) for name in ("a", "b")]
+    assert [end.reason for _, end in results] == ["complete", "complete"]
+    assert max(rollout.started_at for rollout in results[0][0]) < max(r.started_at for r in results[1][0])
+
+
+async def test_latest_mode_records_the_version_of_every_turn(running, policy):
+    running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
+    running.vllm.delay = lambda body: 0.1
+    request = counter_request(policy_mode="latest", rollouts_per_task=1)
+    collecting = asyncio.create_task(running.collect(request))
+    await asyncio.sleep(0.15)
+    await running.call(running.client.publish_policy, 1, policy / "adapter1")
+    rollouts, _ = await collecting
+    for rollout in rollouts:
+        versions = [turn.policy_version for turn in rollout.turns]
+        assert versions == sorted(versions)
+        assert rollout.policy_versions == [0, 1]
+
+
+async def test_pinned_collection_outlives_a_newer_version(running, policy):
+    running.vllm.delay = lambda body: 0.05
+    collecting = asyncio.create_task(running.collect(counter_request()))
+    await asyncio.sleep(0.1)
+    await running.call(running.client.publish_policy, 1, policy / "adapter1")
+    await running.call(running.client.retire_policy, 0)
+    rollouts, end = await collecting
+    assert end.reason == "complete"
+    assert {tuple(rollout.policy_versions) for rollout in rollouts} == {(0,)}
+    assert running.node.policies.versions() == [1]
+    await wait_until(lambda: len(running.vllm.loaded) == 1)
+
+
+async def test_cancel_keeps_what_is_finished(running):
+    running.vllm.delay = lambda body: 600.0 if "/0." in body["request_id"] else 0.02
+    await running.call(running.client.start_collection, counter_request(rollouts_per_task=20))
+    await wait_until(lambda: running.node.status()["collections"][0]["finished"] >= 3)
+    await running.call(running.client.cancel, "c1")
+    with pytest.raises(CollectionFailed, match="cancelled"):
+        await running.call(lambda: list(running.client.rollouts("c1")))
+    assert running.node.status()["running"] == 0
+
+
+async def test_interrupted_collection_is_taken_up_again(policy, tmp_path):
+    """The node stops in mid-collection; another one on the same root finishes it without repeating a rollout."""
+    request = counter_request(rollouts_per_task=8)
+    async with local_node(policy, tmp_path / "node") as local:
+        local.vllm.delay = lambda body: 0.03
+        await local.call(local.client.start_collection, request)
+        await wait_until(lambda: local.node.status()["collections"][0]["finished"] >= 5)
+    before = (tmp_path / "node" / "collections" / "c1.jsonl").read_bytes()
+    torn = before + b'{"rollout_id":"c1/reach'
+    (tmp_path / "node" / "collections" / "c1.jsonl").write_bytes(torn)
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        assert local.node.policies.versions() == [0], "the policy came back from disk"
+        rollouts, end = await local.call(read_all, local.client, "c1")
+        assert end.reason == "complete"
+        assert Counter((rollout.task_id, rollout.index) for rollout in rollouts) == {
+            (task, index): 1 for task in request.tasks for index in range(8)
+        }
+        assert (tmp_path / "node" / "collections" / "c1.jsonl").read_bytes().startswith(before)
+
+
+async def test_second_node_on_the_same_root_is_refused(running, policy):
+    with pytest.raises(ConfigError, match="another rollout node is using"):
+        async with local_node(policy, running.node.root):
+            pass
+
+
+async def test_end_survives_a_restart(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node") as local:
+        rollouts, end = await local.collect(counter_request())
+    async with local_node(policy, tmp_path / "node") as local:
+        again, same_end = await local.call(read_all, local.client, "c1")
+        assert (again, same_end) == (rollouts, end)
+        assert not local.vllm.requests

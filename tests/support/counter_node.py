@@ -1,0 +1,99 @@
+"""A whole node in the test's own process: real HTTP on both sides, the counter environment, a scripted vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from rollout_server.app import build_app
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.client import CollectionFailed, RolloutClient
+from rollout_server.collection_request import CollectionEnd, CollectionRequest, Limits
+from rollout_server.config import NodeConfig, from_mapping
+from rollout_server.node import Node
+from rollout_server.rollout import Rollout
+from support.fake_vllm import FakeVllm
+
+TOKEN = "secret"
+
+
+@dataclass
+class LocalNode:
+    """A running node and what is needed to talk to it."""
+
+    node: Node
+    url: str
+    vllm: FakeVllm
+    client: RolloutClient
+
+    async def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Run a blocking call of the client beside the node's event loop."""
+        return await asyncio.to_thread(function, *arguments, **options)
+
+    async def collect(self, request: CollectionRequest, after: int = 0) -> tuple[list[Rollout], CollectionEnd]:
+        await self.call(self.client.start_collection, request)
+        return await self.call(read_all, self.client, request.id, after)
+
+
+def read_all(client: RolloutClient, collection_id: str, after: int = 0) -> tuple[list[Rollout], CollectionEnd]:
+    stream = client.rollouts(collection_id, after)
+    with contextlib.suppress(CollectionFailed):
+        return [event for event in stream if isinstance(event, Rollout)], stream.end
+    return [], stream.end
+
+
+async def wait_until(holds: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    """Return when ``holds()``; fails the test after the deadline."""
+    async with asyncio.timeout(deadline_s):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+def counter_request(collection_id: str = "c1", **changes: Any) -> CollectionRequest:
+    """A collection on the counter environment."""
+    values = {
+        "tasks": ["reach3_1", "reach5_1", "reach8_1"],
+        "rollouts_per_task": 4,
+        "policy_version": 0,
+        "limits": Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=30.0),
+        **changes,
+    }
+    return CollectionRequest(id=collection_id, **values)
+
+
+@contextlib.asynccontextmanager
+async def local_node(policy: Path, root: Path, publish: bool = True, **changes: Any) -> AsyncIterator[LocalNode]:
+    """A node on ``root``; ``changes`` replace keys of its configuration."""
+    vllm = FakeVllm(ChatTokens(policy / "model"))
+    vllm_url = await vllm.start()
+    config = {
+        "root": str(root),
+        "port": 0,
+        "model": {"path": str(policy / "model"), "dtype": "float32", "max_context": 1024, "lora_rank": 8},
+        "servers": {"urls": [vllm_url], "max_num_seqs": 16},
+        "environment": {"name": "counter", "config": {}},
+        "max_concurrent_episodes": 6,
+        **changes,
+    }
+    node = Node(from_mapping(NodeConfig, json.loads(json.dumps(config))))
+    runner = web.AppRunner(build_app(node, TOKEN), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        await node.start()
+        local = LocalNode(node, url, vllm, RolloutClient(url, TOKEN, reconnect_s=10.0))
+        if publish:
+            await local.call(local.client.publish_policy, 0, policy / "adapter0")
+        yield local
+    finally:
+        await node.stop()
+        await runner.cleanup()
+        await vllm.stop()

@@ -1,0 +1,67 @@
+"""Small rollouts and models that several learner tests share."""
+
+import torch
+from torchtune.models.qwen2 import lora_qwen2
+
+from loop_recipes.learner.batching import Sample
+
+VOCAB = 97
+
+
+def make_sample(number: int, length: int, generator: torch.Generator, group: int = 3, old: bool = True) -> Sample:
+    """A rollout of ``length`` tokens in turns of one to four sampled tokens with observations between them."""
+    mask = torch.zeros(length, dtype=torch.bool)
+    turn_ids = torch.full((length,), -1)
+    position, turn = int(torch.randint(1, max(2, length // 3), (), generator=generator)), 0
+    while position < length:
+        end = min(length, position + int(torch.randint(1, 5, (), generator=generator)))
+        mask[position:end] = True
+        turn_ids[position:end] = turn
+        turn += 1
+        position = end + int(torch.randint(1, 4, (), generator=generator))
+    sampled = int(mask.sum())
+    return Sample(
+        rollout_id=f"rollout-{number}",
+        task_id=f"task-{number // group}",
+        token_ids=torch.randint(0, VOCAB, (length,), generator=generator),
+        mask=mask,
+        turn_ids=turn_ids,
+        sampler_logprobs=-torch.rand(sampled, generator=generator),
+        policy_versions=torch.zeros(sampled, dtype=torch.long),
+        reward=float(torch.rand((), generator=generator)),
+        advantage=float(torch.randn((), generator=generator)),
+        old_logprobs=-5.0 + 0.3 * torch.randn(sampled, generator=generator) if old else None,
+    )
+
+
+def make_samples(lengths: list[int], seed: int = 0) -> list[Sample]:
+    generator = torch.Generator().manual_seed(seed)
+    return [make_sample(number, length, generator) for number, length in enumerate(lengths)]
+
+
+def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64):
+    """A two-layer Qwen2 with LoRA whose B matrices are not zero, so that every adapter tensor has a gradient."""
+    torch.manual_seed(seed)
+    model = lora_qwen2(
+        ["q_proj", "k_proj", "v_proj", "output_proj"],
+        apply_lora_to_mlp=True,
+        vocab_size=VOCAB,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        embed_dim=32,
+        intermediate_dim=48,
+        max_seq_len=max_seq_len,
+        tie_word_embeddings=tied,
+        lora_rank=4,
+        lora_alpha=8,
+    )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def adapter_gradient(model) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])

@@ -1,0 +1,67 @@
+"""Run under torchrun: a sharded decoder with a log-prob head against the same one whole, on the same rollouts.
+
+Prints one line of JSON from rank 0: the largest differences found.
+"""
+
+import itertools
+import json
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+
+from loop_recipes.learner.batching import balance_over_ranks, micro_batch_calls, micro_batches
+from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
+from loop_recipes.learner.losses import ClippedPolicyLoss, RatioStatistics
+from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
+
+BUDGET = 80
+
+
+def run(decoder, samples, calls, packed, statistics):
+    """Sum of the losses of these samples; gradients are left in the decoder."""
+    loss, total = ClippedPolicyLoss("turn"), 0.0
+    for batch in micro_batches(samples, BUDGET, 0, packed, calls):
+        output = loss(decoder(**batch.inputs()), batch)
+        statistics.add(output)
+        output.per_rollout_loss.sum().backward()
+        total += output.per_rollout_loss.sum().item()
+    return total
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    # Lengths that leave one rank with nothing to do in its last call.
+    samples = make_samples([60, 55, 50, 12])
+    worst = {"loss": 0.0, "gradient": 0.0, "statistics": 0.0, "idle_calls": 0}
+    for tied, packed, checkpointed in itertools.product((True, False), (True, False), (True, False)):
+        whole = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
+        expected = run(whole, samples, None, packed, local := RatioStatistics())
+
+        decoder = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
+        for number, layer in enumerate(decoder.layers):
+            decoder.layers[number] = fully_shard(checkpoint_wrapper(layer) if checkpointed else layer)
+        fully_shard(decoder)
+        parts = balance_over_ranks(samples, ranks)
+        calls = micro_batch_calls(parts, BUDGET, packed)
+        needed = len(micro_batches(parts[rank], BUDGET, 0, packed))
+        total = torch.tensor([run(decoder, parts[rank], calls, packed, shared := RatioStatistics()), calls - needed])
+        dist.all_reduce(total)
+        gradient = torch.cat([p.grad.full_tensor().flatten() for p in decoder.parameters() if p.requires_grad]) * ranks
+
+        worst["loss"] = max(worst["loss"], abs(total[0].item() - expected))
+        worst["gradient"] = max(worst["gradient"], (gradient - adapter_gradient(whole)).abs().max().item())
+        worst["idle_calls"] += int(total[1])
+        # `local` holds every rollout on each rank, so gathering it counts all twice: the means and the maximum stay.
+        ours, theirs = shared.summary(), local.summary()
+        for key in ("clip_fraction", "approx_kl", "ratio_max"):
+            worst["statistics"] = max(worst["statistics"], abs(ours[key] / theirs[key] - 1))
+    if rank == 0:
+        print(json.dumps(worst))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Small runs of the LOOP recipe for tests: a random policy, its model section, stored rollouts, a whole config."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
+from torch import Tensor
+from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
+
+from loop_appworld import LoopAppWorldRecipe
+from rollout_server.rollout import Rollout, Turn
+from support import random_policy
+
+
+def model_section(folder: Path, tied: bool = True) -> dict[str, Any]:
+    """The recipe's ``model`` section for :func:`random_policy.write_model`'s policy."""
+    return {
+        "_component_": "torchtune.models.qwen2.lora_qwen2",
+        "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+        "apply_lora_to_mlp": True,
+        "vocab_size": base_weights(folder, tied)["tok_embeddings.weight"].shape[0],
+        "num_layers": random_policy.LAYERS,
+        "num_heads": random_policy.HEADS,
+        "num_kv_heads": random_policy.KV_HEADS,
+        "embed_dim": random_policy.WIDTH,
+        "intermediate_dim": random_policy.FEED_FORWARD,
+        "max_seq_len": 4096,
+        "norm_eps": 1e-6,
+        "rope_base": 10_000.0,
+        "tie_word_embeddings": tied,
+        "lora_rank": 8,
+        "lora_alpha": 16,
+    }
+
+
+def base_weights(folder: Path, tied: bool = True) -> dict[str, Tensor]:
+    """The policy's weights by their torchtune names."""
+    weights = load_file(folder / "model.safetensors")
+    return qwen2_hf_to_tune(weights, num_heads=4, num_kv_heads=2, dim=64, tie_word_embeddings=tied)
+
+
+def random_adapter(shapes: dict[str, Tensor], seed: int, scale: float = 0.05) -> dict[str, Tensor]:
+    """Normal noise of these shapes, so that B is not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(tensor.shape, generator=generator) * scale for name, tensor in shapes.items()}
+
+
+def stored_rollout(
+    collection: str, task: str, index: int, version: int, reward: float, vocab_size: int, seed: int
+) -> Rollout:
+    """A made-up episode of two or three turns: random ids, plausible sampler log-probs."""
+    draw = random.Random(seed)
+    turns, token_ids = [], [draw.randrange(3, vocab_size) for _ in range(draw.randint(12, 24))]
+    logprobs = [0.0] * len(token_ids)
+    for _ in range(draw.randint(2, 3)):
+        start = len(token_ids)
+        token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(4, 12))]
+        turns.append(Turn(start, len(token_ids), version, "stop", "server", 0.1, 0.1))
+        logprobs += [-draw.uniform(2.0, 8.0) for _ in range(len(token_ids) - start)]
+        token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(3, 9))]
+        logprobs += [0.0] * (len(token_ids) - len(logprobs))
+    mask = [any(turn.start <= i < turn.end for turn in turns) for i in range(len(token_ids))]
+    return Rollout(
+        rollout_id=f"{collection}/{task}/{index}.0",
+        collection_id=collection,
+        task_id=task,
+        index=index,
+        attempt=0,
+        seed=seed,
+        dataset="made-up",
+        token_ids=token_ids,
+        mask=mask,
+        sampler_logprobs=logprobs,
+        turns=turns,
+        messages=[],
+        reward=reward,
+        success=reward == 1.0,
+        requirements=[],
+        end_reason="completed",
+        temperature=1.0,
+        started_at=0.0,
+        seconds=1.0,
+    ).validate()
+
+
+def write_logs(folder: Path, iterations: int, vocab_size: int, stale_by: int = 0) -> Path:
+    """Logs of ``iterations`` collections of 3 tasks x 4 rollouts for ``rollout_node.replay``.
+
+    Iteration i is sampled by version i - 1, less ``stale_by``, but not below 0.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for iteration in range(1, iterations + 1):
+        collection = f"made-up-i{iteration:04d}"
+        rollouts = [
+            stored_rollout(
+                collection,
+                f"task_{task}",
+                index,
+                max(0, iteration - 1 - stale_by),
+                ((index + task) % 3) / 2,
+                vocab_size,
+                (iteration * 100 + task) * 100 + index,
+            )
+            for task in range(1, 4)
+            for index in range(4)
+        ]
+        (folder / f"{collection}.jsonl").write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+    return folder
+
+
+def launched_node(environment: dict[str, Any], max_num_seqs: int) -> dict[str, Any]:
+    """A ``rollout_node`` section: a small node of the run's own over ``environment``, with an episode for each slot."""
+    return {
+        "launch": True,
+        "config": {
+            "port": 0,
+            "root": "${output_dir}/node",
+            "model": {
+                "path": "${checkpointer.checkpoint_dir}",
+                "dtype": "float32",
+                "max_context": 512,
+                "lora_rank": "${model.lora_rank}",
+            },
+            "servers": {
+                "count": 1,
+                "max_num_seqs": max_num_seqs,
+                "kv_cache_bytes": 128 << 20,
+                "max_loras": 2,
+                "max_cpu_loras": 4,
+            },
+            "environment": environment,
+            "max_concurrent_episodes": max_num_seqs,
+        },
+    }
+
+
+def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **changes: Any) -> Path:
+    """A whole config in ``folder``: a random policy, made-up logs to replay; ``changes`` replace top-level keys."""
+    base = folder / "base"
+    if not base.exists():
+        random_policy.write_model(base)
+    section = model_section(base)
+    config = {
+        "output_dir": str(folder / "run"),
+        "run_name": "made-up",
+        "model": section,
+        "checkpointer": {
+            "_component_": "torchtune.training.FullModelHFCheckpointer",
+            "checkpoint_dir": str(base),
+            "checkpoint_files": ["model.safetensors"],
+            "model_type": "QWEN2",
+            "output_dir": "${output_dir}",
+        },
+        "rollout_node": {"replay": str(write_logs(folder / "logs", iterations, section["vocab_size"], stale_by))},
+        "collection": {
+            "tasks_per_iteration": 3,
+            "rollouts_per_task": 4,
+            "min_rollouts_per_task": 2,
+            "limits": {"max_turns": 5, "max_tokens_per_turn": 64, "max_context": 512, "episode_deadline_s": 60.0},
+        },
+        "advantage": {"_component_": "loop_recipes.learner.advantages.LeaveOneOut"},
+        "loss": {"_component_": "loop_recipes.learner.losses.ClippedPolicyLoss", "level": "token", "eps": 0.2},
+        "log_probs": {"_component_": "loop_recipes.learner.logprobs.TiledLogProbs"},
+        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
+        "lr_scheduler": {"_component_": "loop_recipes.learner.lr_schedules.linear_with_warmup", "num_warmup_steps": 2},
+        "update": {"epochs": 2, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "exact_entropy": True},
+        "max_iterations": iterations,
+    }
+    file = folder / "config.yaml"
+    OmegaConf.save(OmegaConf.create(config | changes), file)
+    return file
+
+
+def train(cfg: DictConfig) -> None:
+    """The recipe from start to end, in this process."""
+    recipe = LoopAppWorldRecipe(cfg)
+    try:
+        recipe.setup(cfg)
+        recipe.train()
+    finally:
+        recipe.cleanup()
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """Made-up advantages of both signs, whatever the rewards; for policies that never earn different rewards."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return torch.arange(len(rewards), dtype=torch.float32) % 3 - 1.0

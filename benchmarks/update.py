@@ -147,13 +147,13 @@ def ours(args: argparse.Namespace, packed: bool) -> tuple[nn.Module, Callable, C
         with torch.no_grad():
             old = {}
             for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
-                old |= batch.split(model(**batch.inputs()))
+                old |= batch.split(model(**batch.inputs()).logprobs)
         return [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
 
     def gradient(samples: list[Sample]) -> float:
         total = 0.0
         for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
-            value = loss(model(**batch.inputs()), batch).per_rollout_loss.sum() / len(samples)
+            value = loss(model(**batch.inputs()).logprobs, batch).per_rollout_loss.sum() / len(samples)
             value.backward()
             total += value.item()
         return total

@@ -310,7 +310,7 @@ class SFTAppWorldRecipe:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
-        loss = -self.model(batch.tokens, rows=batch.rows, targets=batch.targets).mean()
+        loss = -self.model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip_grad_norm)
         for optimizer in self.optimizers:
@@ -323,7 +323,7 @@ class SFTAppWorldRecipe:
         total, count = 0.0, 0
         for one in self.held_out:
             batch = collate([demonstrations.render(one, self.tokens)], self.tokens.pad_id)
-            logprobs = self.model(batch.tokens, rows=batch.rows, targets=batch.targets)
+            logprobs = self.model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs
             total, count = total - logprobs.sum().item(), count + len(logprobs)
         return total / count
 

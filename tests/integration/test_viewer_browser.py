@@ -97,7 +97,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         panel = await page.evaluate("document.querySelector('.token-panel').innerText")
         for fact in (f"position {place + 1} of", "sampled in turn 1", f"{record['logprobs'][place]:.4f}"):
             assert fact in panel.replace("\n", " ")
-        for fact in ("ratio 1.2500", "clipped no", f"learner {record['learner_logprobs'][1]:.4f}"):
+        for fact in ("ratio 1.2500", "clipped no", f"learner {record['old_logprobs'][1]:.4f}"):
             assert fact in panel.replace("\n", " ")
         await page.press("ArrowLeft")
         await page.wait_for(

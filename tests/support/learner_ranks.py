@@ -23,7 +23,7 @@ def run(decoder, samples, calls, packed, statistics):
     """Sum of the losses of these samples; gradients are left in the decoder."""
     loss, total = ClippedPolicyLoss("turn"), 0.0
     for batch in micro_batches(samples, BUDGET, 0, packed, calls):
-        output = loss(decoder(**batch.inputs()), batch)
+        output = loss(decoder(**batch.inputs()).logprobs, batch)
         statistics.add(output)
         output.per_rollout_loss.sum().backward()
         total += output.per_rollout_loss.sum().item()

@@ -67,7 +67,7 @@ def write_statistics(file: Path, rollouts: list[Rollout]) -> None:
             {
                 "rollout_id": rollout.rollout_id,
                 "advantage": place / 8,
-                "learner_logprobs": [value - place * 1e-4 for value in sampled],
+                "old_logprobs": [value - place * 1e-4 for value in sampled],
                 "ratios": [1.25] * len(sampled),
                 "clipped": [i % 10 == 0 for i in range(len(sampled))],
             }

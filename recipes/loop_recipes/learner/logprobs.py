@@ -170,10 +170,10 @@ class AutoLogProbs:
 
 
 class TokenOutputs(NamedTuple):
-    """What a decoder gives for each of n sampled tokens when asked for more than log-probs.
+    """What a decoder gives for each of n sampled tokens.
 
-    ``logprobs`` [n] with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden`` [n, d], the
-    normed last hidden states that a value function reads.
+    ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
+    [n, d], the normed last hidden states that a value function reads.
     """
 
     logprobs: Tensor
@@ -229,7 +229,7 @@ class LogProbDecoder(TransformerDecoder):
         mask: Documents | Tensor | None = None,
         with_entropy: bool = False,
         with_hidden: bool = False,
-    ) -> Tensor | TokenOutputs:
+    ) -> TokenOutputs:
         """
         Args:
             tokens: [r, s].
@@ -237,10 +237,7 @@ class LogProbDecoder(TransformerDecoder):
             targets: [n].
             input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
             mask: None for causal attention, the documents of a packed row, or whatever torchtune's decoder takes.
-            with_entropy, with_hidden: return these too.
-
-        Returns:
-            Log-probs [n], fp32; where anything else is asked for, a :class:`TokenOutputs`.
+            with_entropy, with_hidden: compute these too; they are None otherwise.
 
         Raises:
             ValueError: a rollout is longer than ``max_seq_len``.
@@ -256,8 +253,6 @@ class LogProbDecoder(TransformerDecoder):
         h = self.norm(h.flatten(0, 1).index_select(0, rows))
         weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
         logprobs = self.head(h, weight, targets, self.temperature)
-        if not with_entropy and not with_hidden:
-            return logprobs
         entropy = self.head.entropy(h, weight, self.temperature) if with_entropy else None
         return TokenOutputs(logprobs, entropy, h.detach() if with_hidden else None)
 

@@ -29,6 +29,7 @@ class LossOutput:
         per_rollout_loss: [b], to be minimised, with gradient.
         log_ratio: one entry per importance ratio (token, turn or rollout, by the level), no gradient.
         clipped: the same shape, true where the clipped branch was taken.
+        ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
         token_log_ratio: [n], whatever the level, no gradient.
         reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
     """
@@ -36,6 +37,7 @@ class LossOutput:
     per_rollout_loss: Tensor
     log_ratio: Tensor
     clipped: Tensor
+    ratio_index: Tensor
     token_log_ratio: Tensor
     reference_kl: Tensor | None = None
 
@@ -59,7 +61,14 @@ class PolicyLoss(nn.Module):
         return self.kl_coefficient > 0
 
     def _finish(
-        self, objective: Tensor, log_ratio: Tensor, clipped: Tensor, tokens: Tensor, logprobs: Tensor, batch: MicroBatch
+        self,
+        objective: Tensor,
+        log_ratio: Tensor,
+        clipped: Tensor,
+        ratio_index: Tensor,
+        token_log_ratio: Tensor,
+        logprobs: Tensor,
+        batch: MicroBatch,
     ) -> LossOutput:
         loss, kl = -objective, None
         if self.needs_reference:
@@ -68,7 +77,14 @@ class PolicyLoss(nn.Module):
             difference = batch.ref_logprobs.float() - logprobs
             kl = _mean_over_tokens(torch.exp(difference) - difference - 1.0, batch)
             loss = loss + self.kl_coefficient * kl
-        return LossOutput(loss, log_ratio.detach(), clipped, tokens.detach(), None if kl is None else kl.detach())
+        return LossOutput(
+            per_rollout_loss=loss,
+            log_ratio=log_ratio.detach(),
+            clipped=clipped,
+            ratio_index=ratio_index,
+            token_log_ratio=token_log_ratio.detach(),
+            reference_kl=None if kl is None else kl.detach(),
+        )
 
 
 class ClippedPolicyLoss(PolicyLoss):
@@ -114,14 +130,15 @@ class ClippedPolicyLoss(PolicyLoss):
         token_log_ratio = logprobs - batch.old_logprobs.float()
         rollouts, turns = len(batch.advantages), len(batch.turn_rollout)
         if self.level == "token":
-            log_ratio, advantage = token_log_ratio, _advantage_of_tokens(batch)
+            index, log_ratio, advantage = _each_token(batch), token_log_ratio, _advantage_of_tokens(batch)
         elif batch.token_advantages is not None:
             raise ValueError(f"per-token advantages need level: token, not {self.level}")
         elif self.level == "turn":
-            log_ratio = _sum_by(token_log_ratio, batch.turn_index, turns)
+            index, log_ratio = batch.turn_index, _sum_by(token_log_ratio, batch.turn_index, turns)
             advantage = batch.advantages[batch.turn_rollout]
         else:
-            log_ratio, advantage = _sum_by(token_log_ratio, batch.rollout_index, rollouts), batch.advantages
+            index, log_ratio = batch.rollout_index, _sum_by(token_log_ratio, batch.rollout_index, rollouts)
+            advantage = batch.advantages
 
         terms, clipped = self._clipped(log_ratio, advantage)
         if self.level == "token":
@@ -130,7 +147,7 @@ class ClippedPolicyLoss(PolicyLoss):
             objective = _mean_by(terms, batch.turn_rollout, rollouts)
         else:
             objective = terms
-        return self._finish(objective, log_ratio, clipped, token_log_ratio, logprobs, batch)
+        return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch)
 
     def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """``min(r A, g(A))`` and where the second was the smaller.
@@ -163,9 +180,8 @@ class Reinforce(PolicyLoss):
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
         log_ratio = logprobs.detach() - old
         objective = _mean_over_tokens(_advantage_of_tokens(batch) * logprobs, batch)
-        return self._finish(
-            objective, log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool), log_ratio, logprobs, batch
-        )
+        clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
+        return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
 
 
 @dataclass
@@ -217,6 +233,11 @@ class RatioStatistics:
 def _advantage_of_tokens(batch: MicroBatch) -> Tensor:
     """[n]: a critic's per-token advantages where there are any, otherwise the rollout's own for each of its tokens."""
     return batch.advantages[batch.rollout_index] if batch.token_advantages is None else batch.token_advantages
+
+
+def _each_token(batch: MicroBatch) -> Tensor:
+    """[n]: 0..n-1, the ratio index of a loss with one ratio per token."""
+    return torch.arange(len(batch.targets), device=batch.targets.device)
 
 
 def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:

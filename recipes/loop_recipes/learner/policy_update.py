@@ -236,7 +236,7 @@ class PolicyUpdate:
         return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
-        return self.model(**batch.inputs())
+        return self.model(**batch.inputs()).logprobs
 
     def _logprobs_and_entropy(self, batch: MicroBatch) -> Tensor:
         outputs = self.model(**batch.inputs(), with_entropy=True)
@@ -320,9 +320,9 @@ class PolicyUpdate:
         """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""
         with torch.set_grad_enabled(not policy_rests):
             outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
-            if self.critic is None:
-                return self.loss(outputs, batch), torch.zeros_like(batch.rewards)
             output = self.loss(outputs.logprobs, batch)
+        if self.critic is None:
+            return output, torch.zeros_like(batch.rewards)
         return output, value_loss(self.critic(outputs.hidden), batch)
 
     def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:

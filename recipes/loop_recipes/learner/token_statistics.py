@@ -1,9 +1,9 @@
 """What an update made of every sampled token, kept for rollout-viewer: the learner's log-prob, the ratio, the clip.
 
     <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
-    {"rollout_id", "advantage", "learner_logprobs": [n], "ratios": [n], "clipped": [n]}
+    {"rollout_id", "advantage", "old_logprobs": [n], "ratios": [n], "clipped": [n]}
 
-n runs over the sampled tokens of the rollout. ``learner_logprobs`` are of the policy that sampled, as the learner
+n runs over the sampled tokens of the rollout. ``old_logprobs`` are of the policy that sampled, as the learner
 recomputes them; ``ratios`` and ``clipped`` are of the last step that the rollout was part of. At turn or trajectory
 level each token shows those of its turn or rollout. ``advantage`` is what the rollout was trained with, whichever the
 algorithm; with a critic, the mean over its tokens.
@@ -33,17 +33,10 @@ class TokenStatistics:
         """Remember the ratios of a micro-batch; a later epoch replaces an earlier one."""
         if not len(batch.targets):
             return
-        # By how many there are: ratios of tokens, of turns or of rollouts. Where two agree, so do their places.
-        places = {
-            len(batch.targets): slice(None),
-            len(batch.turn_rollout): batch.turn_index,
-            len(batch.rewards): batch.rollout_index,
-        }
-        level = places[len(output.log_ratio)]
-        ratios = output.log_ratio.float().clamp(max=20.0).exp()
-        by_rollout = batch.split(ratios[level].cpu()), batch.split(output.clipped[level].cpu())
-        for rollout_id, values in by_rollout[0].items():
-            self._seen[rollout_id] = (values, by_rollout[1][rollout_id])
+        ratios = batch.split(output.log_ratio.float().clamp(max=20.0).exp()[output.ratio_index].cpu())
+        clipped = batch.split(output.clipped[output.ratio_index].cpu())
+        for rollout_id in ratios:
+            self._seen[rollout_id] = (ratios[rollout_id], clipped[rollout_id])
 
     def write(self, samples: Sequence[Sample]) -> None:
         """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
@@ -54,7 +47,7 @@ class TokenStatistics:
                 record = {
                     "rollout_id": sample.rollout_id,
                     "advantage": round(_advantage(sample), 5),
-                    "learner_logprobs": [round(value, 5) for value in sample.old_logprobs.tolist()],
+                    "old_logprobs": [round(value, 5) for value in sample.old_logprobs.tolist()],
                     "ratios": [round(value, 5) for value in ratios.tolist()],
                     "clipped": [int(value) for value in clipped.tolist()],
                 }

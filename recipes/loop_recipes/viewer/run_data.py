@@ -24,7 +24,7 @@ MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
 TOKEN_STATISTICS = "token_statistics"
 """Folder of a run that may hold what the trainer computed per sampled token, in ``<collection>.jsonl`` and, of further
-ranks, ``<collection>.rank1.jsonl`` and so on: lines {"rollout_id", "learner_logprobs", "ratios", "clipped"}."""
+ranks, ``<collection>.rank1.jsonl`` and so on: lines {"rollout_id", "old_logprobs", "ratios", "clipped"}."""
 
 
 @dataclass
@@ -153,7 +153,7 @@ class RunData:
             "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
             "mask": [int(sampled) for sampled in record["mask"]],
             "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
-            "learner_logprobs": own["learner_logprobs"] if own else None,
+            "old_logprobs": own["old_logprobs"] if own else None,
             "ratios": own["ratios"] if own else None,
             "clipped": own["clipped"] if own else None,
         }
@@ -275,11 +275,12 @@ def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str
     }
     result = {}
     for record in (record for file, _ in files for _, record in _objects(file, 0)):
-        learner, sampler = record["learner_logprobs"], logprobs.get(record["rollout_id"], [])
+        learner = record.get("old_logprobs", record.get("learner_logprobs"))  # the second is its name in older runs
+        sampler = logprobs.get(record["rollout_id"], [])
         gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
         result[record["rollout_id"]] = {
             "advantage": record["advantage"],
-            "learner_logprobs": learner,
+            "old_logprobs": learner,
             "ratios": record["ratios"],
             "clipped": record["clipped"],
             "gap": gap,

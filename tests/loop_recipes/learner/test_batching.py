@@ -123,7 +123,7 @@ def loss_and_gradient(model, batches):
     total, per_rollout = 0.0, {}
     loss = ClippedPolicyLoss()
     for batch in batches:
-        output = loss(model(**batch.inputs()), batch)
+        output = loss(model(**batch.inputs()).logprobs, batch)
         output.per_rollout_loss.sum().backward()
         total += output.per_rollout_loss.sum().item()
         per_rollout |= dict(zip(batch.rollout_ids, output.per_rollout_loss.tolist(), strict=True))
@@ -153,7 +153,7 @@ def test_neighbours_in_a_packed_row_do_not_leak():
     before = collate(samples, 0, packed=True)
     after = collate([samples[0], changed, samples[2]], 0, packed=True)
     with torch.no_grad():
-        first, second = before.split(model(**before.inputs())), after.split(model(**after.inputs()))
+        first, second = before.split(model(**before.inputs()).logprobs), after.split(model(**after.inputs()).logprobs)
     assert torch.equal(first["rollout-0"], second["rollout-0"])
     assert torch.equal(first["rollout-2"], second["rollout-2"])
     assert not torch.allclose(first["rollout-1"], second["rollout-1"])
@@ -162,7 +162,7 @@ def test_neighbours_in_a_packed_row_do_not_leak():
     hook = model.tok_embeddings.register_forward_hook(
         lambda *call: embedded.append(call[2].requires_grad_()) or call[2]
     )
-    before.split(model(**before.inputs()))["rollout-1"].sum().backward()
+    before.split(model(**before.inputs()).logprobs)["rollout-1"].sum().backward()
     hook.remove()
     reached = embedded[0].grad[0].abs().sum(-1) > 0
     assert not reached[:20].any()
@@ -174,7 +174,7 @@ def test_padding_is_never_seen():
     model = attach_head(tiny_lora_model(True), TiledLogProbs())
     samples = make_samples([20, 33, 14])
     with torch.no_grad():
-        results = [model(**collate(samples, pad, packed=False).inputs()) for pad in (0, 55)]
+        results = [model(**collate(samples, pad, packed=False).inputs()).logprobs for pad in (0, 55)]
     assert torch.equal(*results)
 
 
@@ -192,7 +192,7 @@ def test_a_changed_observation_token_only_reaches_its_successors(packed):
     assert torch.equal(before.targets, after.targets)
     assert torch.equal(before.rows, after.rows)
     with torch.no_grad():
-        first, second = before.split(model(**before.inputs())), after.split(model(**after.inputs()))
+        first, second = before.split(model(**before.inputs()).logprobs), after.split(model(**after.inputs()).logprobs)
     same = first["rollout-0"] == second["rollout-0"]
     assert same[sampled < observation].all()
     assert not same[sampled > observation].any()

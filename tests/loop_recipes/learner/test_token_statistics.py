@@ -38,7 +38,7 @@ def test_every_token_has_the_ratio_and_clip_of_its_level(tmp_path, level, packed
         assert line["ratios"] == pytest.approx(expected.tolist(), rel=1e-3)
         assert line["clipped"] == [int(sample.advantage > 0 and ratio > 1.1) for ratio in expected.tolist()]
         assert line["advantage"] == pytest.approx(sample.advantage, abs=1e-5)
-        assert line["learner_logprobs"] == pytest.approx(sample.old_logprobs.tolist(), abs=1e-5)
+        assert line["old_logprobs"] == pytest.approx(sample.old_logprobs.tolist(), abs=1e-5)
         clipped += sum(line["clipped"])
     assert (clipped > 0) == (level != "token")
 

@@ -55,7 +55,7 @@ def test_token_statistics_are_shown_where_there_are_some(run):
     assert [entry["gap"] for entry in entries] == pytest.approx([1e-4 * (i + 1) for i in range(24)])
     rollout = run.rollout("demo-i0001", 1)
     sampled = sum(rollout["mask"])
-    assert len(rollout["ratios"]) == len(rollout["clipped"]) == len(rollout["learner_logprobs"]) == sampled
+    assert len(rollout["ratios"]) == len(rollout["clipped"]) == len(rollout["old_logprobs"]) == sampled
     assert [entry["advantage"] for entry in entries] == [(i + 1) / 8 for i in range(24)]
     assert run.rollout("demo-i0002", 1)["ratios"] is None
 

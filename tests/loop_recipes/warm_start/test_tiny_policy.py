@@ -77,7 +77,8 @@ def test_the_start_already_copies_what_stood_there_before():
 
     def loss(model) -> float:
         (batch,) = copy_batches(1, 1024, SMALL.vocab_size, pad_id=0, seed=3)
-        return -attach_head(model, FullLogProbs())(batch.tokens, rows=batch.rows, targets=batch.targets).mean().item()
+        outputs = attach_head(model, FullLogProbs())(batch.tokens, rows=batch.rows, targets=batch.targets)
+        return -outputs.logprobs.mean().item()
 
     plain = new_model()
     for attention in (plain.layers[0].attn, plain.layers[1].attn):

@@ -23,7 +23,7 @@ function tokenDetails(rollout) {
       turn: turn < 0 ? null : turn + 1,
       version: turn < 0 ? null : rollout.turns[turn].policy_version,
       logprob: sampled ? rollout.logprobs[i] : null,
-      learner: pick(rollout.learner_logprobs),
+      learner: pick(rollout.old_logprobs),
       ratio: pick(rollout.ratios),
       clipped: pick(rollout.clipped),
     };

@@ -153,13 +153,6 @@ class RolloutClient:
         body = _Multipart(files, {} if canary is None else {"canary": json.dumps(canary)})
         return PublishedPolicy(**self._call("PUT", f"/v1/policies/{version}", body, UPLOAD_TIMEOUT_S))
 
-    def publish_shared_policy(
-        self, version: int, path: str, canary: Mapping[str, Any] | None = None
-    ) -> PublishedPolicy:
-        """Name an adapter below the node's ``policy_root`` instead of uploading it."""
-        body = {"path": path} if canary is None else {"path": path, "canary": dict(canary)}
-        return PublishedPolicy(**self._call("PUT", f"/v1/policies/{version}", body, UPLOAD_TIMEOUT_S))
-
     def retire_policy(self, version: int) -> None:
         """Have the node let go of a version when no episode uses it any more."""
         self._call("DELETE", f"/v1/policies/{version}")

@@ -42,8 +42,7 @@ class ModelConfig:
 class ServersConfig:
     """The vLLM servers. With ``urls`` they run already and are only used; otherwise ``count`` of them are started.
 
-    ``gpus`` holds one list of device indices per server; ``env`` and ``extra_args`` go to every server. ``weight_sync``
-    says what a policy version is: a LoRA "adapter", or "merged" weights (see docs/weight_sync.md).
+    ``gpus`` holds one list of device indices per server; ``env`` and ``extra_args`` go to every server.
     """
 
     count: int = 1
@@ -55,7 +54,6 @@ class ServersConfig:
     gpu_memory_utilization: float | None = None
     max_loras: int = 2
     max_cpu_loras: int = 8
-    weight_sync: str = "adapter"
     start_timeout_s: float = 300.0
     extra_args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -64,9 +62,8 @@ class ServersConfig:
         _require(self.count >= 1, "servers.count", "at least 1")
         _require(self.urls is None or len(self.urls) > 0, "servers.urls", "null or at least one URL")
         _require(self.max_num_seqs >= 1, "servers.max_num_seqs", "at least 1")
-        _require(self.max_loras >= 1, "servers.max_loras", "at least 1")
+        _require(self.max_loras >= 2, "servers.max_loras", "at least 2: one to serve while the next is proven")
         _require(self.max_cpu_loras >= self.max_loras, "servers.max_cpu_loras", "at least servers.max_loras")
-        _require(self.weight_sync in ("adapter", "merged"), "servers.weight_sync", "adapter or merged")
         _require(self.start_timeout_s > 0, "servers.start_timeout_s", "above 0")
         if self.gpus is not None:
             _require(len(self.gpus) == self.count, "servers.gpus", f"a list of GPUs for each of {self.count} servers")

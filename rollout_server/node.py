@@ -25,7 +25,6 @@ from rollout_server.config import ConfigError, NodeConfig
 from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
 from rollout_server.metrics import NodeMetrics
-from rollout_server.policies.merged import MergedPolicyStore
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 
 logger = logging.getLogger(__name__)
@@ -61,8 +60,9 @@ class Node:
         self.tokens = ChatTokens(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
-        store = PolicyStore if config.servers.weight_sync == "adapter" else MergedPolicyStore
-        self.policies = store(self.servers, config.model, config.servers, self.root / "policies", config.policy_root)
+        self.policies = PolicyStore(
+            self.servers, config.model, config.servers, self.root / "policies", config.policy_root
+        )
         self.router = Router(self.servers, config.servers.max_num_seqs)
         self.metrics = NodeMetrics()
         self.metrics.watch(self.status)
@@ -118,7 +118,6 @@ class Node:
             "policy_versions": self.policies.versions(),
             "dataset": self.pool.dataset,
             "model": self.config.model.path,
-            "weight_sync": self.config.servers.weight_sync,
         }
 
     def status(self) -> dict[str, Any]:

@@ -64,6 +64,9 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         "--max-model-len": model.max_context,
         "--max-num-seqs": servers.max_num_seqs,
         "--tensor-parallel-size": servers.tensor_parallel_size,
+        "--max-lora-rank": min(allowed for allowed in RANKS_OF_VLLM if allowed >= model.lora_rank),
+        "--max-loras": servers.max_loras,
+        "--max-cpu-loras": servers.max_cpu_loras,
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",
         "--uvicorn-log-level": "warning",
@@ -72,12 +75,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         options["--kv-cache-memory-bytes"] = servers.kv_cache_bytes
     if servers.gpu_memory_utilization is not None:
         options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
-    flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
-    if servers.weight_sync == "adapter":
-        options["--max-lora-rank"] = min(allowed for allowed in RANKS_OF_VLLM if allowed >= model.lora_rank)
-        options["--max-loras"] = servers.max_loras
-        options["--max-cpu-loras"] = servers.max_cpu_loras
-        flags.append("--enable-lora")
+    flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
@@ -95,11 +93,9 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu: bool) -> dict[str, str]:
     """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds."""
-    # Each switch opens routes to whoever reaches the port, so only the one that is needed.
-    switch = "VLLM_ALLOW_RUNTIME_LORA_UPDATING" if servers.weight_sync == "adapter" else "VLLM_SERVER_DEV_MODE"
     environment = {
         **os.environ,
-        switch: "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_API_KEY": api_key,
         "HF_HUB_OFFLINE": "1",

@@ -25,6 +25,7 @@ from rollout_server.policies.adapter_check import (
 )
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_UPLOAD = ".upload-"
 _NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
 
 
@@ -54,22 +55,17 @@ class PolicyFolder:
         self._rank_limit = rank_limit
         self._limits = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: base.max_adapter_bytes(rank_limit)}
 
-    def files(self, source: Path) -> dict[str, int]:
-        """The files that make up a version, and the most bytes each can have."""
-        return self._limits
-
-    def check(self, folder: Path) -> None:
-        """Raises AdapterError with the reason if what lies in ``folder`` must not be served."""
-        check_adapter(folder, self._base, self._rank_limit)
-
     def staging(self) -> Path:
-        """A new folder, from which adapters may be taken in; the caller removes it."""
-        folder = self.root / f".upload-{uuid.uuid4().hex}"
+        """A new folder for an upload, to be taken in; the caller removes what is left of it."""
+        folder = self.root / f"{_UPLOAD}{uuid.uuid4().hex}"
         folder.mkdir()
         return folder
 
     def take_in(self, source: Path) -> Incoming:
-        """Copy an adapter's two files and check the copy, so that what was checked is what will be served.
+        """Move an upload here, or copy an adapter's two files, and check them.
+
+        Nobody else can write to an upload. Of any other folder the copy is checked, so that what was checked is what
+        will be served.
 
         Raises:
             AdapterError: the first reason not to serve it.
@@ -77,12 +73,18 @@ class PolicyFolder:
         source = source.resolve()
         self._check_source(source)
         folder = self.root / f".incoming-{uuid.uuid4().hex}"
-        folder.mkdir()
         digest = hashlib.sha256()
         try:
-            for name, limit in self.files(source).items():
-                self._copy(source / name, folder / name, limit, digest)
-            self.check(folder)
+            if source.parent == self.root and source.name.startswith(_UPLOAD):
+                source.rename(folder)
+                for name in self._limits:
+                    _sync(folder / name)
+                    _add_content(digest, folder / name)
+            else:
+                folder.mkdir()
+                for name, limit in self._limits.items():
+                    self._copy(source / name, folder / name, limit, digest)
+            check_adapter(folder, self._base, self._rank_limit)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -99,7 +101,7 @@ class PolicyFolder:
         pickled = sorted(path.name for path in source.iterdir() if path.suffix in PICKLED)
         if pickled:
             raise AdapterError(f"{source} holds {pickled[0]}; only safetensors weights are taken")
-        for name, limit in self.files(source).items():
+        for name, limit in self._limits.items():
             file = source / name
             if file.is_symlink() or not file.is_file():
                 raise AdapterError(f"{source} has no plain file {name}")
@@ -125,11 +127,7 @@ class PolicyFolder:
         if final.exists():  # of the same content, left by a crash and served by nobody
             shutil.rmtree(final)
         os.rename(incoming.folder, final)
-        directory = os.open(self.root, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _sync(self.root)
         return final
 
     def scan(self, most: int) -> dict[int, Path]:
@@ -147,15 +145,28 @@ class PolicyFolder:
 
     def _is_whole(self, folder: Path, digest: str) -> bool:
         try:
-            self.check(folder)
+            check_adapter(folder, self._base, self._rank_limit)
             content = hashlib.sha256()
-            for name in self.files(folder):
-                with open(folder / name, "rb") as reader:
-                    while chunk := reader.read(1 << 20):
-                        content.update(chunk)
+            for name in self._limits:
+                _add_content(content, folder / name)
         except (AdapterError, OSError):
             return False
         return content.hexdigest().startswith(digest)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content, or a folder's list of names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _add_content(digest: hashlib._Hash, file: Path) -> None:
+    with open(file, "rb") as reader:
+        while chunk := reader.read(1 << 20):
+            digest.update(chunk)
 
 
 def policy_name(version: int, digest: str) -> str:

@@ -89,13 +89,12 @@ class Canary:
 
 @dataclass
 class ServedPolicy:
-    """A version; ``name`` is that of its content and folder, ``served_as`` what requests call it."""
+    """A version; ``name`` is that of its content and folder, and what requests call it."""
 
     version: int
     name: str
     folder: Path
     canary: Canary | None
-    served_as: str
     seconds: float = 0.0
     references: int = 0
     retiring: bool = False
@@ -110,7 +109,7 @@ class PolicyStore:
         source_root: folder from which :meth:`publish` may take adapters besides :meth:`staging`; None for none.
 
     Raises:
-        ValueError: a base model of unknown architecture, or fewer than two ``max_loras``.
+        ValueError: a base model of unknown architecture.
     """
 
     def __init__(
@@ -121,22 +120,17 @@ class PolicyStore:
         folder: str | Path,
         source_root: str | Path | None = None,
     ) -> None:
-        if servers.max_loras < 2:
-            raise ValueError("servers.max_loras must be at least 2: the old version serves until the new one is proven")
         self._group = group
         self._model = model
         self._max_live = servers.max_loras
         self._base = BaseModel.read(model.path)
         source = Path(source_root) if source_root is not None else None
-        self._folder = self._open_folder(Path(folder), source)
+        self._folder = PolicyFolder(Path(folder), source, self._base, model.lora_rank)
         self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
         self._external_load = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
         group.add_ready_hook(self.on_server_ready)
-
-    def _open_folder(self, folder: Path, source: Path | None) -> PolicyFolder:
-        return PolicyFolder(folder, source, self._base, self._model.lora_rank)
 
     @property
     def max_adapter_bytes(self) -> int:
@@ -161,10 +155,6 @@ class PolicyStore:
                 return version
         raise UnknownPolicy("no policy version has been published; publish one first")
 
-    def name_of(self, version: int) -> str:
-        """The model name to send to vLLM; also of a version that is retiring."""
-        return self._get(version).served_as
-
     def _get(self, version: int) -> ServedPolicy:
         if version not in self._live:
             served = ", ".join(map(str, self.versions())) or "none"
@@ -177,7 +167,7 @@ class PolicyStore:
         if policy.retiring:
             raise UnknownPolicy(f"policy version {version} is being retired")
         policy.references += 1
-        return policy.served_as
+        return policy.name
 
     def release(self, version: int) -> None:
         """One user less. The last one of a retiring version sets off its removal."""
@@ -222,13 +212,10 @@ class PolicyStore:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
 
-    def _policy(self, version: int, folder: Path, canary: Canary | None) -> ServedPolicy:
-        return ServedPolicy(version, folder.name, folder, canary, served_as=folder.name)
-
     async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
         await self._make_room()
         folder = await asyncio.to_thread(self._folder.settle, incoming, version)
-        policy = self._policy(version, folder, canary)
+        policy = ServedPolicy(version, folder.name, folder, canary)
         try:
             await self._place(policy)
         except BaseException:
@@ -296,7 +283,7 @@ class PolicyStore:
         """Without a canary, at least the log-probs of a few ids must be numbers."""
         token_ids = policy.canary.token_ids if policy.canary is not None else list(range(8))
         payload = {
-            "model": policy.served_as,
+            "model": policy.name,
             "token_ids": token_ids,
             "request_id": f"canary-{uuid.uuid4().hex[:12]}",
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
@@ -368,5 +355,5 @@ class PolicyStore:
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():
-                self._live[version] = self._policy(version, folder, canary=None)
+                self._live[version] = ServedPolicy(version, folder.name, folder, canary=None)
         return self.versions()

@@ -252,6 +252,6 @@ async def test_killed_server_in_mid_generation_costs_no_episode(house):
     assert not any(map(exists, old))
     # It holds both versions again: new episodes go there, for it has more room.
     for version, seed in ((1, 1), (2, 2)):
-        back = await house.generate(f"back {version}", house.store.name_of(version))
+        back = await house.generate(f"back {version}", house.store.acquire(version))
         assert back.server == "vllm-0"
         assert house.gap(back, house.adapter(seed)) < TOLERANCE

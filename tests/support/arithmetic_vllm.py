@@ -27,7 +27,6 @@ class FakeVllm:
 
     def __init__(self) -> None:
         self.loaded: dict[str, Path] = {}
-        self.paused = False
         self.log: list[tuple[str, str]] = []
         self.seen: list[dict] = []
         self.mode = "well"
@@ -45,9 +44,6 @@ class FakeVllm:
                 web.post("/v1/load_lora_adapter", self.load),
                 web.post("/v1/unload_lora_adapter", self.unload),
                 web.post("/inference/v1/generate", self.generate),
-                web.post("/pause", self.pause),
-                web.post("/collective_rpc", self.reload),
-                web.post("/resume", self.resume),
             ]
         )
         return app
@@ -80,36 +76,10 @@ class FakeVllm:
         self.log.append(("unload", name if known is None or known.is_dir() else f"{name} whose folder is gone"))
         return web.Response(status=200 if known is not None else 404)
 
-    async def pause(self, request: web.Request) -> web.Response:
-        self.paused = True
-        self.log.append(("pause", request.query_string))
-        return web.Response()
-
-    async def reload(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        folder = Path(body["kwargs"]["weights_path"])
-        assert body["method"] == "reload_weights"
-        self.log.append(("reload", folder.name))
-        failed = self.mode in ("fail reload", "fail reload once")
-        if self.mode == "fail reload once":
-            self.mode = "well"
-        # As vLLM: half-loaded weights, on which nothing may be generated.
-        self.loaded = {} if failed else {"base": folder}
-        return web.Response(status=500 if failed else 200)
-
-    async def resume(self, _: web.Request) -> web.Response:
-        self.paused = False
-        if not self.loaded:
-            self.mode = "dead engine"
-        self.log.append(("resume", ""))
-        return web.Response()
-
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.seen.append(body)
         token_ids, sampling = body["token_ids"], body["sampling_params"]
-        if self.paused:
-            return web.json_response({"error": {"message": "paused"}}, status=500)
         if body["model"] not in self.loaded:
             return web.json_response({"error": {"message": f"The model {body['model']} does not exist."}}, status=404)
         if self.mode == "error":

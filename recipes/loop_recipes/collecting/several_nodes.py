@@ -41,18 +41,8 @@ class SeveralNodes:
         self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
 
     def wait_ready(self) -> list[int]:
-        """Versions that any of the nodes serves.
-
-        Raises:
-            NoRollouts: one node serves adapters, another merged weights. Also what a single node's source raises.
-        """
+        """Versions that any of the nodes serves. Raises what a single node's source raises."""
         served = self._each(lambda node: node.wait_ready())
-        for url, node in zip(self._urls, self._nodes, strict=True):
-            if node.weight_sync != self._nodes[0].weight_sync:
-                raise NoRollouts(
-                    f"rollout nodes {self._urls[0]} and {url} take different policies "
-                    f"({self._nodes[0].weight_sync} and {node.weight_sync}); give them the same servers.weight_sync"
-                )
         return sorted({version for versions in served for version in versions})
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
@@ -70,8 +60,7 @@ class SeveralNodes:
         return listings[0]
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        with self._nodes[0].weights(folder) as weights:  # made once: merged ones may be tens of gigabytes
-            self._each(lambda node: node.send(version, weights, canary))
+        self._each(lambda node: node.publish(version, folder, canary))
 
     def retire(self, version: int) -> None:
         self._each(lambda node: node.retire(version))

@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ from tqdm import tqdm
 
 from loop_recipes.config.loop_config import CollectionConfig, RolloutNodeConfig
 from loop_recipes.config.schema import ConfigError
-from loop_recipes.learner.peft_export import base_of, merge_adapter
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
 from rollout_server.node_process import NodeDied, NodeProcess
@@ -86,8 +84,6 @@ class NodeSource:
         start_deadline_s: longest time to wait for the node to be ready.
         deadline_s: longest time to wait for one collection.
         stop_requested: asked while waiting; true ends the wait with :class:`StopRequested`.
-
-    ``weight_sync`` is what the node serves, "adapter" or "merged"; the node says so when it is ready.
     """
 
     def __init__(
@@ -103,48 +99,16 @@ class NodeSource:
         self._start_deadline_s = start_deadline_s
         self._deadline_s = deadline_s
         self._stop_requested = stop_requested
-        self.weight_sync = "adapter"
 
     def wait_ready(self) -> list[int]:
-        health = self._client.wait_ready(self._start_deadline_s)
-        self.weight_sync = health["weight_sync"]
-        return list(health["policy_versions"])
+        return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         listing = self._client.tasks(split)
         return listing.dataset, list(listing.tasks)
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        """
-        Raises:
-            ConfigError: the adapter cannot be merged into its base. RolloutNodeError: the node refuses it.
-        """
-        with self.weights(folder) as weights:
-            self.send(version, weights, canary)
-
-    @contextlib.contextmanager
-    def weights(self, adapter: Path) -> Iterator[Path]:
-        """What the node is to be sent: the adapter, or, if it serves merged weights, those, made here and removed."""
-        if self.weight_sync == "adapter":
-            yield adapter
-            return
-        merged = adapter.with_name(f"merged-{adapter.name}")
-        shutil.rmtree(merged, ignore_errors=True)  # left by a crash
-        try:
-            try:
-                merge_adapter(base_of(adapter), adapter, merged)
-            except ValueError as error:
-                raise ConfigError(f"servers.weight_sync merged: {error}") from error
-            yield merged
-        finally:
-            shutil.rmtree(merged, ignore_errors=True)  # the node has a copy of its own
-
-    def send(self, version: int, weights: Path, canary: Mapping[str, Any] | None = None) -> None:
-        """Upload an adapter; name merged weights, which lie below the node's policy_root."""
-        if self.weight_sync == "adapter":
-            self._client.publish_policy(version, weights, canary)
-        else:
-            self._client.publish_shared_policy(version, str(weights.resolve()), canary)
+        self._client.publish_policy(version, folder, canary)
 
     def retire(self, version: int) -> None:
         try:

@@ -2,20 +2,14 @@
 
 torchtune 0.6.1 permutes q and k on export as Llama needs it and Qwen2 does not, so the names are mapped here and the
 values are left alone.
-
-To merge an adapter into its base model, as a checkpoint in Hugging Face's format:
-
-    python -m loop_recipes.learner.peft_export models/Qwen2.5-7B-Instruct runs/a/policies/policy-v0120 merged/
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,60 +104,3 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
         raise ValueError(f"{folder} is not a plain LoRA adapter (peft_type LORA, without rslora or dora)")
     tensors = {tune_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
     return tensors, int(config["r"]), float(config["lora_alpha"])
-
-
-def base_of(adapter: Path) -> Path:
-    """The folder of the base checkpoint that :func:`export_adapter` recorded."""
-    return Path(json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
-
-
-def merge_adapter(base: Path, adapter: Path, output: Path) -> None:
-    """Write ``base`` with the adapter's weights added in, file by file, as a complete checkpoint in ``output``.
-
-    ``W + (alpha / r) B A`` is computed in float32 and rounded to the base's dtype.
-
-    Raises:
-        ValueError: ``output`` exists, the base has no safetensors weights, or the adapter is for another model.
-    """
-    if output.exists():
-        raise ValueError(f"{output} exists already; give another folder")
-    tensors, rank, alpha = read_adapter(adapter)
-    lora = {peft_name(name).removeprefix("base_model.model."): tensor.float() for name, tensor in tensors.items()}
-    shards = sorted(base.glob("*.safetensors"))
-    if not shards:
-        raise ValueError(f"{base} holds no *.safetensors weights")
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for file in [path for path in base.iterdir() if path.is_file() and path.suffix in (".json", ".txt")]:
-        shutil.copy2(file, partial)
-    for shard in shards:
-        weights = load_file(shard)
-        for name, weight in weights.items():
-            down = lora.pop(name.replace(".weight", ".lora_A.weight"), None)
-            up = lora.pop(name.replace(".weight", ".lora_B.weight"), None)
-            if down is not None and up is not None:
-                if (up.shape[0], down.shape[1]) != weight.shape:
-                    raise ValueError(f"{adapter} is for another model: {name} is {list(weight.shape)} in {base}")
-                weights[name] = (weight.float() + alpha / rank * (up @ down)).to(weight.dtype)
-        save_file(weights, partial / shard.name, metadata={"format": "pt"})
-    if lora:
-        raise ValueError(f"{adapter} is for another model: {base} lacks the layer of {sorted(lora)[0]}")
-    os.replace(partial, output)
-
-
-def main() -> None:
-    """Command line of :func:`merge_adapter`."""
-    parser = argparse.ArgumentParser("python -m loop_recipes.learner.peft_export", description=merge_adapter.__doc__)
-    for name in ("base", "adapter", "output"):
-        parser.add_argument(name, type=Path)
-    options = parser.parse_args()
-    try:
-        merge_adapter(options.base, options.adapter, options.output)
-    except ValueError as error:
-        sys.exit(f"peft_export: {error}")
-    print(f"merged model in {options.output}")
-
-
-if __name__ == "__main__":
-    main()

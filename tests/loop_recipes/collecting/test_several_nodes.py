@@ -3,18 +3,12 @@
 import asyncio
 import contextlib
 import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from loop_recipes.collecting import source as collection_source
 from loop_recipes.collecting.several_nodes import SeveralNodes, merge_ends, split_request
 from loop_recipes.collecting.source import NodeSource, NoRollouts, StopRequested
-from loop_recipes.learner.peft_export import merge_adapter
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd
 from support.counter_node import TOKEN, counter_request, local_node
@@ -92,53 +86,6 @@ async def test_every_node_is_given_every_version(policy, tmp_path):
         for node in nodes:
             assert (await node.call(node.client.health))["policy_versions"] == [1]
         await asyncio.to_thread(source.retire, 0)
-
-
-class MergedNode(NodeSource):
-    """A node that serves merged weights, as far as publishing goes; remembers which tensors it was given."""
-
-    def __init__(self, weight_sync="merged"):
-        super().__init__(self, None, 1.0, 1.0, lambda: False)
-        self.weight_sync, self.sent = weight_sync, []
-
-    def wait_ready(self):
-        return []
-
-    def publish_shared_policy(self, version, path, canary=None):
-        (shard,) = Path(path).glob("*.safetensors")
-        self.sent.append((version, path, load_file(shard)))
-
-
-def test_weights_are_merged_once_for_all_nodes_and_not_left_behind(policy, tmp_path, monkeypatch):
-    adapter = tmp_path / "policy-v0003"
-    shutil.copytree(policy / "adapter1", adapter)
-    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": f"{policy}/model"}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    merges = []
-
-    def counted(*folders):
-        merges.append(folders)
-        merge_adapter(*folders)
-
-    monkeypatch.setattr(collection_source, "merge_adapter", counted)
-    nodes = [MergedNode(), MergedNode()]
-    source = SeveralNodes(lambda url, stop: nodes[int(url)], ["0", "1"], lambda: False)
-    source.publish(3, adapter)
-    assert len(merges) == 1
-    (first,), (second,) = nodes[0].sent, nodes[1].sent
-    assert first[:2] == second[:2] == (3, str(tmp_path / "merged-policy-v0003"))
-    base = load_file(policy / "model/model.safetensors")
-    assert first[2].keys() == second[2].keys() == base.keys()
-    assert any(not torch.equal(first[2][name], base[name]) for name in base)
-    assert all(torch.equal(first[2][name], second[2][name]) for name in base)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy-v0003"]
-
-
-def test_nodes_that_take_different_policies_are_refused():
-    nodes = [MergedNode(), MergedNode("adapter")]
-    source = SeveralNodes(lambda url, stop: nodes[int(url)], ["0", "1"], lambda: False)
-    with pytest.raises(NoRollouts, match=r"0 and 1 take different policies \(merged and adapter\)"):
-        source.wait_ready()
 
 
 async def test_nodes_with_other_tasks_are_refused(policy, tmp_path):

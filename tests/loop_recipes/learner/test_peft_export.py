@@ -9,8 +9,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from loop_recipes.learner.model import meta_model, new_adapter, place_model
-from loop_recipes.learner.peft_export import export_adapter, merge_adapter, peft_name, read_adapter, tune_name
-from support.random_policy import write_adapter, write_model
+from loop_recipes.learner.peft_export import export_adapter, peft_name, read_adapter, tune_name
+from support.random_policy import write_model
 from support.small_runs import base_weights, model_section, random_adapter
 
 
@@ -32,23 +32,6 @@ def test_peft_and_transformers_give_the_recipes_logits(tmp_path, tied):
         theirs = PeftModel.from_pretrained(base, folder)(tokens).logits
     assert (ours - theirs).abs().max() < 1e-5
     assert (bare - theirs).abs().max() > 1e-2, "the adapter changed nothing, so the comparison says nothing"
-
-
-def test_a_merged_model_is_the_policy(tmp_path):
-    write_model(tmp_path / "base")
-    write_adapter(tmp_path / "adapter", seed=3, scale=0.05)
-    merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
-    tokens = torch.arange(40)[None]
-    with torch.no_grad():
-        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-        bare = base(tokens).logits
-        adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")(tokens).logits
-        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)(tokens).logits
-    assert (merged - adapted).abs().max() < 1e-4
-    assert (bare - adapted).abs().max() > 1e-2
-    assert (tmp_path / "merged/tokenizer.json").exists()
-    with pytest.raises(ValueError, match="exists already"):
-        merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
 
 
 def test_an_export_reads_back_and_replaces_the_older_one(tmp_path):

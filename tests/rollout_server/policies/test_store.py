@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.config import ConfigError, ModelConfig, ServersConfig
 from rollout_server.inference import server as vllm_server
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import ServerGroup
@@ -76,7 +76,7 @@ async def test_published_version_is_on_every_server_under_a_name_of_its_content(
     assert info.name.startswith("policy-v0007-")
     assert info.seconds > 0
     assert house.store.versions() == [7]
-    assert house.store.name_of(7) == info.name
+    assert house.store.acquire(7) == info.name
     for fake in house.fakes:
         assert fake.loaded == {info.name: house.folder / "policies" / info.name}
     assert house.folders() == [info.name]
@@ -106,10 +106,10 @@ async def test_other_content_replaces_an_unused_version_only(house):
     house.store.acquire(1)
     with pytest.raises(AdapterError, match="version 1 is in use with other content"):
         await house.store.publish(1, house.adapter(2))
-    assert house.store.name_of(1) == first.name
+    assert house.folders() == [first.name]
     house.store.release(1)
     second = await house.store.publish(1, house.adapter(2))
-    assert house.store.name_of(1) == second.name != first.name
+    assert second.name != first.name
     assert house.folders() == [second.name]
 
 
@@ -117,15 +117,15 @@ async def test_canary_decides(house):
     adapter = house.adapter(1)
     right = prompt_logprob(adapter)
     canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [right, right + 0.01], "tolerance": 0.02}
-    await house.store.publish(1, adapter, canary)
+    first = await house.store.publish(1, adapter, canary)
     other = house.adapter(2)
     with pytest.raises(
         AdapterError, match=r"canary: vllm-\d gives log-prob -\d.\d+ at position 1, the trainer expected"
     ):
         await house.store.publish(2, other, {**canary, "logprobs": [right + 0.5, right + 0.5]})
     assert house.store.versions() == [1]
-    assert all(list(fake.loaded) == [house.store.name_of(1)] for fake in house.fakes)
-    assert house.folders() == [house.store.name_of(1)]
+    assert all(list(fake.loaded) == [first.name] for fake in house.fakes)
+    assert house.folders() == [first.name]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_retired_version_stays_until_its_last_user_is_done(house):
     house.store.acquire(1)
     assert await house.store.retire(1) is False
     assert house.store.versions() == []
-    assert house.store.name_of(1) == info.name, "who holds it goes on"
+    assert house.folders() == [info.name], "who holds it goes on"
     with pytest.raises(UnknownPolicy, match="being retired"):
         house.store.acquire(1)
     house.store.release(1)
@@ -175,7 +175,7 @@ async def test_retired_version_stays_until_its_last_user_is_done(house):
     # The fake notes an unload whose folder is already gone.
     assert house.fakes[0].log == [("load", info.name), ("unload", info.name)]
     with pytest.raises(UnknownPolicy, match="version 1 is not served; served: none"):
-        house.store.name_of(1)
+        house.store.acquire(1)
 
 
 async def test_full_house_retires_the_oldest_unused_and_never_exceeds_max_loras(house):
@@ -265,12 +265,26 @@ async def test_missing_pickled_and_oversized_files_are_refused_before_they_are_r
     assert house.fakes[0].log == []
 
 
-async def test_upload_from_staging_is_taken_in(house):
+async def test_an_upload_is_moved_and_what_is_named_is_copied(house):
     staging = house.store.staging()
     shutil.copytree(house.adapter(1), staging, dirs_exist_ok=True)
+    weights = (staging / "adapter_model.safetensors").stat().st_ino
     info = await house.store.publish(1, staging)
-    assert house.store.versions() == [1]
-    assert info.name in house.folders()
+    assert house.folders() == [info.name], "the upload became the version"
+    assert (house.folder / "policies" / info.name / "adapter_model.safetensors").stat().st_ino == weights
+    # By its path, a version that is served is a source like any other: copied, and served on.
+    again = await house.store.publish(2, house.folder / "policies" / info.name)
+    assert house.store.versions() == [1, 2]
+    assert house.folders() == [info.name, again.name]
+
+
+async def test_an_upload_that_is_refused_leaves_nothing(house):
+    staging = house.store.staging()
+    shutil.copytree(house.adapter(1), staging, dirs_exist_ok=True)
+    os.truncate(staging / "adapter_model.safetensors", 100)
+    with pytest.raises(AdapterError, match="not a whole safetensors file"):
+        await house.store.publish(1, staging)
+    assert house.folders() == []
 
 
 async def test_only_whole_newest_versions_come_back_after_a_crash(house, tmp_path):
@@ -291,9 +305,6 @@ async def test_only_whole_newest_versions_come_back_after_a_crash(house, tmp_pat
     await group.stop()
 
 
-def test_one_lora_slot_is_too_few(tmp_path):
-    house = House(tmp_path)
-    model = ModelConfig(path=str(house.model))
-    servers = ServersConfig(urls=["http://127.0.0.1:1"], max_loras=1)
-    with pytest.raises(ValueError, match=r"servers\.max_loras must be at least 2"):
-        PolicyStore(ServerGroup(model, servers, tmp_path), model, servers, tmp_path / "policies")
+def test_one_lora_slot_is_too_few():
+    with pytest.raises(ConfigError, match=r"servers\.max_loras must be at least 2"):
+        ServersConfig(max_loras=1)

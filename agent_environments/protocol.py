@@ -151,16 +151,9 @@ class EnvironmentPool(Protocol):
 
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
-    "appworld_http": "appworld_adapter.pool.http_backend:HttpPool",
     "counter": "agent_environments.counter:CounterPool",
 }
-"""Registry: environment name -> "module:class". Another environment is one class and one line here, or a call of
-:func:`register_environment`."""
-
-
-def register_environment(name: str, target: str) -> None:
-    """Make ``target`` ("module:class") available to configs under ``name``."""
-    ENVIRONMENTS[name] = target
+"""Short names of the environments that come with the project: name -> "module:class"."""
 
 
 def create_pool(name: str, config: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:

@@ -17,11 +17,14 @@ import asyncio
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from agent_environments.protocol import create_pool
 
@@ -189,7 +192,7 @@ async def run(arguments: argparse.Namespace) -> list[Row]:
         options = {"python": arguments.python, "root": arguments.root, "prompt": "tiny"}
         return lambda worlds: create_pool(backend, {**options, "max_worlds": worlds}, word_spans)
 
-    ours, stock = maker("appworld"), maker("appworld_http")
+    ours, stock = maker("appworld"), maker("support.stock_engine:HttpPool")
     rows: list[Row] = []
 
     async def add(measurement: Awaitable[list[Row]]) -> None:

@@ -66,7 +66,7 @@ async def forked():
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def stock():
-    pool = make_pool("appworld_http", max_worlds=2)
+    pool = make_pool("support.stock_engine:HttpPool", max_worlds=2)
     await pool.open()
     yield pool
     await pool.close()

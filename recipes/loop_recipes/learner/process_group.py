@@ -58,11 +58,6 @@ def leave(status: int | str | None) -> NoReturn:
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 
-def barrier() -> None:
-    """Wait for all ranks (over gloo)."""
-    sum_over_ranks(torch.zeros(1))
-
-
 def sum_over_ranks(values: Tensor) -> Tensor:
     """Sum a CPU tensor over the ranks; every rank gets the result, the input is left as it is."""
     if not dist.is_initialized():

@@ -1,0 +1,55 @@
+"""The documents: links that lead somewhere, files that exist, a file map that is up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.file_map import CHECKOUT, PAGE, file_map
+
+PAGES = sorted([*CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("*.md")])
+GENERATED = ("file_map.md", "config.md", "CHANGELOG.md")
+MOST_WORDS = 1500
+"""Of a page, tables and code included; the prose of a page this long has about 1,200."""
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", page.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    """Paths from the repository's root, in backquotes or commands; what a run or a set-up makes is not looked for."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    known = {str(parent) for name in tracked.split() for parent in [Path(name), *Path(name).parents]}
+    pattern = r"(?<![\w/.$}-])((?:recipes|rollout_server|agent_environments|appworld_adapter|tests|benchmarks|slurm|docs)/[\w./-]+)"
+    for name in re.findall(pattern, page.read_text()):
+        name = name.rstrip("./")
+        if name.startswith("appworld_adapter/pool/run-") or page.name == "CHANGELOG.md":
+            continue
+        assert name in known or (CHECKOUT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name)
+def test_pages_are_short(page):
+    assert len(page.read_text().split()) <= MOST_WORDS
+
+
+def test_the_file_map_is_up_to_date():
+    assert PAGE.read_text() == file_map(), "run python tests/support/file_map.py"

@@ -1,6 +1,6 @@
 """The file map of docs/development.md: every module with the first sentence of its docstring.
 
-    python tests/support/file_map.py        # writes the map anew
+python tests/support/file_map.py        # writes the map anew
 """
 
 from __future__ import annotations

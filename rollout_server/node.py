@@ -18,7 +18,7 @@ from typing import Any
 
 from agent_environments.protocol import UnknownTask, create_pool
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.episode import EpisodeServices
+from rollout_server.collecting.policy_speaker import EpisodeServices
 from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import ConfigError, NodeConfig

@@ -1,4 +1,4 @@
-"""The Rollout record: written once by the rollout node, read by everyone, edited by nobody.
+"""The Rollout record: written once, by the episode that was played, read by everyone, edited by nobody.
 
 One rollout is one line of JSON in a collection's log (``<root>/collections/<id>.jsonl``), so the training data of any
 method is ``datasets.load_dataset("json", data_files=...)`` or ``pandas.read_json(path, lines=True)``.
@@ -10,9 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 SCHEMA_VERSION = 1
+
+POISONED_LOGPROB = -9998.0
+"""vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
 
 END_REASONS = ("completed", "turn_limit", "context_limit", "deadline")
 """How a rollout that counts can end. Only ``completed`` means that the agent itself ended the episode."""
@@ -25,7 +28,8 @@ FAILURE_REASONS = ("environment_error", "environment_crashed", "environment_time
 class Turn:
     """One agent turn: tokens ``[start, end)`` were sampled, by ``policy_version`` on ``server``, in one request.
 
-    ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length".
+    ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length". In a rollout of text alone
+    the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
     """
 
     start: int
@@ -47,7 +51,9 @@ class Rollout:
 
     Invariants, checked by :meth:`validate`: ``mask[i]`` is true exactly where a turn's span covers ``i``; spans are
     disjoint, ascending and not empty; log-probs are finite, at most 0 and above vLLM's -9999 of a poisoned KV cache
-    where the mask is true, and 0.0 elsewhere; the first token was not sampled.
+    where the mask is true, and 0.0 elsewhere; the first token was not sampled. A rollout of text alone (``text_only``),
+    from an endpoint that gives no token ids, has none, and the spans of all its turns are empty: it can be scored and
+    read, not trained on.
     """
 
     rollout_id: str
@@ -82,36 +88,53 @@ class Rollout:
     def sampled_tokens(self) -> int:
         return sum(turn.end - turn.start for turn in self.turns)
 
+    @property
+    def text_only(self) -> bool:
+        """There are no token ids: it was spoken by an endpoint that takes and gives text."""
+        return not self.token_ids
+
     def validate(self) -> Rollout:
         """Return self, or raise ValueError naming the rollout and the broken invariant."""
+        if not self.turns:
+            self._refuse("no turns")
+        if self.text_only:
+            self._check_text()
+        else:
+            self._check_tokens()
+        if not 0.0 <= self.reward <= 1.0:
+            self._refuse(f"reward {self.reward} outside [0, 1]")
+        if self.end_reason not in END_REASONS:
+            self._refuse(f"end reason {self.end_reason!r} is not one of {', '.join(END_REASONS)}")
+        return self
 
-        def fail(what: str) -> None:
-            raise ValueError(f"rollout {self.rollout_id}: {what}")
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(f"rollout {self.rollout_id}: {what}")
 
+    def _check_text(self) -> None:
+        if self.mask or self.sampler_logprobs:
+            self._refuse(f"no token ids, {len(self.mask)} mask entries, {len(self.sampler_logprobs)} log-probs")
+        for number, turn in enumerate(self.turns):
+            if (turn.start, turn.end) != (0, 0):
+                self._refuse(f"turn {number} spans [{turn.start}, {turn.end}) of no token ids")
+
+    def _check_tokens(self) -> None:
         size = len(self.token_ids)
         if not (len(self.mask) == len(self.sampler_logprobs) == size):
-            fail(f"{size} token ids, {len(self.mask)} mask entries, {len(self.sampler_logprobs)} log-probs")
-        if not self.turns:
-            fail("no turns")
+            self._refuse(f"{size} token ids, {len(self.mask)} mask entries, {len(self.sampler_logprobs)} log-probs")
         expected = [False] * size
         previous_end = 1
         for number, turn in enumerate(self.turns):
             if not previous_end <= turn.start < turn.end <= size:
-                fail(f"turn {number} spans [{turn.start}, {turn.end}) after {previous_end} of {size}")
+                self._refuse(f"turn {number} spans [{turn.start}, {turn.end}) after {previous_end} of {size}")
             expected[turn.start : turn.end] = [True] * (turn.end - turn.start)
             previous_end = turn.end
         if expected != self.mask:
-            fail("the mask is not the union of the turns' spans")
+            self._refuse("the mask is not the union of the turns' spans")
         for position, (sampled, logprob) in enumerate(zip(self.mask, self.sampler_logprobs, strict=True)):
-            if sampled and not (math.isfinite(logprob) and -9998.0 < logprob <= 1e-6):
-                fail(f"sampled token {position} has log-prob {logprob}")
+            if sampled and not (math.isfinite(logprob) and POISONED_LOGPROB < logprob <= 1e-6):
+                self._refuse(f"sampled token {position} has log-prob {logprob}")
             if not sampled and logprob != 0.0:
-                fail(f"token {position} was not sampled but has log-prob {logprob}")
-        if not 0.0 <= self.reward <= 1.0:
-            fail(f"reward {self.reward} outside [0, 1]")
-        if self.end_reason not in END_REASONS:
-            fail(f"end reason {self.end_reason!r} is not one of {', '.join(END_REASONS)}")
-        return self
+                self._refuse(f"token {position} was not sampled but has log-prob {logprob}")
 
     def to_json(self) -> str:
         """One line of JSON, no newline."""

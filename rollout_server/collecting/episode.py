@@ -1,7 +1,7 @@
-"""One episode, token in and token out: prompt, sample, run, append, until it ends; then grade.
+"""One episode: start a world, let the speaker and the environment take turns until it ends, grade, close.
 
-Sampled ids are appended as they came from the server. Only observations are encoded, so the sequence in the rollout is
-the sequence that was served, token for token.
+This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: they differ in the speaker alone.
+Limits, deadlines, seeds, end reasons and the making of the :class:`~rollout_server.rollout.Rollout` are here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import TypeVar
 
 from agent_environments.protocol import (
     Environment,
@@ -20,13 +20,11 @@ from agent_environments.protocol import (
     EnvironmentPool,
     EnvironmentTimeout,
     Grade,
+    Message,
 )
-from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, Speaker, SpokenTurn
 from rollout_server.collection_request import CollectionRequest
-from rollout_server.inference.router import BadLogprob, DeadlinePassed, Generation, RequestRefused, ServerUnavailable
-from rollout_server.metrics import NodeMetrics
-from rollout_server.policies.store import UnknownPolicy
 from rollout_server.rollout import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -38,56 +36,6 @@ CLOSE_DEADLINE_S = 60.0
 T = TypeVar("T")
 
 
-class EpisodeFailed(Exception):
-    """The attempt is worthless; ``reason`` is one of record.FAILURE_REASONS."""
-
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
-        self.reason = reason
-
-
-class Generator(Protocol):
-    """What an episode asks of the router."""
-
-    async def generate(
-        self,
-        *,
-        episode_id: str,
-        token_ids: list[int],
-        model: str,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        seed: int,
-        stop_token_ids: tuple[int, ...],
-        deadline: float,
-    ) -> Generation: ...
-
-    def release(self, episode_id: str) -> None: ...
-
-
-class Policies(Protocol):
-    """What an episode asks of the policy store."""
-
-    def acquire(self, version: int) -> str: ...
-
-    def release(self, version: int) -> None: ...
-
-    def latest(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class EpisodeServices:
-    """What episodes share."""
-
-    pool: EnvironmentPool
-    tokens: ChatTokens
-    router: Generator
-    policies: Policies
-    metrics: NodeMetrics
-
-
 def derive_seed(*parts: object) -> int:
     """A seed in [0, 2^31) that depends on every part."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
@@ -96,8 +44,11 @@ def derive_seed(*parts: object) -> int:
 class Episode:
     """One attempt at one rollout.
 
-    ``attempts_before`` makes a repeated attempt sample with other seeds. ``pinned_model`` is the name that the servers
-    know the collection's version by, which whoever started the collection has acquired; None in mode "latest".
+    Args:
+        attempts_before: failed attempts at the same rollout; a repeated attempt samples with other seeds.
+        request: the collection's limits, seed and way of sampling.
+        on_phase: told the seconds spent in a phase: "environment", "grade", or "node" (our own work between the
+            environment's answer and the agent's next turn).
     """
 
     def __init__(
@@ -105,27 +56,26 @@ class Episode:
         key: EpisodeKey,
         attempts_before: int,
         request: CollectionRequest,
-        pinned_model: str | None,
-        services: EpisodeServices,
+        pool: EnvironmentPool,
+        speaker: Speaker,
+        on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
     ):
         self.key = key
         self.rollout_id = f"{request.id}/{key.task_id}/{key.index}.{key.attempt}"
         self.seed = derive_seed(request.seed, key.task_id, key.index, attempts_before)
         self._request = request
-        self._pinned_model = pinned_model
         self._limits = request.limits
-        self._services = services
+        self._pool = pool
+        self._speaker = speaker
+        self._on_phase = on_phase
         self._deadline = 0.0
-        self._token_ids: list[int] = []
-        self._mask: list[bool] = []
-        self._logprobs: list[float] = []
         self._turns: list[Turn] = []
         self._messages: list[dict[str, str]] = []
 
     @property
     def sampled_tokens(self) -> int:
         """Tokens of the turns that have ended; what an abort throws away."""
-        return sum(turn.end - turn.start for turn in self._turns)
+        return self._speaker.sampled_tokens
 
     async def run(self) -> Rollout:
         """Play the episode to its end and grade it.
@@ -135,135 +85,101 @@ class Episode:
         """
         environment: Environment | None = None
         try:
-            async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                environment = await self._services.pool.acquire(self.rollout_id)
+            environment = await self._acquire()
             started_at, started = time.time(), time.monotonic()
             self._deadline = started + self._limits.episode_deadline_s
             end_reason = await self._play(environment)
             grade = await self._grade(environment)
+        except EpisodeFailed:
+            raise
         except EnvironmentFault as error:
             raise EpisodeFailed(error.reason, str(error) or type(error).__name__) from error
-        except TimeoutError as error:
-            raise EpisodeFailed("environment_timeout", "no environment, or no grade, within its deadline") from error
-        except BadLogprob as error:
-            raise EpisodeFailed("bad_logprob", str(error)) from error
-        except (ServerUnavailable, RequestRefused, UnknownPolicy) as error:
-            raise EpisodeFailed("server_error", str(error)) from error
+        except Exception as error:
+            logger.exception("%s failed in an unforeseen way", self.rollout_id)
+            raise EpisodeFailed("environment_error", repr(error)) from error
         finally:
-            self._services.router.release(self.rollout_id)
+            self._speaker.close()
             if environment is not None:
                 await self._close(environment)
         return self._rollout(end_reason, grade, started_at, time.monotonic() - started)
 
     async def _play(self, environment: Environment) -> str:
         """Turns until the episode ends; returns the end reason."""
-        tokens, limits = self._services.tokens, self._limits
         try:
             opening = await self._in_time(environment.start(self.key.task_id))
         except TimeoutError:
             raise EpisodeFailed("environment_timeout", "the world did not start before the deadline") from None
+        # Without a turn there is nothing to judge the agent by: the attempt has failed, it is no short episode.
+        try:
+            return await self._converse(environment, opening)
+        except ContextFull as error:
+            if not self._turns:
+                raise EpisodeFailed("environment_error", str(error)) from error
+            return "context_limit"
+        except OutOfTime as error:
+            if not self._turns:
+                raise EpisodeFailed("server_error", str(error)) from error
+            return "deadline"
+
+    async def _converse(self, environment: Environment, opening: Sequence[Message]) -> str:
         answered = time.monotonic()
         self._messages = [asdict(message) for message in opening]
-        self._append(tokens.prompt(opening))
-        if len(self._token_ids) >= limits.max_context:
-            size = len(self._token_ids)
-            raise EpisodeFailed(
-                "environment_error", f"the prompt's {size} tokens fill max_context {limits.max_context}"
-            )
+        self._speaker.begin(self.rollout_id, opening)
         while True:
-            try:
-                action, closed = await self._sample(answered)
-            except DeadlinePassed:
-                if self._turns:
-                    return "deadline"
-                raise
-            self._messages.append({"role": "assistant", "content": action})
+            spoken = await self._speaker.speak(derive_seed(self.seed, len(self._turns)), self._deadline)
+            self._on_phase("node", time.monotonic() - answered - spoken.seconds)
+            self._messages.append({"role": "assistant", "content": spoken.text})
             asked = time.monotonic()
             try:
-                result = await self._in_time(environment.step(action))
+                result = await self._in_time(environment.step(spoken.text))
             except (TimeoutError, EnvironmentTimeout):
-                self._note_step(time.monotonic() - asked, failed=True)
+                self._note_turn(spoken, time.monotonic() - asked, failed=True)
                 return "deadline"
             answered = time.monotonic()
-            self._note_step(answered - asked, result.failed)
+            self._note_turn(spoken, answered - asked, result.failed)
             self._messages.append({"role": "user", "content": result.observation})
             if result.done:
                 return "completed"
-            if len(self._turns) == limits.max_turns:
+            if len(self._turns) == self._limits.max_turns:
                 return "turn_limit"
-            continuation = tokens.continuation(result.observation, closed)
-            if len(self._token_ids) + len(continuation) >= limits.max_context:
-                return "context_limit"
-            self._append(continuation)
+            self._speaker.hear(result.observation)
 
-    async def _sample(self, answered: float) -> tuple[str, bool]:
-        """One turn: the action's text, and whether the policy closed its turn itself.
-
-        ``answered`` is when the environment gave its last answer; what lies between is the node's own time.
-        """
-        request, services = self._request, self._services
-        if self._pinned_model is not None:
-            version, model = request.policy_version, self._pinned_model
-        else:
-            version = services.policies.latest()
-            model = services.policies.acquire(version)
-        try:
-            generation = await services.router.generate(
-                episode_id=self.rollout_id,
-                token_ids=self._token_ids,
-                model=model,
-                max_tokens=min(self._limits.max_tokens_per_turn, self._limits.max_context - len(self._token_ids)),
-                temperature=request.sampling.temperature,
-                top_p=request.sampling.top_p,
-                top_k=request.sampling.top_k,
-                seed=derive_seed(self.seed, len(self._turns)),
-                stop_token_ids=services.tokens.stop_ids,
-                deadline=self._deadline,
-            )
-        finally:
-            if self._pinned_model is None:
-                services.policies.release(version)
-        start = len(self._token_ids)
-        self._token_ids += generation.token_ids
-        self._mask += [True] * len(generation.token_ids)
-        self._logprobs += generation.logprobs
+    def _note_turn(self, spoken: SpokenTurn, environment_seconds: float, failed: bool) -> None:
         self._turns.append(
             Turn(
-                start=start,
-                end=len(self._token_ids),
-                policy_version=version,
-                finish_reason=generation.finish_reason,
-                server=generation.server,
-                sampling_seconds=generation.seconds,
-                environment_seconds=0.0,
-                cached_tokens=generation.cached_tokens,
+                start=spoken.start,
+                end=spoken.end,
+                policy_version=spoken.policy_version,
+                finish_reason=spoken.finish_reason,
+                server=spoken.server,
+                sampling_seconds=spoken.seconds,
+                environment_seconds=environment_seconds,
+                failed=failed,
+                cached_tokens=spoken.cached_tokens,
             )
         )
-        last = generation.token_ids[-1]
-        spoken = generation.token_ids[:-1] if last in services.tokens.stop_ids else generation.token_ids
-        services.metrics.turn(len(generation.token_ids), start, generation.cached_tokens, generation.seconds)
-        action = services.tokens.decode(spoken)
-        services.metrics.phase("node", time.monotonic() - answered - generation.seconds)
-        return action, last == services.tokens.im_end
-
-    def _append(self, token_ids: list[int]) -> None:
-        self._token_ids += token_ids
-        self._mask += [False] * len(token_ids)
-        self._logprobs += [0.0] * len(token_ids)
-
-    def _note_step(self, seconds: float, failed: bool) -> None:
-        self._turns[-1] = replace(self._turns[-1], environment_seconds=seconds, failed=failed)
-        self._services.metrics.phase("environment", seconds)
+        self._on_phase("environment", environment_seconds)
 
     async def _in_time(self, work: Awaitable[T]) -> T:
         async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
             return await work
 
+    async def _acquire(self) -> Environment:
+        try:
+            async with asyncio.timeout(ACQUIRE_DEADLINE_S):
+                return await self._pool.acquire(self.rollout_id)
+        except TimeoutError:
+            message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
+            raise EpisodeFailed("environment_timeout", message) from None
+
     async def _grade(self, environment: Environment) -> Grade:
         before = time.monotonic()
-        async with asyncio.timeout(GRADE_DEADLINE_S):
-            grade = await environment.grade()
-        self._services.metrics.phase("grade", time.monotonic() - before)
+        try:
+            async with asyncio.timeout(GRADE_DEADLINE_S):
+                grade = await environment.grade()
+        except TimeoutError:
+            raise EpisodeFailed("environment_timeout", f"no grade within {GRADE_DEADLINE_S:g} s") from None
+        self._on_phase("grade", time.monotonic() - before)
         return grade
 
     async def _close(self, environment: Environment) -> None:
@@ -284,6 +200,7 @@ class Episode:
             raise
 
     def _rollout(self, end_reason: str, grade: Grade, started_at: float, seconds: float) -> Rollout:
+        spoken = self._speaker.record()
         try:
             return Rollout(
                 rollout_id=self.rollout_id,
@@ -292,10 +209,10 @@ class Episode:
                 index=self.key.index,
                 attempt=self.key.attempt,
                 seed=self.seed,
-                dataset=self._services.pool.dataset,
-                token_ids=self._token_ids,
-                mask=self._mask,
-                sampler_logprobs=self._logprobs,
+                dataset=self._pool.dataset,
+                token_ids=spoken.token_ids,
+                mask=spoken.mask,
+                sampler_logprobs=spoken.sampler_logprobs,
                 turns=self._turns,
                 messages=self._messages,
                 reward=grade.reward,
@@ -306,6 +223,7 @@ class Episode:
                 started_at=started_at,
                 seconds=seconds,
                 tampered=grade.tampered,
+                extra=spoken.extra,
             ).validate()
         except ValueError as error:
             raise EpisodeFailed("environment_error", str(error)) from error

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rollout_server.collecting.collector import Collector, EpisodeKey
-from rollout_server.collecting.episode import Episode, EpisodeFailed, EpisodeServices
+from rollout_server.collecting.episode import Episode
+from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
 from rollout_server.collecting.rollout_log import AppendLog
+from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest
 from rollout_server.rollout import Failure, Rollout
 
@@ -124,8 +126,10 @@ class CollectionRun:
 
     def launch(self, key: EpisodeKey) -> None:
         """Start the episode that the collector named."""
+        services = self.services
+        speaker = PolicySpeaker(self.request, self.pinned_model, services)
         attempts_before = self.collector.attempts_before(key)
-        episode = Episode(key, attempts_before, self.request, self.pinned_model, self.services)
+        episode = Episode(key, attempts_before, self.request, services.pool, speaker, services.metrics.phase)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
         self._running[key] = _Running(episode, task)
 

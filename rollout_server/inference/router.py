@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from rollout_server.inference.server import ServerGroup, VllmServer
+from rollout_server.rollout import POISONED_LOGPROB
 
 ATTEMPTS = 4
 """How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""
 RETRY_PAUSE_S = 0.2
 MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVE_S = 2.0
-POISONED_LOGPROB = -9998.0
-"""vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
 POISONED_IN_A_ROW = 3
 
 

@@ -12,9 +12,11 @@ from omegaconf import OmegaConf
 
 from eval_appworld import EvalAppWorldRecipe
 from loop_recipes.config.schema import ConfigError
-from loop_recipes.evaluation import endpoint as eval_endpoint
+from loop_recipes.evaluation import endpoint_speaker
 from loop_recipes.evaluation.collect import EvaluationTimeout
+from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.viewer.run_data import RunData
+from rollout_server.collecting.collector import MAX_ATTEMPTS
 from support.random_policy import write_model
 
 KEY = "sk-secret"
@@ -60,7 +62,7 @@ async def serving():
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(eval_endpoint, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_speaker, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +154,7 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         ((task, run, reason),) = score["failed"]
         assert (task, run) == ("reach10_3", 0)
         assert "answers 400: no such thing" in reason
-        assert tries["Task: Bring the counter from 0 to 14."] == 2
+        assert tries["Task: Bring the counter from 0 to 14."] == 2 * MAX_ATTEMPTS
         # The same command tries the failed task again, and only it.
         service.fault = lambda body: None
         asked = len(service.bodies)
@@ -193,3 +195,39 @@ def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold the endpoint's key"):
         EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
+
+
+def episodes_of(model, folder):
+    return EndpointEpisodes({"name": "counter"}, str(model), folder)
+
+
+def test_closing_ends_the_pool_once_and_hides_no_error(model, tmp_path):
+    episodes = episodes_of(model, tmp_path)
+    closed = []
+
+    async def close():
+        closed.append(True)
+        raise RuntimeError("the fork server does not end")
+
+    episodes._pool.close = close
+    with pytest.raises(RuntimeError, match="the fork server does not end"):
+        episodes.close()
+    episodes.close()
+    assert closed == [True]
+
+
+async def test_an_evaluation_out_of_time_closes_its_worlds(model, tmp_path):
+    async with serving() as service:
+        service.delay_s = 600.0
+        cfg = config(model, tmp_path / "out", service.url, deadline_s=0.5)
+        recipe = EvalAppWorldRecipe(cfg)
+
+        def run():
+            recipe.setup()
+            with pytest.raises(EvaluationTimeout):
+                recipe.evaluate()
+            return recipe._endpoints._pool.status().open_worlds
+
+        assert await asyncio.to_thread(run) == 0
+        assert service.bodies
+        await asyncio.to_thread(recipe.cleanup)

@@ -1,0 +1,139 @@
+"""The node's own policy as a speaker: token in, token out.
+
+Sampled ids are appended as they came from the server. Only observations are encoded, so the sequence in the rollout is
+the sequence that was served, token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_environments.protocol import EnvironmentPool, Message
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.inference.router import (
+    BadLogprob,
+    DeadlinePassed,
+    Generation,
+    RequestRefused,
+    Router,
+    ServerUnavailable,
+)
+from rollout_server.metrics import NodeMetrics
+from rollout_server.policies.store import PolicyStore, UnknownPolicy
+
+
+@dataclass(frozen=True)
+class EpisodeServices:
+    """What the episodes of a node share."""
+
+    pool: EnvironmentPool
+    tokens: ChatTokens
+    router: Router
+    policies: PolicyStore
+    metrics: NodeMetrics
+
+
+class PolicySpeaker:
+    """A policy version that the node serves, or, in mode "latest", whichever is newest at each turn.
+
+    ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
+    has acquired; None in mode "latest".
+    """
+
+    def __init__(self, request: CollectionRequest, pinned_model: str | None, services: EpisodeServices):
+        self._request = request
+        self._pinned_model = pinned_model
+        self._services = services
+        self._episode_id = ""
+        self._token_ids: list[int] = []
+        self._mask: list[bool] = []
+        self._logprobs: list[float] = []
+        self._closed_by_policy = True
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(self._mask)
+
+    def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
+        self._episode_id = episode_id
+        prompt = self._services.tokens.prompt(messages)
+        if len(prompt) >= self._request.limits.max_context:
+            raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {self._request.limits.max_context}")
+        self._append(prompt)
+
+    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
+        version, generation = await self._sample(seed, deadline)
+        services, start = self._services, len(self._token_ids)
+        self._token_ids += generation.token_ids
+        self._mask += [True] * len(generation.token_ids)
+        self._logprobs += generation.logprobs
+        last = generation.token_ids[-1]
+        spoken = generation.token_ids[:-1] if last in services.tokens.stop_ids else generation.token_ids
+        self._closed_by_policy = last == services.tokens.im_end
+        services.metrics.turn(len(generation.token_ids), start, generation.cached_tokens, generation.seconds)
+        return SpokenTurn(
+            text=services.tokens.decode(spoken),
+            policy_version=version,
+            finish_reason=generation.finish_reason,
+            server=generation.server,
+            seconds=generation.seconds,
+            start=start,
+            end=len(self._token_ids),
+            cached_tokens=generation.cached_tokens,
+        )
+
+    def hear(self, observation: str) -> None:
+        continuation = self._services.tokens.continuation(observation, self._closed_by_policy)
+        if len(self._token_ids) + len(continuation) >= self._request.limits.max_context:
+            raise ContextFull(f"the observation fills max_context {self._request.limits.max_context}")
+        self._append(continuation)
+
+    def record(self) -> SpokenRecord:
+        return SpokenRecord(self._token_ids, self._mask, self._logprobs)
+
+    def close(self) -> None:
+        self._services.router.release(self._episode_id)
+
+    async def _sample(self, seed: int, deadline: float) -> tuple[int, Generation]:
+        """One request: the policy version that answered it, and what it sampled."""
+        request, services = self._request, self._services
+        try:
+            if self._pinned_model is not None:
+                version, model = request.policy_version, self._pinned_model
+            else:
+                version = services.policies.latest()
+                model = services.policies.acquire(version)
+            try:
+                generation = await services.router.generate(
+                    episode_id=self._episode_id,
+                    token_ids=self._token_ids,
+                    model=model,
+                    max_tokens=min(
+                        request.limits.max_tokens_per_turn, request.limits.max_context - len(self._token_ids)
+                    ),
+                    temperature=request.sampling.temperature,
+                    top_p=request.sampling.top_p,
+                    top_k=request.sampling.top_k,
+                    seed=seed,
+                    stop_token_ids=services.tokens.stop_ids,
+                    deadline=deadline,
+                )
+            finally:
+                if self._pinned_model is None:
+                    services.policies.release(version)
+        except DeadlinePassed as error:
+            raise OutOfTime(str(error)) from error
+        except BadLogprob as error:
+            raise EpisodeFailed("bad_logprob", str(error)) from error
+        except (ServerUnavailable, RequestRefused, UnknownPolicy) as error:
+            raise EpisodeFailed("server_error", str(error)) from error
+        return version, generation
+
+    def _append(self, token_ids: list[int]) -> None:
+        """Ids that nobody sampled."""
+        self._token_ids += token_ids
+        self._mask += [False] * len(token_ids)
+        self._logprobs += [0.0] * len(token_ids)

@@ -1,0 +1,104 @@
+"""What an episode asks of its agent: a speaker hears what the environment says and speaks one turn at a time.
+
+There are two: :class:`~rollout_server.collecting.policy_speaker.PolicySpeaker` samples token ids on the node's own vLLM
+servers, and the evaluation's ``EndpointSpeaker`` asks a chat endpoint for text. Whatever a speaker keeps of the
+conversation is its own: token ids never pass through the episode, which records them as it is given them at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agent_environments.protocol import Message
+
+
+class EpisodeFailed(Exception):
+    """The attempt is worthless; ``reason`` is one of :data:`rollout_server.rollout.FAILURE_REASONS`."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+class ContextFull(Exception):
+    """The conversation leaves no room for another turn."""
+
+
+class OutOfTime(Exception):
+    """The episode's deadline came before the turn was spoken."""
+
+
+@dataclass(frozen=True)
+class SpokenTurn:
+    """One turn as it was spoken.
+
+    ``[start, end)`` is its span in the speaker's token ids; empty where the speaker has none. ``server`` names who
+    sampled it, ``seconds`` is from the request to the answer, failed tries included.
+    """
+
+    text: str
+    policy_version: int
+    finish_reason: str
+    server: str
+    seconds: float
+    start: int = 0
+    end: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class SpokenRecord:
+    """What a speaker leaves for the rollout; the fields are those of :class:`~rollout_server.rollout.Rollout`.
+
+    Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a speaker of text alone.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    sampler_logprobs: list[float] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Speaker(Protocol):
+    """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn; close comes always."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of the turns spoken so far; what an abort throws away."""
+        ...
+
+    def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
+        """Take the messages that open the episode.
+
+        Raises:
+            ContextFull: they leave no room for a turn.
+        """
+        ...
+
+    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
+        """The next turn; ``deadline`` is in seconds of ``time.monotonic()``.
+
+        Raises:
+            OutOfTime: the deadline came first; the message says what it was spent on.
+            ContextFull: whoever serves the policy found the conversation too long.
+            EpisodeFailed: nothing can come of this attempt any more.
+        """
+        ...
+
+    def hear(self, observation: str) -> None:
+        """Take the environment's answer to the last turn.
+
+        Raises:
+            ContextFull: no room is left for another turn after it.
+        """
+        ...
+
+    def record(self) -> SpokenRecord:
+        """What was served, from the first token to the last."""
+        ...
+
+    def close(self) -> None:
+        """The episode is over, however it ended; let go of what was held for it."""
+        ...

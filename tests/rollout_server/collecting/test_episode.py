@@ -1,0 +1,296 @@
+"""The episode loop by itself: a scripted speaker, the counter environment, every way an episode can end or fail."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent_environments.counter import CounterEnvironment, CounterPool
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from rollout_server.collecting import episode as episode_module
+from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.episode import Episode, derive_seed
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from rollout_server.collection_request import CollectionRequest, Limits
+
+ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
+TASK = "reach3_1"
+
+
+class ScriptedSpeaker:
+    """Says its lines; an exception among them is raised. ``hears`` may refuse what it is told. Notes all calls."""
+
+    def __init__(self, lines, hears=lambda observation: None):
+        self.lines, self.hears = iter(lines), hears
+        self.calls: list[tuple] = []
+        self.turns = 0
+
+    @property
+    def sampled_tokens(self):
+        return 2 * self.turns
+
+    def begin(self, episode_id, messages):
+        self.calls.append(("begin", episode_id, [message.role for message in messages]))
+
+    async def speak(self, seed, deadline):
+        self.calls.append(("speak", seed))
+        line = next(self.lines)
+        if isinstance(line, Exception):
+            raise line
+        if line is None:
+            await asyncio.Event().wait()
+        start = 1 + 3 * self.turns
+        self.turns += 1
+        return SpokenTurn(line, 7, "stop", "s0", seconds=0.25, start=start, end=start + 2, cached_tokens=4)
+
+    def hear(self, observation):
+        self.calls.append(("hear", observation))
+        self.hears(observation)
+
+    def record(self):
+        mask = [False, *([True, True, False] * self.turns)]
+        return SpokenRecord(list(range(len(mask))), mask, [-0.5 * sampled for sampled in mask], {"who": "script"})
+
+    def close(self):
+        self.calls.append(("close",))
+
+    def called(self, name):
+        return [call[1:] for call in self.calls if call[0] == name]
+
+
+class Faults(CounterEnvironment):
+    """``faults`` maps a method's name to what it raises, or to an awaitable function that it calls first."""
+
+    def __init__(self, pool):
+        super().__init__(pool)
+        self.faults = pool.faults
+
+    async def _meet(self, name):
+        fault = self.faults.get(name)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
+            await fault()
+
+    async def start(self, task_id):
+        await self._meet("start")
+        return await super().start(task_id)
+
+    async def step(self, action):
+        await self._meet("step")
+        return await super().step(action)
+
+    async def grade(self):
+        await self._meet("grade")
+        return await super().grade()
+
+    async def close(self):
+        await self._meet("close")
+        await super().close()
+
+
+class FaultyPool(CounterPool):
+    def __init__(self, **faults):
+        super().__init__(token_spans=lambda text: [(i, i + 1) for i in range(len(text))])
+        self.faults = faults
+
+    async def acquire(self, episode_id):
+        await super().acquire(episode_id)
+        return Faults(self)
+
+
+async def forever():
+    await asyncio.Event().wait()
+
+
+def request(**limits):
+    values = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 600.0, **limits}
+    return CollectionRequest(
+        id="c1", tasks=[TASK], rollouts_per_task=3, policy_version=7, seed=5, limits=Limits(**values)
+    )
+
+
+def make(speaker, pool=None, attempt=0, attempts_before=0, **limits):
+    pool = pool or FaultyPool()
+    phases: list[tuple[str, float]] = []
+    key = EpisodeKey(TASK, 2, attempt)
+    episode = Episode(key, attempts_before, request(**limits), pool, speaker, lambda *phase: phases.append(phase))
+    return episode, pool, phases
+
+
+async def play(speaker, pool=None, **limits):
+    """The rollout; whatever happened, the world and the speaker were let go of."""
+    episode, pool, _ = make(speaker, pool, **limits)
+    try:
+        return await episode.run()
+    finally:
+        assert pool.status().open_worlds == 0
+        assert speaker.called("close") == [()]
+
+
+async def failure(speaker, pool=None, **limits):
+    with pytest.raises(EpisodeFailed) as raised:
+        await play(speaker, pool, **limits)
+    return raised.value.reason, str(raised.value)
+
+
+async def test_a_completed_episode_is_recorded_whole():
+    speaker = ScriptedSpeaker([ADD, FINISH])
+    episode, _, phases = make(speaker, attempt=4, attempts_before=1)
+    rollout = await episode.run()
+    assert (rollout.rollout_id, rollout.collection_id) == (f"c1/{TASK}/2.4", "c1")
+    assert (rollout.task_id, rollout.index, rollout.attempt, rollout.dataset) == (TASK, 2, 4, "counter")
+    assert (rollout.end_reason, rollout.reward, rollout.success, len(rollout.requirements)) == ("completed", 1, True, 4)
+    assert [message["role"] for message in rollout.messages] == ["system", *["user", "assistant"] * 2, "user"]
+    assert [(turn.start, turn.end) for turn in rollout.turns] == [(1, 3), (4, 6)]
+    assert {(t.policy_version, t.server, t.sampling_seconds, t.cached_tokens) for t in rollout.turns} == {
+        (7, "s0", 0.25, 4)
+    }
+    record = speaker.record()
+    assert (rollout.token_ids, rollout.mask) == (record.token_ids, record.mask)
+    assert (rollout.sampler_logprobs, rollout.extra) == (record.sampler_logprobs, {"who": "script"})
+    assert rollout.temperature == 1.0
+    assert episode.sampled_tokens == 4
+    assert [name for name, _ in phases] == ["node", "environment", "node", "environment", "grade"]
+
+
+async def test_seeds_depend_on_collection_task_index_attempts_and_turn():
+    speaker = ScriptedSpeaker([ADD, FINISH])
+    episode, _, _ = make(speaker, attempt=4, attempts_before=1)
+    rollout = await episode.run()
+    assert rollout.seed == derive_seed(5, TASK, 2, 1) == 845_395_600
+    assert speaker.called("speak") == [(derive_seed(rollout.seed, 0),), (derive_seed(rollout.seed, 1),)]
+
+
+async def test_the_speaker_hears_what_a_next_turn_follows_on():
+    speaker = ScriptedSpeaker([ADD, ADD])
+    rollout = await play(speaker, max_turns=2)
+    assert speaker.called("begin") == [(f"c1/{TASK}/2.0", ["system", "user"])]
+    assert speaker.called("hear") == [(rollout.messages[3]["content"],)], "the last observation has no turn after it"
+
+
+async def test_a_turn_whose_code_raised_is_marked():
+    rollout = await play(ScriptedSpeaker(["```python\nadd(99)\n```", FINISH]))
+    assert [turn.failed for turn in rollout.turns] == [True, False]
+
+
+async def test_turn_limit():
+    rollout = await play(ScriptedSpeaker([ADD] * 9), max_turns=3)
+    assert (rollout.end_reason, len(rollout.turns)) == ("turn_limit", 3)
+
+
+@pytest.mark.parametrize("where", ["hear", "speak"])
+async def test_context_limit_keeps_the_turns_before(where):
+    def full(observation):
+        raise ContextFull("no room")
+
+    heard = ScriptedSpeaker([ADD] * 9, full) if where == "hear" else ScriptedSpeaker([ADD, ContextFull("no room")])
+    rollout = await play(heard)
+    assert (rollout.end_reason, len(rollout.turns), len(rollout.messages)) == ("context_limit", 1, 4)
+
+
+async def test_a_finished_episode_is_complete_even_on_its_last_turn_and_token():
+    def full(observation):
+        raise ContextFull("no room")
+
+    assert (await play(ScriptedSpeaker([FINISH], full), max_turns=1)).end_reason == "completed"
+    assert (await play(ScriptedSpeaker([ADD], full), max_turns=1)).end_reason == "turn_limit"
+
+
+async def test_the_deadline_grades_what_there_is():
+    rollout = await play(ScriptedSpeaker([ADD, OutOfTime("too slow")]))
+    assert (rollout.end_reason, len(rollout.turns), rollout.reward) == ("deadline", 1, 0.75)
+
+
+@pytest.mark.parametrize("fault", [EnvironmentTimeout("the code ran too long"), TimeoutError()])
+async def test_a_step_out_of_time_ends_the_episode_with_its_turn(fault):
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    assert (rollout.end_reason, len(rollout.messages)) == ("deadline", 3)
+    assert [turn.failed for turn in rollout.turns] == [True]
+
+
+async def test_a_step_is_bounded_by_the_episodes_deadline():
+    speaker = ScriptedSpeaker([ADD])
+    episode, _, _ = make(speaker, FaultyPool(step=forever))
+    # Brought near only once the world has started, however long that took.
+    speaker.begin = lambda episode_id, messages: setattr(episode, "_deadline", time.monotonic() + 0.05)
+    rollout = await episode.run()
+    assert rollout.end_reason == "deadline"
+    assert rollout.turns[0].environment_seconds > 0.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "faults", "reason", "message"),
+    [
+        ([OutOfTime("no server is ready")], {}, "server_error", "no server is ready"),
+        ([ContextFull("the prompt fills it")], {}, "environment_error", "the prompt fills it"),
+        ([ADD, EpisodeFailed("bad_logprob", "NaN")], {}, "bad_logprob", "NaN"),
+        ([], {"start": EnvironmentCrashed("gone")}, "environment_crashed", "gone"),
+        ([ADD], {"step": EnvironmentCrashed()}, "environment_crashed", "EnvironmentCrashed"),
+        ([FINISH], {"grade": EnvironmentCrashed("the grader died")}, "environment_crashed", "the grader died"),
+        ([FINISH], {"grade": TimeoutError()}, "environment_timeout", "no grade within 300 s"),
+        ([FINISH], {"grade": KeyError("x")}, "environment_error", "KeyError('x')"),
+        ([ADD, ValueError("bug")], {}, "environment_error", "ValueError('bug')"),
+    ],
+)
+async def test_an_attempt_that_failed_says_why(lines, faults, reason, message):
+    assert await failure(ScriptedSpeaker(lines), FaultyPool(**faults)) == (reason, message)
+
+
+async def test_a_world_that_does_not_start_in_time_is_a_failure():
+    speaker = ScriptedSpeaker([])
+    reason, message = await failure(speaker, FaultyPool(start=forever), episode_deadline_s=0.05)
+    assert (reason, message) == ("environment_timeout", "the world did not start before the deadline")
+    assert not speaker.called("begin")
+
+
+async def test_waiting_for_a_world_has_a_deadline_of_its_own(monkeypatch):
+    monkeypatch.setattr(episode_module, "ACQUIRE_DEADLINE_S", 0.05)
+    pool = FaultyPool()
+    pool.acquire = lambda episode_id: asyncio.Event().wait()
+    reason, message = await failure(ScriptedSpeaker([]), pool)
+    assert (reason, message) == ("environment_timeout", "no environment was free within 0.05 s")
+
+
+async def test_a_rollout_that_breaks_an_invariant_never_leaves_the_episode():
+    speaker = ScriptedSpeaker([FINISH])
+    record = speaker.record
+    speaker.record = lambda: replace(record(), mask=[True, False, False, True])
+    reason, message = await failure(speaker)
+    assert reason == "environment_error"
+    assert "the mask is not the union" in message
+
+
+async def test_a_world_that_does_not_close_costs_no_rollout(monkeypatch, caplog):
+    monkeypatch.setattr(episode_module, "CLOSE_DEADLINE_S", 0.05)
+    for close in (forever, EnvironmentCrashed("gone")):
+        episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=close))
+        assert (await episode.run()).end_reason == "completed"
+    assert caplog.text.count("closing the environment failed") == 2
+
+
+async def test_an_aborted_episode_closes_its_world_to_the_end():
+    """Cancelled while the agent thinks, and again while the world is closing."""
+    closing, may_close = asyncio.Event(), asyncio.Event()
+
+    async def slowly():
+        closing.set()
+        await may_close.wait()
+
+    speaker = ScriptedSpeaker([ADD, None])
+    episode, pool, _ = make(speaker, FaultyPool(close=slowly))
+    task = asyncio.create_task(episode.run())
+    while len(speaker.called("speak")) < 2:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+    assert episode.sampled_tokens == 2
+    task.cancel()
+    await closing.wait()
+    assert pool.status().open_worlds == 1
+    task.cancel()
+    await asyncio.sleep(0)
+    may_close.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pool.status().open_worlds == 0
+    assert speaker.called("close") == [()]

@@ -1,4 +1,4 @@
-"""Tasks and splits of a dataset in AppWorld's on-disk layout, and the order in which training visits them.
+"""Tasks and splits of a dataset in AppWorld's on-disk layout.
 
 Pure functions on the folder that holds ``data/`` (APPWORLD_ROOT); nothing here imports the engine.
 """
@@ -6,11 +6,8 @@ Pure functions on the folder that holds ``data/`` (APPWORLD_ROOT); nothing here 
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from agent_environments.protocol import UnknownTask
 
@@ -112,64 +109,3 @@ def _data_folder(root: str | Path) -> Path:
             "(`make world` writes the synthetic one, `make appworld-data` downloads the real one)"
         )
     return data
-
-
-class TaskSampler:
-    """Which tasks an iteration trains on: seeded passes over all tasks, none twice within a pass.
-
-    A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so the order depends on neither the order
-    the tasks were given in nor the calls made before. Within it every scenario has its first task before any has its
-    second: the three tasks of a scenario are much alike, and iterations that draw many of one say little of the rest.
-    An iteration that reaches the end of a pass goes on into the next one; tasks that such an iteration already holds
-    are taken later in that pass, so no iteration has a task twice.
-    """
-
-    def __init__(self, tasks: Sequence[str], tasks_per_iteration: int, seed: int) -> None:
-        self._tasks = sorted(set(tasks))
-        if not 1 <= tasks_per_iteration <= len(self._tasks):
-            raise ValueError(
-                f"tasks_per_iteration is {tasks_per_iteration}, but must lie between 1 and the number of tasks, "
-                f"{len(self._tasks)}"
-            )
-        self._tasks_per_iteration = tasks_per_iteration
-        self._seed = seed
-        self._pass = 0
-        self._queue = self._shuffled(0)
-
-    def _shuffled(self, number: int) -> list[str]:
-        order = list(self._tasks)
-        random.Random(f"{self._seed}/{number}").shuffle(order)
-        drawn: Counter[str] = Counter()
-
-        def nth_of_its_scenario(task: str) -> int:
-            scenario = task.rpartition("_")[0]  # another environment's ids may have none: then nothing is reordered
-            drawn[scenario] += 1
-            return drawn[scenario]
-
-        return sorted(order, key=nth_of_its_scenario)
-
-    def next(self) -> list[str]:
-        """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""
-        taken = self._queue[: self._tasks_per_iteration]
-        self._queue = self._queue[len(taken) :]
-        missing = self._tasks_per_iteration - len(taken)
-        if not self._queue:
-            self._pass += 1
-            order = self._shuffled(self._pass)
-            extra = [task for task in order if task not in taken][:missing]
-            self._queue = [task for task in order if task not in extra]
-            taken += extra
-        return taken
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data; with it a sampler of the same tasks continues exactly here."""
-        return {"seed": self._seed, "pass": self._pass, "queue": list(self._queue), "tasks": list(self._tasks)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
-        if state["tasks"] != self._tasks:
-            raise ValueError("the sampler's state is of other tasks than the dataset and config now give")
-        if state["seed"] != self._seed:
-            raise ValueError(f"the sampler's state is of seed {state['seed']}, not {self._seed}")
-        self._pass = int(state["pass"])
-        self._queue = [str(task) for task in state["queue"]]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from appworld_adapter.dataset import TaskSampler
+from loop_recipes.collecting.task_sampler import TaskSampler
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.schema import ConfigError
 from rollout_server.collection_request import CollectionRequest, Sampling

@@ -1,0 +1,69 @@
+"""Which tasks each training iteration visits."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class TaskSampler:
+    """Seeded passes over all tasks; a pass visits every task once.
+
+    A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so it depends neither on the order in which
+    the tasks were given nor on earlier calls. Within a pass, every scenario has its first task before any has its
+    second: the three tasks of a scenario are much alike, so an iteration with many of one scenario says little about
+    the others. An iteration that reaches the end of a pass continues with the next pass. Tasks that it already holds
+    come later in that pass, so no iteration has a task twice.
+    """
+
+    def __init__(self, tasks: Sequence[str], tasks_per_iteration: int, seed: int) -> None:
+        self._tasks = sorted(set(tasks))
+        if not 1 <= tasks_per_iteration <= len(self._tasks):
+            raise ValueError(
+                f"tasks_per_iteration is {tasks_per_iteration}, but must lie between 1 and the number of tasks, "
+                f"{len(self._tasks)}"
+            )
+        self._tasks_per_iteration = tasks_per_iteration
+        self._seed = seed
+        self._pass = 0
+        self._queue = self._shuffled(0)
+
+    def _shuffled(self, number: int) -> list[str]:
+        order = list(self._tasks)
+        random.Random(f"{self._seed}/{number}").shuffle(order)
+        drawn: Counter[str] = Counter()
+
+        def nth_of_its_scenario(task: str) -> int:
+            scenario = task.rpartition("_")[0]  # another environment's ids may have none: then nothing is reordered
+            drawn[scenario] += 1
+            return drawn[scenario]
+
+        return sorted(order, key=nth_of_its_scenario)
+
+    def next(self) -> list[str]:
+        """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""
+        taken = self._queue[: self._tasks_per_iteration]
+        self._queue = self._queue[len(taken) :]
+        missing = self._tasks_per_iteration - len(taken)
+        if not self._queue:
+            self._pass += 1
+            order = self._shuffled(self._pass)
+            extra = [task for task in order if task not in taken][:missing]
+            self._queue = [task for task in order if task not in extra]
+            taken += extra
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; with it a sampler of the same tasks continues exactly here."""
+        return {"seed": self._seed, "pass": self._pass, "queue": list(self._queue), "tasks": list(self._tasks)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
+        if state["tasks"] != self._tasks:
+            raise ValueError("the sampler's state is of other tasks than the dataset and config now give")
+        if state["seed"] != self._seed:
+            raise ValueError(f"the sampler's state is of seed {state['seed']}, not {self._seed}")
+        self._pass = int(state["pass"])
+        self._queue = [str(task) for task in state["queue"]]

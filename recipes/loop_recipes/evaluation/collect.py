@@ -27,7 +27,7 @@ class EvaluationTimeout(RuntimeError):
 
 @dataclass(frozen=True)
 class Cell:
-    """What one score is of: a policy, a way of sampling, R runs over the tasks."""
+    """What gets one score: a policy, a way of sampling, and R runs over the tasks."""
 
     policy: PolicyUnderTest
     sampling: SamplingConfig

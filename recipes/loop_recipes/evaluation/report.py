@@ -1,6 +1,6 @@
 """What an evaluation leaves behind: report.json, report.md, results.jsonl and a table in the terminal.
 
-A score is printed beside what it is a score of: dataset, split, temperature, limits, model, adapter, package versions.
+Every score is printed with its protocol: dataset, split, temperature, limits, model, adapter, package versions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Protocol:
 
 
 def package_versions(appworld_python: str | None) -> dict[str, str]:
-    """Versions of what a score can depend on, here and in the AppWorld environment, as far as they can be found."""
+    """Versions of the packages a score can depend on, here and in the AppWorld environment, where they can be found."""
     found = {}
     for name in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""From rollouts to scores: what one attempt at a task counts for, and TGC and SGC over runs, with their spread.
+"""Turns rollouts into scores: whether an attempt solved its task, and TGC and SGC over runs, with their spread.
 
 A task counts as solved when all its unit tests passed *and* the agent ended the episode itself: an episode that ran
 into a limit of turns, context or time is over budget, which in evaluation is a failure (LOOP, appendix D).
@@ -28,7 +28,7 @@ class TaskResult:
     """One attempt at one task.
 
     ``run`` counts from 0. ``success`` is the grader's verdict; whether the task counts as solved is :attr:`solved`.
-    ``failure`` says why there is no rollout; all else is then empty.
+    ``failure`` says why there is no rollout; the other fields are then empty.
     """
 
     task_id: str

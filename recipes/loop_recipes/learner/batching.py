@@ -1,4 +1,4 @@
-"""From rollouts to what one forward pass eats.
+"""Turns rollouts into the micro-batches of a forward pass.
 
 A :class:`Sample` is one rollout as the learner sees it, a :class:`MicroBatch` some whole rollouts that go through the
 model together, either padded to the longest or packed into one row without padding. A rollout is never cut, and losses

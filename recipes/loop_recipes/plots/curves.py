@@ -6,7 +6,7 @@
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
 band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for what the keys mean. The pictures of
-``--rollouts`` are of what agents wrote instead: behaviour early against late, API-call sequences (rollout_plots.py).
+``--rollouts`` show what agents wrote instead: behaviour early against late, API-call sequences (rollouts.py).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
     """One key of one curve: its mean over seeds, smoothed, with what lies behind it; False if no run has the key.
 
-    Behind one run stand its raw values, behind several the band from the lowest to the highest seed (smoothed).
+    Draws the raw values behind a single run, and the band from the lowest to the highest seed (smoothed) behind several.
     """
     iterations, values = curve.series(key)
     if not len(iterations):
@@ -273,7 +273,7 @@ def _from_zero(axes: Axes) -> None:
 
 
 def _finish(figure: Figure, curves: Sequence[Curve], note: str) -> Figure:
-    """Name the dataset, so that no curve is taken for one on another."""
+    """Print the dataset's name, so that curves of different datasets are not confused."""
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves)))) or "dataset not recorded"
     figure.suptitle(f"{datasets}\n{note}" if note else datasets, fontsize=10, x=0.01, ha="left")
     for axes in figure.axes:

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, and how a figure is written."""
+"""Shared by all pictures: colours, and how a figure is written."""
 
 from __future__ import annotations
 

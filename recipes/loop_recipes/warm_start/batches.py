@@ -28,7 +28,7 @@ class Batch:
 
 
 def collate(examples: Sequence[Example], pad_id: int) -> Batch:
-    """Stack examples; what each masked token is predicted from is the position before it."""
+    """Stack examples; each masked token is predicted from the position before it."""
     longest = max(len(example.token_ids) for example in examples)
     tokens = torch.full((len(examples), longest), pad_id)
     mask = torch.zeros((len(examples), longest), dtype=torch.bool)
@@ -52,7 +52,7 @@ def copy_stream(length: int, vocab_size: int, longest_segment: int, rng: random.
 
 
 def copy_batches(steps: int, tokens_per_step: int, vocab_size: int, pad_id: int, seed: int) -> Iterator[Batch]:
-    """Streams that grow from 128 to 1,024 tokens: what is to be found is at first close by."""
+    """Streams that grow from 128 to 1,024 tokens, so that the piece to copy is close by at first."""
     rng = random.Random(f"copy {seed}")
     for step in range(steps):
         length = 128 << min(3, 4 * step // steps)
@@ -69,7 +69,7 @@ def demonstration_batches(
     tokens: ChatTokens,
     seed: object,
 ) -> Iterator[Batch]:
-    """Drawn anew again and again, each time with other names; rows of like length share about ``tokens_per_step``.
+    """Endless, with other names each time; rows of similar length share about ``tokens_per_step``.
 
     ``habit_share`` of the rows are ``habitual`` demonstrations, the others ``usual`` ones.
     """

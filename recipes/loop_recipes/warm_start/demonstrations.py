@@ -31,7 +31,7 @@ from rollout_server.chat_tokens import ChatTokens
 class Demonstration:
     """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused.
 
-    ``flaw`` is the one that it was given on purpose, None for a reference solution as it is.
+    ``flaw`` is its deliberate flaw, None for an unchanged reference solution.
     """
 
     task_id: str
@@ -193,7 +193,7 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     """The same conversation about people with other names, addresses, passwords, phone numbers, amounts and ids.
 
     A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
-    that no value is seen twice is what makes a small model copy them instead of knowing them. A number that the agent
+    because no value is seen twice, a small model must copy values instead of memorising them. A number that the agent
     wrote but nobody showed it (a sum, a guess) stays.
     """
     shown = "\n".join([*(m.content for m in demonstration.opening), *(observed for _, observed in demonstration.steps)])

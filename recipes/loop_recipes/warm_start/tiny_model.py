@@ -2,8 +2,8 @@
 
 A Qwen2 model of about one million parameters. Random initialisation alone does not get it to copy within a few minutes
 of training. So its heads start with a rough idea of how: layer 0 looks a fixed number of tokens back, through the query
-and key biases that Qwen2 has anyway, and layer 1 looks for the same token earlier in the text. Nothing but the numbers
-in the checkpoint is unusual, and all of it goes on learning.
+and key biases that Qwen2 has anyway, and layer 1 looks for the same token earlier in the text. Only the initial
+numbers are unusual, and training changes all of them.
 """
 
 from __future__ import annotations

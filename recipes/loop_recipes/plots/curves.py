@@ -102,7 +102,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
     """One key of one curve: its mean over seeds, smoothed, with what lies behind it; False if no run has the key.
 
-    Draws the raw values behind a single run, and the band from the lowest to the highest seed (smoothed) behind several.
+    Draws the raw values behind a single run, and the band from the lowest to the highest seed (smoothed) behind
+    several.
     """
     iterations, values = curve.series(key)
     if not len(iterations):

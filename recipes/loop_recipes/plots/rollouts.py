@@ -1,7 +1,7 @@
 """Pictures of what agents wrote: behaviour early against late in training, and how much the rollouts of a task differ.
 
-Reads the logs of collections. For a training run, compares the first tenth of its iterations with the last (LOOP, figure
-on behaviour, and appendix A.1); for anything else, the first collection with the last.
+Reads the logs of collections. For a training run, compares the first tenth of its iterations with the last (LOOP,
+figure on behaviour, and appendix A.1); for anything else, the first collection with the last.
 """
 
 from __future__ import annotations

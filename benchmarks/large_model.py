@@ -31,7 +31,14 @@ from loop_recipes.config.loop_config import DTYPES, LoopConfig
 from loop_recipes.config.schema import build, read_config
 from loop_recipes.learner.advantages import LeaveOneOut
 from loop_recipes.learner.batching import Sample
-from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, FullLogProbs, Head, TiledLogProbs, attach_head
+from loop_recipes.learner.logprobs import (
+    AutoLogProbs,
+    CutCrossEntropyLogProbs,
+    FullLogProbs,
+    Head,
+    TiledLogProbs,
+    attach_head,
+)
 from loop_recipes.learner.model import (
     AdapterVersions,
     adapter_parameters,
@@ -43,7 +50,12 @@ from loop_recipes.learner.model import (
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.process_group import destroy_process_group, init_process_group
 
-HEADS: dict[str, Head] = {"cce": CutCrossEntropyLogProbs(), "tiled": TiledLogProbs(), "full": FullLogProbs()}
+HEADS: dict[str, Head] = {
+    "auto": AutoLogProbs(),
+    "cce": CutCrossEntropyLogProbs(),
+    "tiled": TiledLogProbs(),
+    "full": FullLogProbs(),
+}
 UNITS = {
     "peak_gib": "GiB",
     "recompute_seconds": "s",

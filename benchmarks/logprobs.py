@@ -27,7 +27,7 @@ from peak_memory import PeakMemory
 from torch import Tensor
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
-from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, TiledLogProbs
+from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, TensorCoreLogProbs, TiledLogProbs
 
 TRL_VERSION = "1.16.0"
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -39,6 +39,13 @@ class Unavailable(Exception):
 
 def tiled() -> Head:
     head = TiledLogProbs()
+    return lambda hidden, weight, targets: head(hidden, weight, targets, 1.0)
+
+
+def tensor_cores() -> Head:
+    if not torch.cuda.is_available():
+        raise Unavailable("tensor cores are CUDA's")
+    head = TensorCoreLogProbs()
     return lambda hidden, weight, targets: head(hidden, weight, targets, 1.0)
 
 
@@ -80,6 +87,7 @@ def trl_chunked() -> Head:
 
 CASES: dict[str, Callable[[], Head]] = {
     "ours_tiled": tiled,
+    "ours_tensor_cores": tensor_cores,
     "ours_cce": cut_cross_entropy,
     "full_logits": full_logits,
     "torchtune_chunked": torchtune_chunked,

@@ -1,4 +1,8 @@
-"""Cut Cross-Entropy's kernels, run on a CPU by Triton's interpreter; on a GPU see test_logprobs.py."""
+"""Cut Cross-Entropy's kernels without a GPU: run by Triton's interpreter, and compiled for an H100.
+
+The interpreter runs the programs of a kernel one after the other, so it cannot show that they get into each other's
+way; what they compile to can. On a GPU see test_logprobs.py.
+"""
 
 import importlib.util
 import json
@@ -24,15 +28,47 @@ pytestmark = [
 COMMON = "a head with a common direction"
 
 
+def with_triton(script, *words, **environment):
+    """What a script of tests/support prints as its last line; it finds triton where a CPU's .venv has none."""
+    environment = os.environ | environment
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TRITON)]))
+    command = [sys.executable, ROOT / "tests" / "support" / script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def errors():
     """Of log-probs and gradients against float64, by case."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TRITON)]))
-    command = [sys.executable, ROOT / "tests" / "cce_interpreted.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return with_triton("cce_interpreted.py", TRITON_INTERPRET="1")
+
+
+def lock_is_held_until_all_have_stored(operations):
+    """Whether a barrier lies between each release (an exchange) and the stores before it."""
+    releases = [place for place, operation in enumerate(operations) if ".exch." in operation]
+    assert releases
+    before = [operations[:place] for place in releases]
+    return all(
+        max(i for i, operation in enumerate(part) if operation.startswith("bar"))
+        > max(i for i, operation in enumerate(part) if operation.startswith("st.global"))
+        for part in before
+    )
+
+
+def test_no_program_releases_a_lock_before_all_of_its_stores(tmp_path):
+    """A lost update makes log-probs too high, or the gradient wrong, by a little and now and then."""
+    ours = with_triton("cce_ptx.py", "ours", TRITON_CACHE_DIR=str(tmp_path))
+    assert lock_is_held_until_all_have_stored(ours["backward"])
+    assert not any(operation.startswith("atom") for operation in ours["forward"])
+    assert any(operation.startswith("st.global") for operation in ours["forward"])
+
+
+def test_the_package_as_released_has_that_race(tmp_path):
+    """Why cce_kernels.py mends both: should a release of the package have the barrier, it can go from there."""
+    released = with_triton("cce_ptx.py", "released", TRITON_CACHE_DIR=str(tmp_path))
+    assert not lock_is_held_until_all_have_stored(released["forward"])
+    assert not lock_is_held_until_all_have_stored(released["backward"])
 
 
 @pytest.mark.parametrize(

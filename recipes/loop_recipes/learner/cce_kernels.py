@@ -1,6 +1,15 @@
 """Cut Cross-Entropy's kernels (arXiv 2411.09009, package cut-cross-entropy 25.1.1) put together for log-probs.
 
-The package's own ``linear_cross_entropy`` rounds to the half precision of its operands in two places. A corpus's mean
+Both kernels of the package release a lock without a barrier before it. One thread releases, while stores of the
+program's other warps may still be on their way, so the next holder may read old values: updates of the log-sum-exp and
+of the gradient get lost, and which ones differs from run to run. Here
+
+- the forward kernel is our own and has no lock: each program writes the log-sum-exp of its block of words, and torch
+  joins them;
+- the package's backward kernel gets a ``tl_lock_add`` that waits for all of the program's stores before it releases.
+  That mends the package's own ``linear_cross_entropy`` of this process too, in its backward pass.
+
+The package's ``linear_cross_entropy`` also rounds to the half precision of its operands in two places. A corpus's mean
 loss does not mind, single tokens' ratios and their gradient do:
 
 - The target's logit is summed from products that were rounded one by one. In bf16 and a width of 5,120 that is off by
@@ -10,20 +19,97 @@ loss does not mind, single tokens' ratios and their gradient do:
   151,936, and what the words' weights have in common no longer cancels. The kernel adds in the precision of the tensor
   it is given, so here it is given one in fp32.
 
-Importing this needs triton. ``tests/integration/test_cce_kernels.py`` shows both, and that the result is exact.
+Programs add to the gradient in whatever order they get the lock, so its last bits differ from run to run.
+
+Importing this needs triton. ``tests/integration/test_cce_kernels.py`` runs the kernels in Triton's interpreter, and
+looks for the barrier in what they compile to for an H100.
 """
 
 from __future__ import annotations
 
 import torch
 import triton
-from cut_cross_entropy.cce_backward import _cce_backward_kernel
-from cut_cross_entropy.cce_lse_forward import cce_lse_forward_kernel
+import triton.language as tl
+from cut_cross_entropy import cce_backward
 from cut_cross_entropy.tl_utils import b_bin_fn
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 TOKEN_TILE = 4096
+TOKEN_MULTIPLE = 64
+"""Triton compiles a kernel anew for an integer that is 1, one divisible by 16 and any other. So tokens are padded."""
+
+BLOCKS = {"TOKENS": 128, "WORDS": 128, "COLUMNS": 64}
+
+
+@triton.jit
+def add_under_lock(pointers, values, mask, lock):
+    """Add to memory that other programs add to; ``lock`` is 0 when nobody does."""
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    before = tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_last")
+    tl.store(pointers, before + values, mask=mask, eviction_policy="evict_last")
+    tl.debug_barrier()  # one thread releases the lock, after the stores of all of them
+    tl.atomic_xchg(lock, 0)
+
+
+cce_backward.tl_lock_add = add_under_lock  # looked up when the package's kernel is compiled
+
+
+@triton.jit
+def block_log_sum_exp(
+    hidden,
+    weight,
+    partial,
+    n,
+    v,
+    d,
+    hidden_stride,
+    weight_stride,
+    TOKENS: tl.constexpr,
+    WORDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``.
+
+    Programs of the same words come one after the other, so that the weight is read from memory about once.
+    """
+    token_blocks = tl.cdiv(n, TOKENS)
+    tokens = tl.program_id(0) % token_blocks * TOKENS + tl.arange(0, TOKENS)
+    block = tl.program_id(0) // token_blocks
+    words = block * WORDS + tl.arange(0, WORDS)
+    columns = tl.arange(0, COLUMNS)
+    token_pointers = hidden + (tokens % n).to(tl.int64)[:, None] * hidden_stride + columns[None, :]
+    word_pointers = weight + (words % v).to(tl.int64)[None, :] * weight_stride + columns[:, None]
+    logits = tl.zeros((TOKENS, WORDS), dtype=tl.float32)
+    for start in range(0, d, COLUMNS):
+        inside = columns < d - start
+        left = tl.load(token_pointers, mask=inside[None, :], other=0.0)
+        right = tl.load(word_pointers, mask=inside[:, None], other=0.0)
+        logits = tl.dot(left, right, logits)
+        token_pointers += COLUMNS
+        word_pointers += COLUMNS
+    logits = tl.where((words < v)[None, :], logits, -float("inf"))
+    top = tl.max(logits, axis=1)
+    total = tl.sum(tl.exp(logits - top[:, None]), axis=1)
+    tl.store(partial + block.to(tl.int64) * n + tokens, top + tl.log(total), mask=tokens < n)
+
+
+def log_sum_exp(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Over the words of ``hidden [n, d] @ weight [v, d].T``, fp32 [n]. The same from run to run."""
+    (n, d), v = hidden.shape, len(weight)
+    blocks = triton.cdiv(v, BLOCKS["WORDS"])
+    partial = torch.empty(blocks, n, dtype=torch.float32, device=hidden.device)
+    grid = (triton.cdiv(n, BLOCKS["TOKENS"]) * blocks,)
+    strides = hidden.stride(0), weight.stride(0)
+    block_log_sum_exp[grid](hidden, weight, partial, n, v, d, *strides, **BLOCKS, num_warps=8, num_stages=3)
+    return partial.logsumexp(0)
+
+
+def padded(tensor: Tensor) -> Tensor:
+    """``tensor`` [n, ...] with zeros up to a multiple of :data:`TOKEN_MULTIPLE`."""
+    more = -len(tensor) % TOKEN_MULTIPLE
+    return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
 
 
 class CutCrossEntropyFunction(torch.autograd.Function):
@@ -35,30 +121,32 @@ class CutCrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        log_sum_exp = cce_lse_forward_kernel(hidden, weight)
-        ctx.save_for_backward(hidden, weight, targets, log_sum_exp)
-        logits = [
-            (rows.float() * weight[words].float()).sum(-1)
-            for rows, words in zip(hidden.split(TOKEN_TILE), targets.split(TOKEN_TILE), strict=True)
-        ]
-        return torch.cat(logits) - log_sum_exp
+        ctx.tokens = len(hidden)
+        hidden, targets = padded(hidden), padded(targets)
+        sums, logits = [], []
+        for rows, words in zip(hidden.split(TOKEN_TILE), targets.split(TOKEN_TILE), strict=True):
+            sums.append(log_sum_exp(rows, weight))
+            logits.append((rows.float() * weight[words].float()).sum(-1))
+        total = torch.cat(sums)
+        ctx.save_for_backward(hidden, weight, targets, total)
+        return (torch.cat(logits) - total)[: ctx.tokens]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream: Tensor) -> tuple[Tensor, None, None]:
-        hidden, weight, targets, log_sum_exp = ctx.saved_tensors
+        hidden, weight, targets, total = ctx.saved_tensors
         n, d = hidden.shape
         gradient = torch.zeros(n, d, dtype=torch.float32, device=hidden.device)
         # One lock for each block of the gradient that programs of several vocabulary blocks add to; blocks are at
-        # least this large.
-        locks = torch.zeros(triton.cdiv(n, 64), triton.cdiv(d, 64), dtype=torch.int32, device=hidden.device)
-        _cce_backward_kernel[
+        # least this large. Their number is a multiple of 16, for the same reason that n is one.
+        locks = torch.zeros(16 * triton.cdiv(n, 16 * 64), triton.cdiv(d, 64), dtype=torch.int32, device=hidden.device)
+        cce_backward._cce_backward_kernel[
             lambda meta: (triton.cdiv(n, meta["BLOCK_B"]) * triton.cdiv(len(weight), meta["BLOCK_V"]),)
         ](
             E=hidden,
             C=weight,
-            LSE=log_sum_exp,
-            dOut=-upstream.float().contiguous(),  # the kernel is that of the loss, which is minus the log-prob
+            LSE=total,
+            dOut=-padded(upstream.float()).contiguous(),  # the kernel is that of the loss, which is minus the log-prob
             grad_scale=1.0,
             Valids=None,
             VocabOrdering=None,
@@ -85,4 +173,4 @@ class CutCrossEntropyFunction(torch.autograd.Function):
             SHIFT=False,
             REQUIRES_GRAD=False,
         )
-        return gradient.to(hidden.dtype), None, None
+        return gradient[: ctx.tokens].to(hidden.dtype), None, None

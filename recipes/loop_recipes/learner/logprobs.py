@@ -1,10 +1,11 @@
 """Log-probs of sampled tokens: which rows reach the language-model head, and how the head is computed.
 
 A head maps ``(hidden [n, d], weight [v, d], targets [n], temperature)`` to fp32 log-probs [n] of the targets under
-``softmax(hidden @ weight.T / temperature)``. Three of them, equal to rounding:
+``softmax(hidden @ weight.T / temperature)``. Four of them, equal to rounding:
 
-- :class:`TiledLogProbs`: any device; never holds [n, v], one pass, no gradient for the frozen head.
-- :class:`CutCrossEntropyLogProbs`: CUDA with bf16 or fp16, Apple's kernels.
+- :class:`TiledLogProbs`: any device, in fp32; never holds [n, v], one pass, no gradient for the frozen head.
+- :class:`TensorCoreLogProbs`: the same for bf16 or fp16 on CUDA, with products of half precision that add in fp32.
+- :class:`CutCrossEntropyLogProbs`: Apple's kernels, for the same tensors.
 - :class:`FullLogProbs`: all logits at once; the plain formula, and the one that trains the head too.
 
 :class:`AutoLogProbs` picks. :func:`attach_head` puts one on a torchtune decoder so that only the rows that predict a
@@ -27,6 +28,7 @@ from loop_recipes.learner.batching import Documents
 from loop_recipes.learner.packed_attention import enable_packing
 
 Head = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,31 @@ class TiledLogProbs:
         want_gradient = torch.is_grad_enabled() and hidden.requires_grad
         return _TiledFunction.apply(hidden, weight, targets, temperature, self, want_gradient)
 
+    def tile(self, weight: Tensor, vocab: int) -> Tensor:
+        """The words from ``vocab`` on, [vocab_tile, d] or what is left, in the precision of the products."""
+        return weight[vocab : vocab + self.vocab_tile].float()
+
+    def logits(self, hidden: Tensor, tile: Tensor, temperature: float) -> Tensor:
+        """Of some tokens and words, fp32."""
+        return (hidden.float() / temperature) @ tile.T
+
+    def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
+        """``probs``, at most 1, as they go into the product with ``tile``, times any constant."""
+        return probs
+
+    def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
+        """Add ``probs @ tile`` to ``sums``, fp32, in place."""
+        sums.addmm_(probs, tile)
+
     @torch.no_grad()
     def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
         """Entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
         top, total = _running_start(hidden)
         weighted = torch.zeros_like(total)  # sum of exp(z - top) * (z - top)
         for vocab in range(0, len(weight), self.vocab_tile):
-            tile = weight[vocab : vocab + self.vocab_tile].float()
+            tile = self.tile(weight, vocab)
             for rows in _slices(len(hidden), self.token_tile):
-                shifted, moved = _shifted_logits(hidden[rows], tile, temperature, top[rows])
+                shifted, moved = _shifted(self.logits(hidden[rows], tile, temperature), top[rows])
                 scale, probs = moved.exp(), shifted.exp()
                 weighted[rows] = scale * (weighted[rows] + total[rows] * moved) + (probs * shifted).sum(-1)
                 total[rows] = scale * total[rows] + probs.sum(-1)
@@ -90,22 +108,26 @@ class _TiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, tiles, want_gradient):
         top, total = _running_start(hidden)
-        chosen = torch.zeros_like(top)
+        chosen, divisor = torch.zeros_like(top), torch.zeros_like(top)
         mean_weight = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device) if want_gradient else None
         for vocab in range(0, len(weight), tiles.vocab_tile):
-            tile = weight[vocab : vocab + tiles.vocab_tile].float()
+            tile = tiles.tile(weight, vocab)
             for rows in _slices(len(hidden), tiles.token_tile):
-                shifted, moved = _shifted_logits(hidden[rows], tile, temperature, top[rows])
+                shifted, moved = _shifted(tiles.logits(hidden[rows], tile, temperature), top[rows])
                 column = targets[rows] - vocab
                 here = (column >= 0) & (column < len(tile))
                 value = shifted.gather(1, column.clamp(0, len(tile) - 1)[:, None]).squeeze(1)
                 chosen[rows] = torch.where(here, value, chosen[rows] + moved)
                 scale, probs = moved.exp(), shifted.exp_()
-                total[rows] = scale * total[rows] + probs.sum(-1)
+                sums = probs.sum(-1)
+                total[rows] = scale * total[rows] + sums
                 if want_gradient:
-                    mean_weight[rows].mul_(scale[:, None]).addmm_(probs, tile)
+                    rounded = tiles.operand(probs, tile)
+                    sums = sums if rounded is probs else rounded.sum(-1, dtype=torch.float32)
+                    divisor[rows] = scale * divisor[rows] + sums
+                    tiles.add_weights(mean_weight[rows].mul_(scale[:, None]), rounded, tile)
         if want_gradient:
-            gradient = mean_weight.div_(-total[:, None])
+            gradient = mean_weight.div_(-divisor[:, None])
             for rows in _slices(len(hidden), tiles.token_tile):
                 gradient[rows] += weight[targets[rows]]
             ctx.save_for_backward(gradient.div_(temperature))
@@ -120,12 +142,48 @@ class _TiledFunction(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
+class TensorCoreLogProbs(TiledLogProbs):
+    """:class:`TiledLogProbs` with both matrix products on tensor cores: operands in half precision, sums in fp32.
+
+    Products of two bf16 or fp16 numbers are exact in fp32, so log-probs lose nothing but the order of a sum. For the
+    gradient the probabilities of a tile are rounded to half precision, and the mean weight is divided by the sum of the
+    rounded ones. So what the words' weights have in common still cancels, and the gradient of a token that is nearly
+    certain keeps its relative precision. Without locks or atomics: the same from run to run.
+
+    Raises:
+        ValueError: (on call) tensors not on CUDA, of different or full precision, or a head that wants a gradient.
+    """
+
+    token_tile: int = 4096
+    vocab_tile: int = 8192
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        _require_half_on_cuda(hidden, weight, type(self).__name__)
+        return super().__call__(hidden, weight, targets, temperature)
+
+    def tile(self, weight: Tensor, vocab: int) -> Tensor:
+        return weight[vocab : vocab + self.vocab_tile]
+
+    def logits(self, hidden: Tensor, tile: Tensor, temperature: float) -> Tensor:
+        logits = torch.mm(hidden, tile.T, out_dtype=torch.float32)
+        return logits if temperature == 1.0 else logits.div_(temperature)
+
+    def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
+        # fp16 keeps full precision down to 6e-5 only, but up to 65,504.
+        return (probs.mul_(2.0**15) if tile.dtype == torch.float16 else probs).to(tile.dtype)
+
+    def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
+        sums.add_(torch.mm(probs, tile, out_dtype=torch.float32))
+
+
+@dataclass(frozen=True)
 class CutCrossEntropyLogProbs:
     """Apple's Cut Cross-Entropy (arXiv 2411.09009): logits live in on-chip memory only. CUDA; bf16 or fp16 only.
 
     The kernels' gradient filter, which skips blocks where softmax - onehot is small, is off: it would bias the ratios'
-    gradient. The target's logit and the sums over the vocabulary are in fp32, which the package's own function does not
-    do (see cce_kernels.py). With a temperature other than 1 it is the hidden state that is divided, and rounded.
+    gradient. The target's logit and the sums over the vocabulary are in fp32, and no update gets lost, neither of which
+    holds for the package's own function (see cce_kernels.py). With a temperature other than 1 it is the hidden state
+    that is divided, and rounded. The last bits of the gradient differ from run to run.
 
     Raises:
         ValueError: (on call) tensors not on CUDA, hidden states in fp32, or a head that wants a gradient.
@@ -134,11 +192,7 @@ class CutCrossEntropyLogProbs:
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
         _refuse_trained_head(weight, type(self).__name__)
-        if not hidden.is_cuda or hidden.dtype not in (torch.bfloat16, torch.float16):
-            raise ValueError(
-                f"CutCrossEntropyLogProbs needs bf16 or fp16 hidden states on CUDA, not {hidden.dtype} on "
-                f"{hidden.device.type}; use TiledLogProbs"
-            )
+        _require_half_on_cuda(hidden, weight, type(self).__name__)
         try:
             from loop_recipes.learner.cce_kernels import CutCrossEntropyFunction
         except ImportError as error:
@@ -148,25 +202,26 @@ class CutCrossEntropyLogProbs:
         if not len(hidden):
             return hidden.float().sum(-1)
         scaled = hidden if temperature == 1.0 else hidden / temperature
-        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight.to(hidden.dtype), targets)
+        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight, targets)
 
     def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
         """As :meth:`TiledLogProbs.entropy`; the kernels do not give it."""
-        return TiledLogProbs().entropy(hidden, weight, temperature)
+        return TensorCoreLogProbs().entropy(hidden, weight, temperature)
 
 
 @dataclass(frozen=True)
 class AutoLogProbs:
-    """Cut Cross-Entropy for bf16 or fp16 on CUDA, tiles for everything else."""
+    """Tiles: on tensor cores for bf16 or fp16 on CUDA, in fp32 for everything else."""
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-        half = hidden.dtype in (torch.bfloat16, torch.float16)
-        head = CutCrossEntropyLogProbs() if hidden.is_cuda and half else TiledLogProbs()
-        return head(hidden, weight, targets, temperature)
+        return self._head(hidden)(hidden, weight, targets, temperature)
 
     def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
         """As :meth:`TiledLogProbs.entropy`."""
-        return TiledLogProbs().entropy(hidden, weight, temperature)
+        return self._head(hidden).entropy(hidden, weight, temperature)
+
+    def _head(self, hidden: Tensor) -> TiledLogProbs:
+        return TensorCoreLogProbs() if hidden.is_cuda and hidden.dtype in HALF else TiledLogProbs()
 
 
 class TokenOutputs(NamedTuple):
@@ -267,15 +322,24 @@ def _refuse_trained_head(weight: Tensor, name: str) -> None:
         raise ValueError(f"{name} computes no gradient for the head, but its weight wants one; use FullLogProbs")
 
 
+def _require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
+    if not hidden.is_cuda or hidden.dtype not in HALF:
+        raise ValueError(
+            f"{name} needs bf16 or fp16 hidden states on CUDA, not {hidden.dtype} on {hidden.device.type}; use "
+            "TiledLogProbs"
+        )
+    if weight.dtype != hidden.dtype:
+        raise ValueError(f"{name} needs a head in the hidden states' {hidden.dtype}, not {weight.dtype}")
+
+
 def _running_start(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Running maximum (lowest finite, so that differences stay finite) and sum of exponentials, both [n] fp32."""
     top = torch.full(hidden.shape[:1], torch.finfo(torch.float32).min, device=hidden.device)
     return top, torch.zeros_like(top)
 
 
-def _shifted_logits(hidden: Tensor, tile: Tensor, temperature: float, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of a tile less the running maximum, which is raised in place, and by how much it moved (<= 0), [m]."""
-    logits = (hidden.float() / temperature) @ tile.T
+def _shifted(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [m, words] less the running maximum [m], which is raised in place, and by how much it moved (<= 0)."""
     raised = torch.maximum(top, logits.amax(-1))
     moved = top - raised
     top.copy_(raised)

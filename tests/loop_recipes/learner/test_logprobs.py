@@ -4,14 +4,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loop_recipes.learner import logprobs as logprobs_module
 from loop_recipes.learner.batching import collate
 from loop_recipes.learner.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
     FullLogProbs,
+    TensorCoreLogProbs,
     TiledLogProbs,
     TokenOutputs,
     attach_head,
@@ -113,24 +116,87 @@ def test_a_head_that_wants_training_is_refused():
         TiledLogProbs()(hidden, weight.requires_grad_(), targets, 1.0)
 
 
-def test_cut_cross_entropy_off_cuda_says_what_to_use():
+@pytest.mark.parametrize("head", [CutCrossEntropyLogProbs(), TensorCoreLogProbs()])
+def test_a_head_for_cuda_elsewhere_says_what_to_use(head):
     hidden, weight, targets, _ = case(3, 4, 10, 1.0, 1)
     with pytest.raises(ValueError, match=r"needs bf16 or fp16 hidden states on CUDA.*use TiledLogProbs"):
-        CutCrossEntropyLogProbs()(hidden, weight, targets, 1.0)
+        head(hidden, weight, targets, 1.0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="in bf16 only; test_cce_kernels.py runs the kernels in fp16")
+@pytest.fixture
+def tensor_cores(monkeypatch):
+    """What ``torch.mm(..., out_dtype=torch.float32)`` computes on CUDA, and on no CPU: exact products, sums in fp32."""
+    real = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, *, out_dtype: real(a.to(out_dtype), b.to(out_dtype)))
+    monkeypatch.setattr(logprobs_module, "_require_half_on_cuda", lambda *_: None)
+
+
+# The largest relative error of rounding once; the gradient is rounded in two places.
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_cut_cross_entropy_equals_full_logits(temperature):
+@pytest.mark.parametrize("common", [0.0, 10.0])
+@pytest.mark.parametrize("scale", [0.05, 1.0])
+def test_tensor_cores_round_probabilities_and_nothing_else(tensor_cores, dtype, rounding, temperature, common, scale):
+    """``common`` is what the words' weights have in common, ``scale`` makes tokens uncertain or nearly certain."""
+    hidden, weight, _, upstream = case(70, 48, 900, scale, 11, dtype)
+    weight = (weight.float() + common).to(dtype)
+    targets = (hidden.double() @ weight.double().T).argmax(-1)
+    hidden.requires_grad_()
+    logprobs = TensorCoreLogProbs(32, 128)(hidden, weight, targets, temperature)
+    logprobs.backward(upstream)
+    expected, entropy, gradient = by_hand(hidden.detach(), weight, targets, temperature, upstream)
+    torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-4)
+    found = TensorCoreLogProbs(32, 128).entropy(hidden, weight, temperature)
+    torch.testing.assert_close(found.double(), entropy, rtol=1e-4, atol=1e-4)
+    assert hidden.grad.dtype == dtype
+    error = (hidden.grad.double() - gradient).norm(dim=-1)
+    sums_in_fp32 = 2**-21 * weight.double().norm(dim=-1).max() * upstream.abs() / temperature
+    assert (error < 2 * rounding * gradient.norm(dim=-1) + sums_in_fp32).all()
+
+
+def test_tensor_cores_calls_exist_for_cuda_and_stay_within_a_tile():
+    """Fake tensors run the calls' shape rules for CUDA on any machine."""
+    with FakeTensorMode():
+        hidden = torch.empty(300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(5000, 64, device="cuda", dtype=torch.bfloat16)
+        targets = torch.zeros(300, device="cuda", dtype=torch.long)
+        with LargestTensor() as seen:
+            logprobs = AutoLogProbs()(hidden, weight, targets, 0.9)
+            logprobs.sum().backward()
+        assert (logprobs.dtype, logprobs.shape) == (torch.float32, (300,))
+        assert (hidden.grad.dtype, hidden.grad.shape) == (torch.bfloat16, (300, 64))
+        assert seen.largest == 300 * 5000  # one tile here
+        with LargestTensor() as seen:
+            TensorCoreLogProbs(100, 1000)(hidden, weight, targets, 0.9).sum().backward()
+        assert seen.largest == 100 * 1000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU see test_cce_kernels.py and the tests above")
+@pytest.mark.parametrize("head", [CutCrossEntropyLogProbs(), TensorCoreLogProbs()])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_heads_for_cuda_equal_full_logits(head, temperature):
     hidden, weight, targets, upstream = case(700, 256, 5000, 0.2, 5, torch.bfloat16)
     leaf = hidden.cuda().requires_grad_()
-    logprobs = CutCrossEntropyLogProbs()(leaf, weight.cuda(), targets.cuda(), temperature)
+    logprobs = head(leaf, weight.cuda(), targets.cuda(), temperature)
     logprobs.backward(upstream.cuda())
-    # It is the hidden state that is divided by the temperature, and rounded.
-    expected, _, gradient = by_hand(hidden / temperature, weight, targets, 1.0, upstream)
+    if isinstance(head, CutCrossEntropyLogProbs):  # it is the hidden state that is divided by the temperature
+        hidden, upstream, temperature = hidden / temperature, upstream / temperature, 1.0
+    expected, _, gradient = by_hand(hidden, weight, targets, temperature, upstream)
     torch.testing.assert_close(logprobs.double().cpu(), expected, rtol=0, atol=1e-4)
-    error = leaf.grad.double().cpu() - gradient / temperature
+    error = leaf.grad.double().cpu() - gradient
     assert error.norm() < 1e-2 * gradient.norm()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it is a GPU's programs that run in any order")
+def test_tensor_cores_give_the_same_bits_every_time():
+    hidden, weight, targets, upstream = (x.cuda() for x in case(700, 256, 20_000, 0.2, 5, torch.bfloat16))
+    results = []
+    for _ in range(5):
+        leaf = hidden.clone().requires_grad_()
+        logprobs = TensorCoreLogProbs()(leaf, weight, targets, 1.0)
+        logprobs.backward(upstream)
+        results.append((logprobs.detach(), leaf.grad))
+    assert all(torch.equal(a, b) for result in results for a, b in zip(result, results[0], strict=True))
 
 
 @pytest.mark.parametrize("tied", [True, False])

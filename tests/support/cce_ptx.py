@@ -1,0 +1,88 @@
+"""Compiles kernels of Cut Cross-Entropy for an H100 (sm_90), which needs no GPU: `released` or `ours`.
+
+Prints one line of JSON: for each kernel, in the order of its PTX and repetitions left out, the stores to global memory,
+barriers and atomic operations.
+"""
+
+import itertools
+import json
+import re
+import sys
+
+import triton
+from cut_cross_entropy import cce_backward, cce_lse_forward
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+INTERESTING = re.compile(r"^\s*(?:@!?%p\d+ )?((?:st\.global|bar\.sync|barrier\.|atom\.)\S*)", re.MULTILINE)
+
+FORWARD = {
+    "HAS_VALIDS": False,
+    "BLOCK_B": 256,
+    "BLOCK_V": 128,
+    "BLOCK_D": 32,
+    "GROUP_B": 8,
+    "EVEN_D": True,
+    "HAS_SOFTCAP": False,
+    "HAS_LA": False,
+    "DOT_PRECISION": "ieee",
+    "Valids": None,
+    "softcap": None,
+    "LA": None,
+}
+BACKWARD = {
+    "BLOCK_B": 128,
+    "BLOCK_V": 128,
+    "BLOCK_D": 32,
+    "MM_BACK_BLOCK_D": 64,
+    "GROUP_B": 8,
+    "EVEN_D": True,
+    "MM_BACK_EVEN_D": True,
+    "ITEM_DO": False,
+    "HAS_VALIDS": False,
+    "HAS_VOCAB_ORDERING": False,
+    "FILTER_GRAD": False,
+    "HAS_TARGETS": True,
+    "HAS_SOFTCAP": False,
+    "SHIFT": False,
+    "REQUIRES_GRAD": False,
+    "Valids": None,
+    "VocabOrdering": None,
+    "softcap": None,
+    "filter_eps": None,
+}
+BF16 = {name: "*bf16" for name in ("E", "C", "hidden", "weight")}
+FP32 = {name: "*fp32" for name in ("LSE", "dOut", "dE", "dC", "partial")}
+OTHERS = {"Targets": "*i64", "Locks": "*i32", "dELocks": "*i32", "dCLocks": "*i32", "grad_scale": "fp32"}
+
+
+def compiled(kernel, constants, warps, stages):
+    """PTX of a kernel for bf16, as it is compiled when pointers and integers are divisible by 16."""
+    while not isinstance(kernel, triton.JITFunction):  # heuristics and autotuning lie around it
+        kernel = kernel.fn
+    types = BF16 | FP32 | OTHERS
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, kind in enumerate(signature.values())
+        if kind.startswith("*") or kind == "i32"
+    }
+    source = ASTSource(kernel, signature, constants, attributes)
+    target = GPUTarget("cuda", 90, 32)
+    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages}).asm["ptx"]
+
+
+def main():
+    if sys.argv[1] == "ours":
+        from loop_recipes.learner.cce_kernels import BLOCKS, block_log_sum_exp  # gives the package's kernel our lock
+
+        forward = compiled(block_log_sum_exp, BLOCKS, 8, 3)
+    else:
+        forward = compiled(cce_lse_forward._cce_lse_forward_kernel, FORWARD, 8, 3)
+    kernels = {"forward": forward, "backward": compiled(cce_backward._cce_backward_kernel, BACKWARD, 4, 4)}
+    found = {name: INTERESTING.findall(ptx) for name, ptx in kernels.items()}
+    print(json.dumps({name: [word for word, _ in itertools.groupby(words)] for name, words in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,24 +6,26 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from appworld_adapter.pool.fork_client import WORKER_FOLDER
+from appworld_adapter.pool.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 
-async def bubblewrap_prefix(python: str, run_folder: Path, dataset_root: Path) -> list[str]:
+async def bubblewrap_prefix(python: str, run_folder: RunFolder) -> list[str]:
     """Arguments to put before the server's command, or [] where bubblewrap is missing or not allowed (which is logged).
 
-    Inside there are Python, the worker's code, the run folder, and of the dataset the API docs and base databases; its
-    own process ids, network, IPC; no environment but the server's.
+    Inside there are Python, the worker's code and the run folder but for the grader's; its own process ids, network,
+    IPC; no environment but the server's.
     """
     program = shutil.which("bwrap")
     if program is None:
         return []
     prefixes = await _output_of(python, "-c", "import sys; print(sys.prefix); print(sys.base_prefix)")
-    prefix = _arguments(program, prefixes.split("\n"), run_folder, dataset_root)
+    prefix = _arguments(program, prefixes.splitlines(), run_folder.path, hidden=[run_folder.grader])
     try:
         await _output_of(*prefix, python, "-c", "pass")
     except OSError as error:
@@ -32,9 +34,8 @@ async def bubblewrap_prefix(python: str, run_folder: Path, dataset_root: Path) -
     return prefix
 
 
-def _arguments(program: str, python_folders: list[str], run_folder: Path, dataset_root: Path) -> list[str]:
-    data = dataset_root.resolve() / "data"
-    shown = [*filter(None, python_folders), str(WORKER_FOLDER), str(data / "api_docs"), str(data / "base_dbs")]
+def _arguments(program: str, python_folders: list[str], run_folder: Path, hidden: Sequence[Path] = ()) -> list[str]:
+    shown = [*python_folders, str(WORKER_FOLDER)]
     prefix = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for system in ("/usr", "/lib", "/lib64", "/bin"):
         if os.path.islink(system):
@@ -44,7 +45,10 @@ def _arguments(program: str, python_folders: list[str], run_folder: Path, datase
     for path in shown:
         if not path.startswith("/usr/"):
             prefix += ["--ro-bind", path, path]
-    return [*prefix, "--bind", str(run_folder), str(run_folder), "--chdir", str(run_folder)]
+    prefix += ["--bind", str(run_folder), str(run_folder)]
+    for path in hidden:
+        prefix += ["--tmpfs", str(path)]
+    return [*prefix, "--chdir", str(run_folder)]
 
 
 async def _output_of(*command: str) -> str:

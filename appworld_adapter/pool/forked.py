@@ -95,7 +95,7 @@ class AppWorldPool(DatasetPool):
             "output_limit": OUTPUT_CHARACTERS_PER_TOKEN * self.rules.observation_max_tokens,
             "sandbox": {"memory_mb": self._memory_limit_mb},
         }
-        prefix = await bubblewrap_prefix(self._python, run.path, self.root)
+        prefix = await bubblewrap_prefix(self._python, run)
         return ServerSpec(role, self._python, run.path, run.agent, self._first_task(), settings, prefix)
 
     async def _bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:

@@ -3,10 +3,12 @@
     <base>/torchtune-loop-<uid>/run-<random>/
         owner.lock          held by the pool's process for as long as it lives
         agent/              APPWORLD_ROOT of the world server: no ground truth, only the tasks in use
-        grader/             APPWORLD_ROOT of the grader: the whole dataset
+        grader-<random>/    APPWORLD_ROOT of the grader: the whole dataset
         *.sock, *.log
 
-The base is a tmpfs where there is one, because the engine rewrites a dozen small files per step.
+What the world server sees is a copy, so that nothing there says where the dataset is. The grader's view is links; its
+name cannot be guessed, and bubblewrap shows an empty folder in its place. The base is a tmpfs where there is one,
+because the engine rewrites a dozen small files per step.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -28,7 +31,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: int, keep: bool) -> None:
         self.path = path
         self.agent = path / "agent"
-        self.grader = path / "grader"
+        self.grader = path / f"grader-{secrets.token_hex(8)}"
         self._lock = lock
         self._keep = keep
 
@@ -57,7 +60,7 @@ class RunFolder:
         data = dataset_root.resolve() / "data"
         (folder.agent / "data" / "tasks").mkdir(parents=True)
         for shared in ("api_docs", "base_dbs"):
-            (folder.agent / "data" / shared).symlink_to(data / shared)
+            shutil.copytree(data / shared, folder.agent / "data" / shared)
         (folder.agent / "experiments" / "outputs").mkdir(parents=True)
         folder.grader.mkdir()
         (folder.grader / "data").symlink_to(data)

@@ -36,7 +36,6 @@ def run_interpreter(channel: Channel, task_id: str, options: dict[str, Any], set
         sandbox.close_descriptors_except({0, 1, 2, channel.descriptor})
         world = make_world(channel, task_id, options, settings["output_limit"])
         sandbox.confine(settings["sandbox"])
-        os.dup2(0, 2)  # until here the log, from here on /dev/null
         channel.send({"ready": True})
         while True:
             code = channel.receive()["code"]

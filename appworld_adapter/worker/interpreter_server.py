@@ -12,8 +12,10 @@ import os
 import signal
 import socket
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
+import opened_files
 import sandbox
 from channel import Channel
 
@@ -50,10 +52,9 @@ class InterpreterServer:
             sandbox.die_with_parent()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, 0)
-            os.dup2(null, 1)
+            _silence((0, 1))
             sandbox.close_descriptors_except({0, 1, 2, self._serving.fileno()})
+            opened_files.install()
             while True:
                 message, descriptors, _, _ = socket.recv_fds(self._serving, MAX_REQUEST, 1)
                 if not message:
@@ -68,6 +69,7 @@ class InterpreterServer:
                 if pid == 0:
                     self._serving.close()
                     os.setpgid(0, request["group"])  # fails if the asking process is gone already
+                    _silence((0, 1, 2))
 
                     from interpreter import run_interpreter
 
@@ -77,6 +79,14 @@ class InterpreterServer:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(1)
+
+
+def _silence(descriptors: Sequence[int]) -> None:
+    """Let each be /dev/null, opened for this process alone: an open file has an owner, flags and locks to share."""
+    for descriptor in descriptors:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 def _reap() -> None:

@@ -4,7 +4,8 @@ Levels, each with all that the one before it has:
 
     none         a process of its own
     rlimits      bounded memory, files and file sizes; no capabilities; no new privileges; memory unreadable to others
-    seccomp      no new processes or threads, no exec, no sockets, no signals to others, no writing to any file system;
+    seccomp      only the system calls that an interpreter needs (syscalls.py): no new processes or threads, no exec, no
+                 sockets, no signals to others, no locks, no writing to any file system, no question about a path;
                  reading only below the Python installation (Landlock; on kernels without it no file can be opened)
     bubblewrap   the whole world server runs in namespaces of its own, in which nothing but Python and the dataset's
                  agent view exists (started that way by the pool; in here it is "seccomp")
@@ -100,6 +101,7 @@ def _limit_resources(memory_mb: int) -> None:
         resource.RLIMIT_NPROC: 1,  # not enforced for uid 0; there it is seccomp that forbids new processes
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 0,  # timers and queued signals are counted for the user as a whole
     }
     _lower(limits)
 
@@ -153,45 +155,13 @@ def _restrict_files(readable: list[str]) -> None:
 
 def _install_filter(may_open: bool) -> None:
     machine = platform.machine()
-    table = syscalls.TABLES.get(machine)
-    if table is None:
-        raise OSError(errno.ENOSYS, f"no seccomp filter is written for {machine}")
-    program = _filter_program(table, may_open)
+    try:
+        program = syscalls.filter_program(syscalls.table(machine, may_open))
+    except KeyError as error:
+        raise OSError(errno.ENOSYS, f"no seccomp filter is written for {machine}") from error
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "PR_SET_SECCOMP")
-
-
-def _filter_program(table: syscalls.Table, may_open: bool) -> bytes:
-    """BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; unlisted calls are allowed."""
-    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
-    allow, kill, deny = 0x7FFF0000, 0x80000000, 0x00050000
-    program: list[tuple[int, int, int, int]] = []
-
-    def emit(code: int, k: int, if_true: int = 0, if_false: int = 0) -> None:
-        program.append((code, if_true, if_false, k))
-
-    emit(load, 4)
-    emit(equal, table.audit_arch, 1, 0)
-    emit(give, kill)  # another architecture's numbers would mean other calls
-    emit(load, 0)
-    emit(at_least, 0x40000000, 0, 1)  # x86's x32 numbers
-    emit(give, deny | errno.EPERM)
-    for number in sorted(table.denied):
-        emit(equal, number, 0, 1)
-        emit(give, deny | errno.EPERM)
-    for number in sorted(table.unknown):  # glibc falls back to the call that is looked at here
-        emit(equal, number, 0, 1)
-        emit(give, deny | errno.ENOSYS)
-    for number, flags_argument in sorted(table.opening.items()):
-        emit(equal, number, 0, 4)
-        emit(load, 16 + 8 * flags_argument if may_open else 0)
-        writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_TMPFILE & ~os.O_DIRECTORY
-        emit(any_bit, writing if may_open else 0xFFFFFFFF, 0, 1)
-        emit(give, deny | errno.EACCES)
-        emit(give, allow)
-    emit(give, allow)
-    return b"".join(struct.pack("HBBI", code, t, f, k) for code, t, f, k in program)
 
 
 def probe() -> str:
@@ -211,15 +181,22 @@ def probe() -> str:
 
 
 def _cannot_escape() -> bool:
-    """Whether the filter really holds: tries a process, a socket, a signal to the parent and a file."""
+    """Whether the walls really hold: tries one way through each."""
+    import fcntl
     import socket
 
+    parent = os.getppid()
     attempts = (
         os.fork,
         socket.socket,
-        lambda: os.kill(os.getppid(), 0),
+        lambda: os.kill(parent, 0),
+        lambda: fcntl.fcntl(0, fcntl.F_SETOWN, parent),
+        lambda: fcntl.flock(0, fcntl.LOCK_SH),
         lambda: os.open("/tmp", os.O_WRONLY | os.O_TMPFILE),
         lambda: os.open("/proc/self/environ", os.O_RDONLY),
+        lambda: os.stat("/"),
+        lambda: os.chdir("/"),
+        lambda: os.readlink("/proc/self/exe"),
     )
     for attempt in attempts:
         try:

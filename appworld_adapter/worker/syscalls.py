@@ -1,86 +1,153 @@
-"""Numbers of the system calls that agent code must not make, for the architectures the sandbox supports."""
+"""The system calls that agent code may make, and the seccomp filter that refuses all others.
+
+The list is what the engine's shell, its API client and the standard library were seen to need (strace of the reference
+solutions and of the attacks). No call on it names a process, an IPC object or, but for ``openat``, a path: Landlock
+says what may be opened and nothing else, so whoever may ask about a path could read the size of a file that is closed
+to it. What a later kernel brings is refused because it is not on the list.
+
+Numbers are those of the kernel's own tables: arch/x86/entry/syscalls/syscall_64.tbl, and
+include/uapi/asm-generic/unistd.h for aarch64.
+"""
 
 from __future__ import annotations
 
+import errno
+import struct
 from dataclasses import dataclass
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
+FIRST_SHARED_NUMBER = 424
+"""From here on (Linux 5.1) numbers are the same everywhere, and callers must expect that the kernel lacks them."""
+
+_ARCHITECTURES = ("x86_64", "aarch64")
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+_CALLS = {
+    # name: x86-64, aarch64 (None: not a call there, the C library uses another one)
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "lseek": (8, 62),
+    "close": (3, 57), "openat": (257, 56), "fstat": (5, 80), "getdents64": (217, 61), "getcwd": (79, 17),
+    "fcntl": (72, 25), "ioctl": (16, 29),
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
+    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
+    "brk": (12, 214), "futex": (202, 98), "sched_yield": (24, 124),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigpending": (127, 136), "rt_sigreturn": (15, 139),
+    "restart_syscall": (219, 128),
+    "alarm": (37, None), "getitimer": (36, 102), "setitimer": (38, 103),
+    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165),
+    "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+    "prlimit64": (302, 261), "uname": (63, 160), "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Argument ``index``, an int unless ``wide``, must be one of ``values``, which are below 2**32."""
+
+    index: int
+    values: tuple[int, ...]
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Within:
+    """Argument ``index``, an int, must have no bit beyond ``bits``; else the call fails with EACCES."""
+
+    index: int
+    bits: int
+
+
+Condition = OneOf | Within
+
+_F_GETFD, _F_SETFD, _F_GETFL = 1, 2, 3
+_TCGETS, _FIONCLEX, _FIOCLEX, _TIOCGWINSZ = 0x5401, 0x5450, 0x5451, 0x5413
+# The flags of an open for reading: O_NOCTTY, O_NONBLOCK, O_CLOEXEC, then O_DIRECTORY, O_NOFOLLOW and O_LARGEFILE, which
+# differ. Not among them: O_PATH, which Landlock lets pass for any file, and O_ASYNC.
+_READING = {
+    "x86_64": 0o400 | 0o4000 | 0o2000000 | 0o200000 | 0o400000 | 0o100000,
+    "aarch64": 0o400 | 0o4000 | 0o2000000 | 0o40000 | 0o100000 | 0o400000,
+}
+
 
 @dataclass(frozen=True)
 class Table:
-    """``denied`` fail with EPERM, ``unknown`` with ENOSYS; ``opening`` maps open calls to the index of their flags."""
+    """What one architecture's filter is made of: the conditions of each allowed call, by its number."""
 
     audit_arch: int
-    denied: frozenset[int]
-    unknown: frozenset[int]
-    opening: dict[int, int]
+    allowed: dict[int, tuple[Condition, ...]]
 
 
-# Calls since Linux 5.0 have one number everywhere.
-_NEW = {
-    "pidfd_send_signal": 424,
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "pidfd_open": 434,
-    "pidfd_getfd": 438,
-    "process_madvise": 440,
-    "mount_setattr": 442,
-    "memfd_secret": 447,
-    "fchmodat2": 452,
-}
-_UNKNOWN = frozenset({435, 437})  # clone3 and openat2 take their flags in memory, which a filter cannot read
+def table(architecture: str, may_open: bool) -> Table:
+    """Raises KeyError for an architecture that nobody has written down. ``may_open``: whether Landlock holds."""
+    conditions: dict[str, tuple[Condition, ...]] = {
+        # Not F_SETOWN, F_SETSIG and F_SETFL (signals to any process of the user), nor locks and leases.
+        "fcntl": (OneOf(1, (_F_GETFD, _F_SETFD, _F_GETFL)),),
+        "ioctl": (OneOf(1, (_TCGETS, _FIONCLEX, _FIOCLEX, _TIOCGWINSZ)),),
+        "prlimit64": (OneOf(0, (0,)), OneOf(2, (0,), wide=True)),  # to read one's own limits
+        "openat": (Within(2, _READING[architecture]),),
+    }
+    column = _ARCHITECTURES.index(architecture)
+    allowed = {
+        numbers[column]: conditions.get(name, ()) for name, numbers in _CALLS.items() if may_open or name != "openat"
+    }
+    return Table(_AUDIT_ARCH[architecture], {number: each for number, each in allowed.items() if number is not None})
 
-_X86_64 = {
-    "shmget": 29, "shmat": 30, "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "socketpair": 53,
-    "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "semget": 64, "msgget": 68, "truncate": 76,
-    "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "symlink": 88, "chmod": 90,
-    "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "setuid": 105, "setgid": 106, "setpgid": 109,
-    "setsid": 112, "setreuid": 113, "setregid": 114, "setgroups": 116, "setresuid": 117, "setresgid": 119,
-    "setfsuid": 122, "setfsgid": 123, "rt_sigqueueinfo": 129, "utime": 132, "mknod": 133, "personality": 135,
-    "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "pivot_root": 155, "prctl": 157,
-    "adjtimex": 159, "setrlimit": 160, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166,
-    "swapon": 167, "swapoff": 168, "reboot": 169, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173,
-    "init_module": 175, "delete_module": 176, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197,
-    "lremovexattr": 198, "fremovexattr": 199, "tkill": 200, "sched_setaffinity": 203, "io_setup": 206, "tgkill": 234,
-    "utimes": 235, "mq_open": 240, "mq_unlink": 241, "kexec_load": 246, "add_key": 248, "request_key": 249,
-    "keyctl": 250, "ioprio_set": 251, "migrate_pages": 256, "mkdirat": 258, "mknodat": 259, "fchownat": 260,
-    "futimesat": 261, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266, "fchmodat": 268,
-    "unshare": 272, "splice": 275, "tee": 276, "utimensat": 280, "fallocate": 285, "accept4": 288,
-    "rt_tgsigqueueinfo": 297, "perf_event_open": 298, "fanotify_init": 300, "prlimit64": 302, "name_to_handle_at": 303,
-    "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
-    "kcmp": 312, "finit_module": 313, "sched_setattr": 314, "renameat2": 316, "seccomp": 317, "memfd_create": 319,
-    "kexec_file_load": 320, "bpf": 321, "execveat": 322, "userfaultfd": 323,
-}  # fmt: skip
 
-_AARCH64 = {
-    "io_setup": 0, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15,
-    "fremovexattr": 16, "ioprio_set": 30, "mknodat": 33, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37,
-    "renameat": 38, "umount2": 39, "mount": 40, "pivot_root": 41, "truncate": 45, "fallocate": 47, "chroot": 51,
-    "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "splice": 76, "tee": 77, "utimensat": 88, "acct": 89,
-    "personality": 92, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106, "ptrace": 117,
-    "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "kill": 129, "tkill": 130,
-    "tgkill": 131, "rt_sigqueueinfo": 138, "setpriority": 140, "reboot": 142, "setregid": 143, "setgid": 144,
-    "setreuid": 145, "setuid": 146, "setresuid": 147, "setresgid": 149, "setfsuid": 151, "setfsgid": 152,
-    "setpgid": 154, "setsid": 157, "setgroups": 159, "sethostname": 161, "setdomainname": 162, "setrlimit": 164,
-    "prctl": 167, "settimeofday": 170, "adjtimex": 171, "mq_open": 180, "mq_unlink": 181, "msgget": 186, "semget": 190,
-    "shmget": 194, "shmat": 196, "socket": 198, "socketpair": 199, "bind": 200, "listen": 201, "accept": 202,
-    "connect": 203, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "execve": 221, "swapon": 224,
-    "swapoff": 225, "migrate_pages": 238, "rt_tgsigqueueinfo": 240, "perf_event_open": 241, "accept4": 242,
-    "prlimit64": 261, "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265, "clock_adjtime": 266,
-    "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
-    "sched_setattr": 274, "renameat2": 276, "seccomp": 277, "memfd_create": 279, "bpf": 280, "execveat": 281,
-    "userfaultfd": 282, "kexec_file_load": 294,
-}  # fmt: skip
+def number(architecture: str, name: str) -> int:
+    """Raises KeyError for a call that is not on the list."""
+    found = _CALLS[name][_ARCHITECTURES.index(architecture)]
+    if found is None:
+        raise KeyError(name)
+    return found
 
-TABLES = {
-    "x86_64": Table(0xC000003E, frozenset({**_NEW, **_X86_64}.values()), _UNKNOWN, {2: 1, 257: 2}),
-    "aarch64": Table(0xC00000B7, frozenset({**_NEW, **_AARCH64}.values()), _UNKNOWN, {56: 2}),
-}
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL_PROCESS, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+
+_Instruction = tuple[int, int, int, int]
+
+
+def filter_program(allowed: Table) -> bytes:
+    """BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``, little-endian.
+
+    Unlisted calls fail: with ENOSYS where callers know what to do then, with EPERM below, and where an argument is not
+    as it should be.
+    """
+    program: list[_Instruction] = [
+        _step(_LOAD, 4),
+        _step(_EQUAL, allowed.audit_arch, 1, 0),
+        _step(_GIVE, _KILL_PROCESS),  # another architecture's numbers would mean other calls
+        _step(_LOAD, 0),
+    ]
+    for call, conditions in allowed.allowed.items():
+        block = [step for condition in conditions for step in _check(condition)]
+        block.append(_step(_GIVE, _ALLOW))
+        program += [_step(_EQUAL, call, 0, len(block)), *block]
+    program += [
+        _step(_AT_LEAST, FIRST_SHARED_NUMBER, 0, 1),
+        _step(_GIVE, _FAIL | errno.ENOSYS),
+        _step(_GIVE, _FAIL | errno.EPERM),
+    ]
+    return b"".join(struct.pack("<HBBI", code, if_true, if_false, k) for code, k, if_true, if_false in program)
+
+
+def _step(code: int, k: int, if_true: int = 0, if_false: int = 0) -> _Instruction:
+    return code, k, if_true, if_false
+
+
+def _check(condition: Condition) -> list[_Instruction]:
+    """Fails the call, or goes on behind the last instruction."""
+    low = 16 + 8 * condition.index
+    if isinstance(condition, Within):
+        refused = 0xFFFFFFFF & ~condition.bits
+        return [_step(_LOAD, low), _step(_ANY_BIT, refused, 0, 1), _step(_GIVE, _FAIL | errno.EACCES)]
+    steps = []
+    if condition.wide:
+        steps += [_step(_LOAD, low + 4), _step(_EQUAL, 0, 1, 0), _step(_GIVE, _FAIL | errno.EPERM)]
+    steps.append(_step(_LOAD, low))
+    for left, value in zip(range(len(condition.values), 0, -1), condition.values, strict=True):
+        steps.append(_step(_EQUAL, value, left, 0))
+    steps.append(_step(_GIVE, _FAIL | errno.EPERM))
+    return steps

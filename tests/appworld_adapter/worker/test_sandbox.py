@@ -1,0 +1,106 @@
+"""The walls of the level "seccomp" against the running kernel: each way out that attackers found, as root and as
+nobody, with and without bubblewrap, and with the Landlock of other kernels (0: none, 4: Linux 6.7, 7: Linux 6.15).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appworld_adapter.pool import bubblewrap
+from support import sealed_calls
+
+WORKER = Path(__file__).parents[3] / "appworld_adapter" / "worker"
+NOBODY = 65534
+IPC_CREAT, IPC_RMID = 0o1000, 0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def secret(tmp_path_factory):
+    """A file that anybody on the machine may read, outside Python's folders."""
+    folder = tmp_path_factory.mktemp("dataset", numbered=True)
+    for parent in (folder, *folder.parents):
+        if parent != Path("/tmp") and parent.is_relative_to("/tmp"):
+            parent.chmod(0o755)
+    path = folder / "answer.json"
+    path.write_text('"42"')
+    path.chmod(0o666)
+    return path
+
+
+@pytest.fixture
+def queue():
+    """A System V message queue of ours with one message in it, open to all."""
+    number = _libc.msgget(0, IPC_CREAT | 0o666)
+    _libc.msgsnd(number, b"\1\0\0\0\0\0\0\0hello", 5, 0)
+    yield number
+    _libc.msgctl(number, IPC_RMID, None)
+
+
+@pytest.fixture
+def segment():
+    number = _libc.shmget(0, 4096, IPC_CREAT | 0o666)
+    yield number
+    _libc.shmctl(number, IPC_RMID, None)
+
+
+@pytest.mark.parametrize("landlock", [0, 4, 7])
+@pytest.mark.parametrize("user", ["root", "nobody"])
+@pytest.mark.parametrize("contained", [False, True], ids=["seccomp", "bubblewrap"])
+def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
+    if user == "root" and os.getuid() != 0:
+        pytest.skip("needs root")
+    identity = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if user == "nobody" and os.getuid() == 0 else {}
+    pythons = {sys.executable: [sys.prefix, sys.base_prefix], "/usr/bin/python3": []}
+    command = _runs(
+        [[*_prefix(secret.parent, shown, contained), python] for python, shown in pythons.items()], identity
+    )
+    victim = subprocess.Popen(["sleep", "600"], **identity)
+    told = {"worker": str(WORKER), "landlock": landlock, "secret": str(secret), "victim": victim.pid}
+    told |= {"queue": queue, "segment": segment}
+    try:
+        command += [sealed_calls.__file__, json.dumps(told)]
+        result = subprocess.run(command, input="", capture_output=True, text=True, timeout=120, **identity)
+        assert result.returncode == 0, result.stderr
+        report = json.loads(result.stdout)
+        assert report["through"] == []
+        assert report["tried"] >= 40
+        assert victim.poll() is None
+        assert _libc.msgrcv(queue, ctypes.create_string_buffer(64), 16, 0, 0o4000) == 5  # IPC_NOWAIT; nobody took it
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def _prefix(run_folder: Path, python_folders: list[str], contained: bool) -> list[str]:
+    if not contained:
+        return []
+    program = shutil.which("bwrap")
+    if program is None:
+        pytest.skip("bubblewrap is not installed")
+    return bubblewrap._arguments(program, [*python_folders, str(Path(sealed_calls.__file__).parent)], run_folder)
+
+
+def _runs(commands: list[list[str]], identity: dict[str, Any]) -> list[str]:
+    """The first of ``commands`` that starts a Python for this user; its installation may be closed to others."""
+    why = ""
+    for command in commands:
+        try:
+            result = subprocess.run([*command, "-c", "pass"], capture_output=True, text=True, **identity)
+        except OSError as error:
+            why = str(error)
+            continue
+        if result.returncode == 0:
+            return command
+        why = result.stderr
+    pytest.skip(f"no Python starts this way: {why.strip()}")

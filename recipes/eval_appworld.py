@@ -15,11 +15,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors.torch import save_file
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from agent_environments.protocol import UnknownTask
@@ -45,9 +43,9 @@ from loop_recipes.evaluation.report import (
     write_report,
 )
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.node_process import NodeDied, NodeProcess
-from rollout_server.policies.adapter_check import BaseModel
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState, UnknownTask)
 
@@ -174,7 +172,12 @@ class EvalAppWorldRecipe:
             )
             return
         with tempfile.TemporaryDirectory() as scratch:
-            folder = policy.adapter or write_empty_adapter(Path(scratch) / "base", self._model)
+            try:
+                folder = policy.adapter or write_empty_adapter(Path(scratch) / "base", self._model)
+            except ValueError as error:
+                raise ConfigError(
+                    f"the base model alone cannot be evaluated: {error}; give an adapter instead"
+                ) from error
             self._client.publish_policy(policy.served_version, folder)
         run_cells(
             self._client,
@@ -245,27 +248,6 @@ class EvalAppWorldRecipe:
             TimeRemainingColumn(),
             console=self._console,
         )
-
-
-def write_empty_adapter(folder: Path, model: str) -> Path:
-    """An adapter that changes nothing (B = 0), under which the node serves its base model exactly.
-
-    Args:
-        model: the base model's folder; its config.json gives the shapes.
-
-    Raises:
-        ConfigError: the folder is not on this machine.
-    """
-    try:
-        shapes = BaseModel.read(model).shapes(["q_proj"], 8)
-    except ValueError as error:
-        raise ConfigError(f"the base model alone cannot be evaluated: {error}; give an adapter instead") from error
-    folder.mkdir(parents=True)
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(
-        '{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}'
-    )
-    return folder
 
 
 @parse

@@ -18,8 +18,9 @@ from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import ConfigError
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
-from rollout_server.policies.adapter_check import ADAPTER_FILES, MAX_CONFIG_BYTES, WEIGHTS_FILE, AdapterError
+from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
 from rollout_server.policies.store import UnknownPolicy
+from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +236,7 @@ async def _receive(request: web.Request, folder: Path, most: int) -> Any:
     async for part in await request.multipart():
         if not isinstance(part, BodyPartReader) or part.name not in (*ADAPTER_FILES, "canary"):
             raise RequestError(400, f"the upload may hold {', '.join(ADAPTER_FILES)} and canary only")
-        bound = {WEIGHTS_FILE: most, "canary": MAX_JSON_BYTES}.get(part.name, MAX_CONFIG_BYTES)
+        bound = {ADAPTER_WEIGHTS: most, "canary": MAX_JSON_BYTES}.get(part.name, MAX_CONFIG_BYTES)
         # The name is one of three constants: nothing a client sends becomes a path.
         with open(folder / part.name, "wb") as file:  # noqa: ASYNC230 - a chunk takes microseconds
             size = 0

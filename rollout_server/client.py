@@ -21,6 +21,7 @@ from typing import Any
 
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
 from rollout_server.rollout import Rollout
+from rollout_server.run_files import ADAPTER_FILES
 
 RETRY_PAUSE_S = 1.0
 STREAM_TIMEOUT_S = 60.0
@@ -146,7 +147,7 @@ class RolloutClient:
         self, version: int, folder: str | Path, canary: Mapping[str, Any] | None = None
     ) -> PublishedPolicy:
         """Upload the adapter (PEFT format) in ``folder``. Raises RolloutNodeError when the node refuses it."""
-        files = [Path(folder) / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+        files = [Path(folder) / name for name in ADAPTER_FILES]
         missing = [str(file) for file in files if not file.is_file()]
         if missing:
             raise FileNotFoundError(f"no adapter to publish: {missing[0]} is missing")

@@ -26,6 +26,7 @@ from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
+from rollout_server.run_files import COLLECTIONS, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Node:
     def __init__(self, config: NodeConfig):
         self.config = config
         self.root = Path(config.root).resolve()
-        for name in ("collections", "policies", "logs"):
+        for name in (COLLECTIONS, "policies", "logs"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         self._lock_root()
         self.tokens = ChatTokens(config.model.path)
@@ -180,7 +181,7 @@ class Node:
 
     @property
     def _folder(self) -> Path:
-        return self.root / "collections"
+        return self.root / COLLECTIONS
 
     @staticmethod
     def _conflict(collection_id: str) -> RequestError:
@@ -247,9 +248,7 @@ class Node:
 
     def write_address(self, url: str, pid: int) -> None:
         """``<root>/node.json``, for whoever started the node on port 0."""
-        temporary = self.root / "node.json.tmp"
-        temporary.write_text(json.dumps({"url": url, "pid": pid}))
-        temporary.replace(self.root / "node.json")
+        write_whole(self.root / "node.json", json.dumps({"url": url, "pid": pid}))
 
     def remove_address(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -13,11 +13,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollout_server.run_files import sync
+
 logger = logging.getLogger(__name__)
 
 
 class AppendLog:
-    """One such file. Opening it recovers it: what follows the last whole record is cut off.
+    """One such file. Opening it recovers it: from the first line that is no whole record on, it is cut off.
+
+    After a power cut that line need not be the last, because the records of one write reach the disk in any order; but
+    nobody was told of those that followed it.
 
     Args:
         path: created when missing; its folder must be there.
@@ -60,11 +65,7 @@ class AppendLog:
             os.ftruncate(file.fileno(), end)
             os.fsync(file.fileno())
         if created:
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(self.path.parent)
 
     def append(self, lines: Sequence[str]) -> None:
         """Write the records and fsync them, all or none.

@@ -23,6 +23,7 @@ from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest
 from rollout_server.rollout import Failure, Rollout
+from rollout_server.run_files import log_path, meta_path
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,12 @@ class StoredCollection:
         self.opened = 0
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
-        self.meta = AppendLog(folder / f"{collection_id}.meta.jsonl", self._visit_meta)
-        self.rollouts = AppendLog(folder / f"{collection_id}.jsonl", self._visit_rollout)
+        self.meta = AppendLog(meta_path(folder, collection_id), self._visit_meta)
+        self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
 
     @staticmethod
     def exists(folder: Path, collection_id: str) -> bool:
-        return (folder / f"{collection_id}.meta.jsonl").exists()
+        return meta_path(folder, collection_id).exists()
 
     def _visit_meta(self, record: Any) -> None:
         match record:

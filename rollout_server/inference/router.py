@@ -174,7 +174,7 @@ class Router:
         Raises:
             ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or (DeadlinePassed) the deadline came.
             RequestRefused: a server refused the request as such.
-            BadLogprob: a sampled log-prob at or below -9998, or above 0, or not a number.
+            BadLogprob: a sampled log-prob at or below :data:`POISONED_LOGPROB`, or above 0, or not a number.
         """
         sampling = {
             "max_tokens": max_tokens,

@@ -15,14 +15,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout_server.policies.adapter_check import (
-    CONFIG_FILE,
-    MAX_CONFIG_BYTES,
-    WEIGHTS_FILE,
-    AdapterError,
-    BaseModel,
-    check_adapter,
-)
+from rollout_server.base_model import BaseModel
+from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError, check_adapter
+from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, sync
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _UPLOAD = ".upload-"
@@ -53,7 +48,7 @@ class PolicyFolder:
         self._source_root = source_root.resolve() if source_root is not None else None
         self._base = base
         self._rank_limit = rank_limit
-        self._limits = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: base.max_adapter_bytes(rank_limit)}
+        self._limits = {ADAPTER_CONFIG: MAX_CONFIG_BYTES, ADAPTER_WEIGHTS: base.max_adapter_bytes(rank_limit)}
 
     def staging(self) -> Path:
         """A new folder for an upload, to be taken in; the caller removes what is left of it."""
@@ -78,7 +73,7 @@ class PolicyFolder:
             if source.parent == self.root and source.name.startswith(_UPLOAD):
                 source.rename(folder)
                 for name in self._limits:
-                    _sync(folder / name)
+                    sync(folder / name)
                     _add_content(digest, folder / name)
             else:
                 folder.mkdir()
@@ -127,7 +122,7 @@ class PolicyFolder:
         if final.exists():  # of the same content, left by a crash and served by nobody
             shutil.rmtree(final)
         os.rename(incoming.folder, final)
-        _sync(self.root)
+        sync(self.root)
         return final
 
     def scan(self, most: int) -> dict[int, Path]:
@@ -152,15 +147,6 @@ class PolicyFolder:
         except (AdapterError, OSError):
             return False
         return content.hexdigest().startswith(digest)
-
-
-def _sync(path: Path) -> None:
-    """Make a file's content, or a folder's list of names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _add_content(digest: hashlib._Hash, file: Path) -> None:

@@ -21,11 +21,13 @@ from typing import Any
 
 import aiohttp
 
+from rollout_server.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.inference.router import POISONED_LOGPROB, ServerUnavailable
+from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import ServerGroup, VllmServer, adapters_at_work
-from rollout_server.policies.adapter_check import AdapterError, BaseModel
+from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name
+from rollout_server.rollout import POISONED_LOGPROB
 
 logger = logging.getLogger(__name__)
 

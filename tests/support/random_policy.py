@@ -27,6 +27,7 @@ MODEL_CONFIG = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
+    "vocab_size": 300,
 }
 """What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
 

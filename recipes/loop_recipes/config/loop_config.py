@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from loop_recipes.config.schema import ConfigError, build, check_component, read_config
 from rollout_server.collection_request import Limits, Sampling
 from rollout_server.config import NodeConfig, from_mapping
+from rollout_server.run_files import ADAPTER_FILES, is_adapter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -222,9 +223,9 @@ def read_loop_config(cfg: DictConfig) -> LoopConfig:
     _check_checkpoint_files(config.checkpointer)
     _check_output_dir(config)
     _check_rollout_node(config)
-    if config.initial_adapter and not Path(config.initial_adapter, "adapter_config.json").is_file():
+    if config.initial_adapter and not is_adapter(Path(config.initial_adapter)):
         raise ConfigError(
-            f"initial_adapter {config.initial_adapter} is no PEFT adapter: adapter_config.json is missing"
+            f"initial_adapter {config.initial_adapter} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}"
         )
     return config
 

@@ -18,8 +18,7 @@ from loop_recipes.config.loop_config import RolloutNodeConfig
 from loop_recipes.config.schema import ConfigError, read_config
 from rollout_server.collection_request import Limits
 from rollout_server.config import NodeConfig, from_mapping
-
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+from rollout_server.run_files import ADAPTER_FILES, is_adapter
 
 
 @dataclass(frozen=True)
@@ -243,15 +242,15 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter:
-            folders = [Path(path) for path in sorted(glob.glob(policy.adapter)) if _is_adapter(Path(path))]
+            folders = [Path(path) for path in sorted(glob.glob(policy.adapter)) if is_adapter(Path(path))]
             _require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
             folder, chosen = _best_of_evaluation(Path(policy.adapter), key)
             folder = _newest_version(folder)
             _require(
-                _is_adapter(folder),
-                f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(_ADAPTER_FILES)}) nor "
+                is_adapter(folder),
+                f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
                 "a training run with policies/policy-v* nor an evaluation with report.json",
             )
             found.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
@@ -264,7 +263,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
 def adapter_digest(folder: Path) -> str:
     """SHA-256 over an adapter's two files."""
     digest = hashlib.sha256()
-    for name in _ADAPTER_FILES:
+    for name in ADAPTER_FILES:
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()
 
@@ -280,7 +279,7 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
     )
     adapter = Path(choices[0]["adapter"])
     _require(
-        _is_adapter(adapter) and adapter_digest(adapter) == choices[0]["sha256"],
+        is_adapter(adapter) and adapter_digest(adapter) == choices[0]["sha256"],
         f"{key}.adapter: {adapter}, the best of {folder}, is gone or has changed since; evaluate again",
     )
     score = next(score for score in report["scores"] if score["policy"] == report["best"])
@@ -290,12 +289,8 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
 
 def _newest_version(folder: Path) -> Path:
     """The last adapter of a training run; the folder itself if it is no run."""
-    versions = sorted(path for path in folder.glob("policies/policy-v*") if _is_adapter(path))
+    versions = sorted(path for path in folder.glob("policies/policy-v*") if is_adapter(path))
     return versions[-1] if versions else folder
-
-
-def _is_adapter(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _ADAPTER_FILES)
 
 
 def _require(holds: bool, message: str) -> None:

@@ -6,7 +6,6 @@ Every score is printed with its protocol: dataset, split, temperature, limits, m
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from loop_recipes.evaluation.comparison import Comparison, NamedResults, compare_with_first, comparison_table
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from rollout_server.run_files import write_whole
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
@@ -138,9 +138,9 @@ def write_report(
         "config": asdict(config),
     }
     return [
-        _write(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),
-        _write(folder / "report.json", json.dumps(report, indent=1) + "\n"),
-        _write(folder / "report.md", markdown(protocol, scored, comparisons)),
+        write_whole(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),
+        write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n"),
+        write_whole(folder / "report.md", markdown(protocol, scored, comparisons)),
     ]
 
 
@@ -255,13 +255,6 @@ def _table_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
         "|" + "---|" * len(columns),
         *("| " + " | ".join(row) + " |" for row in rows),
     ]
-
-
-def _write(path: Path, text: str) -> Path:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
-    return path
 
 
 def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:

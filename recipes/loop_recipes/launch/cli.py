@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers tha
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.launch.job_check import Machines, check_job
 from rollout_server.config import ConfigError, NodeConfig, from_mapping
+from rollout_server.run_files import whole_file
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,9 +91,8 @@ def _run_node(config: DictConfig, overrides: list[str]) -> None:
     file = Path(config.output_dir).resolve() / "rollout_node.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     # Several nodes of one job write the same file; none may read half of it.
-    draft = file.with_name(f".{file.name}.{socket.gethostname()}-{os.getpid()}")
-    OmegaConf.save(OmegaConf.create(plain), draft)
-    draft.replace(file)
+    with whole_file(file) as partial:
+        OmegaConf.save(OmegaConf.create(plain), partial)
     command = [sys.executable, "-m", "rollout_server.cli", "--config", str(file), *overrides]
     os.execv(sys.executable, command)
 

@@ -5,7 +5,6 @@ Looks at this machine's file system, which is the nodes' too on a cluster with s
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import dataset_name, load_split
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.launch.memory_plan import GIB, ModelShape, plan_rollout_server, plan_trainer
+from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
 from loop_recipes.learner.checkpoint import latest_checkpoint
+from rollout_server.base_model import BaseModel
 from rollout_server.config import ConfigError, NodeConfig, from_mapping
 
 
@@ -70,17 +70,18 @@ def check_job(cfg: DictConfig, node_section: dict[str, Any], machines: Machines)
     if config is not None:
         _dataset(report, config, node)
         _run_state(report, config)
-    model_file = Path(node.model.path) / "config.json"
-    if not model_file.is_file():
+    try:
+        shape = BaseModel.read(node.model.path)
+    except ValueError as error:
         if config is not None:
-            report.problems.append(f"model: {node.model.path} holds no config.json")
+            report.problems.append(f"model: {error}")
         return report
-    shape = ModelShape.from_config(json.loads(model_file.read_text()), cfg.model.get("lora_rank", 16))
-    _disk(report, cfg, shape)
+    lora_rank = cfg.model.get("lora_rank", 16)
+    _disk(report, cfg, shape.adapter_parameters(lora_rank))
     if cuda:
         context = cfg.collection.limits.max_context
         for plan in (
-            plan_trainer(shape, context, machines.trainer_gpus, machines.gpu_gib),
+            plan_trainer(shape, lora_rank, context, machines.trainer_gpus, machines.gpu_gib),
             plan_rollout_server(shape, node, machines.gpu_gib),
         ):
             report.lines.append(plan.table())
@@ -177,10 +178,10 @@ def _run_state(report: Report, config: LoopConfig) -> None:
     report.row("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
 
 
-def _disk(report: Report, cfg: DictConfig, shape: ModelShape) -> None:
+def _disk(report: Report, cfg: DictConfig, adapter_parameters: int) -> None:
     """Every version's adapter is kept; checkpoints (adapter, two moments) are few."""
-    each = shape.adapter_parameters * (2 if cfg.get("adapter_dtype", "fp32") == "bf16" else 4)
-    checkpoints = (cfg.get("keep_last_checkpoints", 2) + 1) * shape.adapter_parameters * 12
+    each = adapter_parameters * (2 if cfg.get("adapter_dtype", "fp32") == "bf16" else 4)
+    checkpoints = (cfg.get("keep_last_checkpoints", 2) + 1) * adapter_parameters * 12
     need = each * cfg.max_iterations + checkpoints
     folder = Path(cfg.output_dir).resolve()
     while not folder.exists():

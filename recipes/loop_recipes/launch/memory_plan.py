@@ -5,68 +5,12 @@ Estimates from shapes, no measurement; the recipe's own stress test measures. Al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A decoder's sizes, as in Hugging Face's config.json. d width, v vocabulary."""
-
-    layers: int
-    width: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    vocabulary: int
-    tied: bool
-    lora_rank: int
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], lora_rank: int) -> ModelShape:
-        heads = config["num_attention_heads"]
-        return cls(
-            layers=config["num_hidden_layers"],
-            width=config["hidden_size"],
-            feed_forward=config["intermediate_size"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads", heads),
-            head_width=config.get("head_dim") or config["hidden_size"] // heads,
-            vocabulary=config["vocab_size"],
-            tied=bool(config.get("tie_word_embeddings")),
-            lora_rank=lora_rank,
-        )
-
-    def _projections(self) -> list[tuple[int, int]]:
-        query, kv = self.heads * self.head_width, self.kv_heads * self.head_width
-        attention = [(self.width, query), (self.width, kv), (self.width, kv), (query, self.width)]
-        return [*attention, *[(self.width, self.feed_forward)] * 2, (self.feed_forward, self.width)]
-
-    @property
-    def parameters(self) -> int:
-        """Of the base model; norms and biases are left out."""
-        per_layer = sum(rows * columns for rows, columns in self._projections())
-        return self.layers * per_layer + self.vocabulary * self.width * (1 if self.tied else 2)
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of the largest unit that FSDP gathers whole."""
-        return max(sum(a * b for a, b in self._projections()), self.vocabulary * self.width)
-
-    @property
-    def adapter_parameters(self) -> int:
-        return self.layers * self.lora_rank * sum(rows + columns for rows, columns in self._projections())
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """In bf16, over all layers."""
-        return 2 * 2 * self.layers * self.kv_heads * self.head_width
 
 
 @dataclass(frozen=True)
@@ -86,14 +30,14 @@ class MemoryPlan:
         return "\n".join(rows)
 
 
-def plan_trainer(shape: ModelShape, tokens: int, ranks: int, gpu_gib: float) -> MemoryPlan:
+def plan_trainer(shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_gib: float) -> MemoryPlan:
     """One rank of the trainer: bf16 base and fp32 adapter, gradient and two Adam moments, all sharded; one layer
     gathered and the next one on its way; one saved input of [tokens, d] a layer under activation checkpointing, and
     the widest layer's activations while it is recomputed.
     """
     parts = {
         "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
-        "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters * 16 / ranks / GIB,
+        "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
         "two gathered layers, bf16": 2 * shape.layer_parameters * 2 / GIB,
         "checkpointed activations, bf16": shape.layers * tokens * shape.width * 2 / GIB,
         "one layer recomputed, bf16": tokens * (8 * shape.width + 6 * shape.feed_forward) * 2 / GIB,
@@ -108,13 +52,14 @@ def plan_trainer(shape: ModelShape, tokens: int, ranks: int, gpu_gib: float) -> 
     return MemoryPlan(f"trainer, one of {ranks} ranks, one rollout of {tokens} tokens", gpu_gib, parts, over)
 
 
-def plan_rollout_server(shape: ModelShape, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
+def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
     """One GPU of one vLLM server: bf16 weights and adapter slots over the tensor-parallel GPUs, the rest KV cache."""
     gpus = node.servers.tensor_parallel_size
+    adapter = shape.adapter_parameters(node.model.lora_rank)
     usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
     parts = {
         "weights, bf16": shape.parameters * 2 / gpus / GIB,
-        "adapters loaded, bf16": node.servers.max_loras * shape.adapter_parameters * 2 / gpus / GIB,
+        "adapters loaded, bf16": node.servers.max_loras * adapter * 2 / gpus / GIB,
         "activations and CUDA graphs (allowance)": 4.0,
     }
     left = usable - sum(parts.values())

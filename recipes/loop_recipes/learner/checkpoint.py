@@ -13,7 +13,6 @@ Nothing in it is pickled, so a checkpoint from elsewhere is safe to open.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -29,6 +28,7 @@ from torch.optim import Optimizer
 
 from loop_recipes.config.schema import ConfigError
 from loop_recipes.learner.model import full_tensor, like_parameter, local_part
+from rollout_server.run_files import whole_folder
 
 _FOLDER = re.compile(r"iteration_(\d+)")
 _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
@@ -56,25 +56,18 @@ def latest_checkpoint(root: Path) -> Path | None:
 
 
 def save_training_state(root: Path, iteration: int, training: TrainingState) -> Path:
-    """Write the checkpoint of ``iteration``: files first, flushed to disk, then one rename makes it visible."""
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".partial-*"):
+    """Write the checkpoint of ``iteration``; a crash on the way leaves none."""
+    for leftover in root.glob(".*partial*"):
         shutil.rmtree(leftover)
-    partial = root / f".partial-{iteration:04d}"
-    partial.mkdir()
-    for version, adapter in training.adapters.items():
-        save_file(adapter, partial / f"adapter_v{version:04d}.safetensors")
-    save_file(training.optimizer, partial / "optimizer.safetensors")
-    save_file(training.rng, partial / "rng.safetensors")
-    if training.critic:
-        save_file(training.critic, partial / "critic.safetensors")
-    (partial / "state.json").write_text(json.dumps(training.state, indent=1))
-    for path in [*partial.iterdir(), partial]:
-        _flush(path)
     final = checkpoint_folder(root, iteration)
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
-    _flush(root)
+    with whole_folder(final) as partial:
+        for version, adapter in training.adapters.items():
+            save_file(adapter, partial / f"adapter_v{version:04d}.safetensors")
+        save_file(training.optimizer, partial / "optimizer.safetensors")
+        save_file(training.rng, partial / "rng.safetensors")
+        if training.critic:
+            save_file(training.critic, partial / "critic.safetensors")
+        (partial / "state.json").write_text(json.dumps(training.state, indent=1))
     return final
 
 
@@ -167,11 +160,3 @@ def restore_generators(data: Tensor) -> None:
     torch.set_rng_state(data[8 : 8 + size].clone())
     if len(data) > 8 + size and torch.cuda.is_available():
         torch.cuda.set_rng_state(data[8 + size :].clone())
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

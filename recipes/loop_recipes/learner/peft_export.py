@@ -7,9 +7,7 @@ values are left alone.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
+from rollout_server.base_model import BaseModel
+from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, whole_folder
 
 # torchtune module (inside `layers.{i}.`) -> Hugging Face module (inside `model.layers.{i}.`)
 _HF_MODULES = {
@@ -68,7 +66,20 @@ def export_adapter(
         dtype: of the written weights; float32 masters served in bfloat16 are rounded here, once.
     """
     weights = {peft_name(name): tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
-    modules = sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in weights})
+    return _write(weights, folder, rank, alpha, base_model)
+
+
+def write_empty_adapter(folder: Path, base_model: str) -> Path:
+    """Write an adapter that changes nothing (B = 0), under which a rollout node serves its base model exactly.
+
+    Raises:
+        ValueError: ``base_model`` is no folder with a config.json that can be read.
+    """
+    shapes = BaseModel.read(base_model).adapter_shapes(["q_proj"], rank=8)
+    return _write({name: torch.zeros(shape) for name, shape in shapes.items()}, folder, 8, 8.0, base_model)
+
+
+def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float, base_model: str) -> Path:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -76,17 +87,13 @@ def export_adapter(
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "target_modules": modules,
+        "target_modules": sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in weights}),
         "bias": "none",
         "inference_mode": True,
     }
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(weights, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    with whole_folder(folder) as partial:
+        save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     return folder
 
 
@@ -96,7 +103,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
     Raises:
         ValueError: a file is missing, or the adapter is not plain LoRA on decoder layers.
     """
-    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+    for name in ADAPTER_FILES:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
     config = json.loads((folder / ADAPTER_CONFIG).read_text())

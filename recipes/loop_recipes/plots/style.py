@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,6 +9,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+
+from rollout_server.run_files import whole_file
 
 # Okabe and Ito's colours, told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
@@ -22,9 +23,8 @@ def save(figure: Figure, output: Path, name: str) -> list[Path]:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "loop"}):
         for suffix in ("png", "svg"):
             path = output / f"{name}.{suffix}"
-            partial = path.with_name(f".{path.name}")
-            figure.savefig(partial, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
-            os.replace(partial, path)
+            with whole_file(path) as partial:
+                figure.savefig(partial, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
             written.append(path)
     plt.close(figure)
     return written

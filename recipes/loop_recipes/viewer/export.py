@@ -13,6 +13,7 @@ from typing import Any
 
 from loop_recipes.viewer.app import STATIC
 from loop_recipes.viewer.run_data import RunData
+from rollout_server.run_files import whole_file
 
 _REFERENCE = re.compile(r'<link rel="stylesheet" href="/static/([\w./-]+)">|<script src="/static/([\w./-]+)"></script>')
 
@@ -36,20 +37,15 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
     chosen = known if collections is None else collections
     overview["collections"] = [item for item in overview["collections"] if item["id"] in chosen]
     limit, size = int(max_megabytes * 1e6), 0
-    partial = file.with_name(f".{file.name}.partial")
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as out:
-            for part in _parts(run, overview, chosen):
-                size += len(part)
-                if size > limit:
-                    raise ExportTooLarge(
-                        f"the page would exceed {max_megabytes:g} MB; choose with --collection, or raise --max-mb"
-                    )
-                out.write(part)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:
+        for part in _parts(run, overview, chosen):
+            size += len(part)
+            if size > limit:
+                raise ExportTooLarge(
+                    f"the page would exceed {max_megabytes:g} MB; choose with --collection, or raise --max-mb"
+                )
+            out.write(part)
     return size
 
 

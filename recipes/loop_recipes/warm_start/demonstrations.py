@@ -25,6 +25,7 @@ from agent_environments.protocol import EnvironmentPool, Message
 from appworld_adapter.flaws import flawed_turns, possible_flaws
 from loop_recipes.config.schema import ConfigError
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.run_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,7 @@ async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int
 def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
     """One JSON object a line; the file appears only when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
-    partial.replace(path)
+    write_whole(path, "".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
 
 
 def load(path: Path) -> list[Demonstration]:

@@ -60,7 +60,10 @@ def config(workspace, *overrides):
         ("model.embed_dim=32", ", 32]; make the sizes under `model` those of its config.json"),
         ("model.num_layers=1", "the config's model has not; wrong number of layers?"),
         ("model.num_layers=3", "lacks layers.2."),
-        ("initial_adapter=/nowhere", "initial_adapter /nowhere is no PEFT adapter: adapter_config.json is missing"),
+        (
+            "initial_adapter=/nowhere",
+            "initial_adapter /nowhere is no PEFT adapter: it must hold adapter_config.json",
+        ),
         ("output_dir=/proc/run", "output_dir /proc/run cannot be created"),
         ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
         ("rollout_node.url=http://127.0.0.1:9", "rollout_node needs exactly one of launch: true, url and replay"),

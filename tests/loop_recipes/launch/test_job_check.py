@@ -14,7 +14,7 @@ def qwen_32b(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen")
     sizes = {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 27648, "vocab_size": 152064}
     heads = {"num_attention_heads": 40, "num_key_value_heads": 8, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(sizes | heads))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], **sizes, **heads}))
     return folder
 
 

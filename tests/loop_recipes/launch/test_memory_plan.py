@@ -1,11 +1,15 @@
 """The memory arithmetic, against figures known for Qwen2.5-32B."""
 
+import json
+
 import pytest
 
-from loop_recipes.launch.memory_plan import GIB, ModelShape, plan_rollout_server, plan_trainer
+from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
+from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig, from_mapping
 
 QWEN2_5_32B = {
+    "architectures": ["Qwen2ForCausalLM"],
     "num_hidden_layers": 64,
     "hidden_size": 5120,
     "intermediate_size": 27648,
@@ -17,8 +21,9 @@ QWEN2_5_32B = {
 
 
 @pytest.fixture
-def shape():
-    return ModelShape.from_config(QWEN2_5_32B, lora_rank=16)
+def shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2_5_32B))
+    return BaseModel.read(tmp_path)
 
 
 def _node(tensor_parallel_size):
@@ -34,19 +39,19 @@ def _node(tensor_parallel_size):
 
 
 def test_sizes_of_qwen2_5_32b(shape):
-    assert shape.adapter_parameters == 134_217_728
+    assert shape.adapter_parameters(16) == 134_217_728
     assert shape.parameters == pytest.approx(32.76e9, rel=0.01)
     assert shape.kv_bytes_per_token == 262_144
 
 
 def test_a_rank_of_eight_holds_an_eighth_of_the_base(shape):
-    plan = plan_trainer(shape, tokens=32000, ranks=8, gpu_gib=79.0)
+    plan = plan_trainer(shape, lora_rank=16, tokens=32000, ranks=8, gpu_gib=79.0)
     assert plan.parts["base weights, bf16, sharded"] == pytest.approx(shape.parameters * 2 / 8 / GIB)
     assert plan.over is None
 
 
 def test_one_gpu_is_refused_with_the_cure(shape):
-    plan = plan_trainer(shape, tokens=32000, ranks=1, gpu_gib=79.0)
+    plan = plan_trainer(shape, lora_rank=16, tokens=32000, ranks=1, gpu_gib=79.0)
     assert "use more GPUs" in plan.over
 
 

@@ -1,0 +1,102 @@
+"""A base model, as its config.json describes it: the layers that LoRA can wrap, and how large everything is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
+MAX_HEADER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A decoder's sizes; ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too."""
+
+    layers: int
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    tied: bool
+
+    @classmethod
+    def read(cls, folder: str | Path) -> BaseModel:
+        """From ``<folder>/config.json``.
+
+        Raises:
+            ValueError: names the file, and what is missing or of another architecture than :data:`ARCHITECTURES`.
+        """
+        file = Path(folder) / "config.json"
+        try:
+            config = json.loads(file.read_text())
+            architecture = (config.get("architectures") or ["none"])[0]
+            if architecture not in ARCHITECTURES:
+                raise ValueError(f"{file}: architecture {architecture} is not one of {', '.join(ARCHITECTURES)}")
+            width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+            return cls(
+                layers=int(config["num_hidden_layers"]),
+                width=width,
+                feed_forward=int(config["intermediate_size"]),
+                heads=heads,
+                kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_width=int(config.get("head_dim") or width // heads),
+                vocabulary=int(config["vocab_size"]),
+                tied=bool(config.get("tie_word_embeddings")),
+            )
+        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
+
+    @property
+    def modules(self) -> dict[str, tuple[str, int, int]]:
+        """The layers that LoRA can wrap: name -> (path inside a decoder layer, input width, output width)."""
+        query, keys = self.heads * self.head_width, self.kv_heads * self.head_width
+        return {
+            "q_proj": ("self_attn", self.width, query),
+            "k_proj": ("self_attn", self.width, keys),
+            "v_proj": ("self_attn", self.width, keys),
+            "o_proj": ("self_attn", query, self.width),
+            "gate_proj": ("mlp", self.width, self.feed_forward),
+            "up_proj": ("mlp", self.width, self.feed_forward),
+            "down_proj": ("mlp", self.feed_forward, self.width),
+        }
+
+    def adapter_shapes(self, target_modules: list[str], rank: int) -> dict[str, tuple[int, int]]:
+        """Every tensor of a PEFT adapter on ``target_modules``: name to shape. A is [r, in], B is [out, r]."""
+        expected = {}
+        for layer in range(self.layers):
+            for module in target_modules:
+                parent, inputs, outputs = self.modules[module]
+                prefix = f"base_model.model.model.layers.{layer}.{parent}.{module}"
+                expected[f"{prefix}.lora_A.weight"] = (rank, inputs)
+                expected[f"{prefix}.lora_B.weight"] = (outputs, rank)
+        return expected
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Of an adapter on all modules."""
+        return self.layers * rank * sum(inputs + outputs for _, inputs, outputs in self.modules.values())
+
+    def max_adapter_bytes(self, rank_limit: int) -> int:
+        """Size of the largest weights file there can be: all modules, fp32, and its header."""
+        return 4 * self.adapter_parameters(rank_limit) + MAX_HEADER_BYTES
+
+    @property
+    def parameters(self) -> int:
+        """Norms and biases are left out."""
+        return self.layers * sum(self._sizes()) + self.vocabulary * self.width * (1 if self.tied else 2)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of the largest unit that FSDP gathers whole."""
+        return max(sum(self._sizes()), self.vocabulary * self.width)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In bf16, over all layers."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_width
+
+    def _sizes(self) -> list[int]:
+        return [inputs * outputs for _, inputs, outputs in self.modules.values()]

@@ -1,0 +1,75 @@
+"""The ids of collections and rollouts: written here, and read here.
+
+<run>-i0007                  the rollouts that iteration 7 trains on
+<run>-i0007-dev              the dev tasks, by the policy as it is after iteration 7
+<collection>-1of2            the share of the first of two rollout nodes
+eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
+<collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
+<collection>/<task>/<index>.<attempt>      a rollout
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+_ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-\d+of\d+)?")
+_EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}")
+
+
+@dataclass(frozen=True)
+class CollectionName:
+    """What a collection's id says. ``name`` is that of the run or evaluation, ``iteration`` None outside training."""
+
+    name: str
+    iteration: int | None = None
+    dev: bool = False
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its rollouts are trained on."""
+        return self.iteration is not None and not self.dev
+
+
+def training_id(run: str, iteration: int) -> str:
+    """Of the collection that an iteration trains on."""
+    return f"{run}-i{iteration:04d}"
+
+
+def dev_id(run: str, iteration: int) -> str:
+    """Of the dev evaluation of the policy as it is after ``iteration``."""
+    return f"{training_id(run, iteration)}-dev"
+
+
+def share_id(collection_id: str, number: int, count: int) -> str:
+    """Of the ``number``-th (from 1) of ``count`` parts of a collection."""
+    return f"{collection_id}-{number}of{count}"
+
+
+def evaluation_id(name: str, protocol: str) -> str:
+    """Of one score; ``protocol`` is everything that its result depends on, as text."""
+    return f"eval-{name.replace('+', '-')}-{_hash(protocol, 10)}"
+
+
+def single_task_id(collection_id: str, task_id: str) -> str:
+    """Of one task of a collection, asked for by itself."""
+    return f"{collection_id}-{_hash(task_id, 8)}"
+
+
+def parse_collection_id(collection_id: str) -> CollectionName:
+    """What the id says; an id of another grammar is a name and nothing else."""
+    if found := _EVALUATION.fullmatch(collection_id):
+        return CollectionName(found[1])
+    if found := _ITERATION.fullmatch(collection_id):
+        return CollectionName(found[1], int(found[2]), dev=found[3] is not None)
+    return CollectionName(collection_id)
+
+
+def rollout_id(collection_id: str, task_id: str, index: int, attempt: int) -> str:
+    """Of attempt ``attempt`` (from 0) at the ``index``-th rollout of a task."""
+    return f"{collection_id}/{task_id}/{index}.{attempt}"
+
+
+def _hash(text: str, digits: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]

@@ -1,0 +1,38 @@
+import json
+
+import pytest
+
+from rollout_server.base_model import BaseModel
+from support.random_policy import HEADS, KV_HEADS, MODEL_CONFIG
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def test_unknown_architecture_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ValueError, match="architecture GPT2LMHeadModel is not one of Qwen2ForCausalLM"):
+        BaseModel.read(tmp_path)
+
+
+def test_explicit_head_width_counts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "head_dim": 128}))
+    shapes = BaseModel.read(tmp_path).adapter_shapes(["q_proj", "k_proj", "o_proj"], 4)
+    assert shapes[f"{Q_PROJ}.lora_B.weight"] == (HEADS * 128, 4)
+    assert shapes[f"{Q_PROJ.replace('q_proj', 'k_proj')}.lora_B.weight"] == (KV_HEADS * 128, 4)
+    assert shapes[f"{Q_PROJ.replace('q_proj', 'o_proj')}.lora_A.weight"] == (4, HEADS * 128)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as a model's configuration: FileNotFoundError"):
+        BaseModel.read(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "vocab_size": None}))
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as a model's configuration: TypeError"):
+        BaseModel.read(tmp_path)
+
+
+def test_a_tied_head_is_counted_once(tmp_path):
+    counts = {}
+    for tied in (True, False):
+        (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "tie_word_embeddings": tied}))
+        counts[tied] = BaseModel.read(tmp_path).parameters
+    assert counts[False] - counts[True] == MODEL_CONFIG["vocab_size"] * MODEL_CONFIG["hidden_size"]

@@ -1,0 +1,46 @@
+import pytest
+
+from rollout_server.ids import (
+    CollectionName,
+    dev_id,
+    evaluation_id,
+    parse_collection_id,
+    rollout_id,
+    share_id,
+    single_task_id,
+    training_id,
+)
+
+PROTOCOL = '["a protocol"]'
+
+
+@pytest.mark.parametrize(
+    ("collection_id", "written", "name"),
+    [
+        (training_id("demo-3f", 7), "demo-3f-i0007", CollectionName("demo-3f", 7)),
+        (training_id("demo", 12345), "demo-i12345", CollectionName("demo", 12345)),
+        (dev_id("a-i0001-dev", 0), "a-i0001-dev-i0000-dev", CollectionName("a-i0001-dev", 0, dev=True)),
+        (share_id(training_id("demo", 7), 1, 2), "demo-i0007-1of2", CollectionName("demo", 7)),
+        (share_id(dev_id("demo", 7), 2, 16), "demo-i0007-dev-2of16", CollectionName("demo", 7, dev=True)),
+        (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1")),
+        ("counter", "counter", CollectionName("counter")),
+    ],
+)
+def test_what_is_written_into_a_collections_id_is_read_from_it(collection_id, written, name):
+    assert (collection_id, parse_collection_id(collection_id)) == (written, name)
+    assert name.is_training == (name.iteration is not None and not name.dev)
+
+
+def test_a_task_asked_for_alone_has_an_id_of_its_own():
+    evaluation = evaluation_id("v7", PROTOCOL)
+    alone = single_task_id(evaluation, "692c77d_1")
+    assert alone.startswith(f"{evaluation}-")
+    assert alone != single_task_id(evaluation, "692c77d_2")
+
+
+def test_another_protocol_is_another_evaluation():
+    assert evaluation_id("v7", PROTOCOL) != evaluation_id("v7", PROTOCOL + " ")
+
+
+def test_a_rollouts_id_names_collection_task_index_and_attempt():
+    assert rollout_id("demo-i0007", "692c77d_1", 3, 0) == "demo-i0007/692c77d_1/3.0"

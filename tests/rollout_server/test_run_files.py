@@ -1,0 +1,139 @@
+import json
+import os
+import re
+
+import pytest
+
+from rollout_server.rollout import Rollout, Turn
+from rollout_server.run_files import (
+    find_logs,
+    is_adapter,
+    log_path,
+    meta_path,
+    read_lines,
+    read_rollouts,
+    whole_file,
+    whole_folder,
+    write_whole,
+)
+from support.random_policy import write_adapter
+
+ROLLOUT = Rollout(
+    rollout_id="a/t_1/0.0",
+    collection_id="a",
+    task_id="t_1",
+    index=0,
+    attempt=0,
+    seed=0,
+    dataset="made-up",
+    token_ids=[5, 6],
+    mask=[False, True],
+    sampler_logprobs=[0.0, -0.5],
+    turns=[Turn(1, 2, 0, "stop", "server", 0.1, 0.1)],
+    messages=[],
+    reward=1.0,
+    success=True,
+    requirements=[],
+    end_reason="completed",
+    temperature=1.0,
+    started_at=0.0,
+    seconds=1.0,
+)
+RECORDS = [{"n": n, "text": "é" * n} for n in range(3)]
+WHOLE = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
+
+
+def test_only_the_logs_of_rollouts_are_found_wherever_a_runs_node_wrote_them(tmp_path):
+    folder = tmp_path / "node" / "collections"
+    folder.mkdir(parents=True)
+    for name in ("b", "a"):
+        log_path(folder, name).touch()
+        meta_path(folder, name).touch()
+    (tmp_path / "metrics.jsonl").touch()
+    assert find_logs(tmp_path) == [folder / "a.jsonl", folder / "b.jsonl"]
+    assert find_logs(folder / "b.jsonl") == [folder / "b.jsonl"]
+    assert find_logs(folder / "b.meta.jsonl") == []
+
+
+def test_a_file_cut_at_any_byte_gives_its_whole_lines_and_is_read_on_from_there(tmp_path):
+    ends = [index + 1 for index, byte in enumerate(WHOLE) if byte == ord("\n")]
+    path = tmp_path / "log.jsonl"
+    for cut in range(len(WHOLE) + 1):
+        path.write_bytes(WHOLE[:cut])
+        lines = list(read_lines(path))
+        assert [line.record for line in lines] == RECORDS[: sum(end <= cut for end in ends)]
+        path.write_bytes(WHOLE)
+        last = lines[-1] if lines else None
+        rest = read_lines(path, last.end, last.number + 1) if last else read_lines(path)
+        assert [line.record for line in [*lines, *rest]] == RECORDS
+    for line in lines:
+        assert json.loads(WHOLE[line.start : line.end]) == line.record
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\0", b"", b"[1]", b'{"n": '])
+def test_a_whole_line_that_is_no_object_is_named(tmp_path, damage):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + damage + b'\n{"n": 2}\n')
+    lines = read_lines(path)
+    assert next(lines).record == {"n": 1}
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2 is no JSON"):
+        next(lines)
+
+
+def test_a_line_that_is_no_rollout_is_named(tmp_path):
+    log = tmp_path / "a.jsonl"
+    log.write_text(ROLLOUT.to_json() + "\n")
+    assert read_rollouts(log) == [ROLLOUT]
+    with log.open("a") as file:
+        file.write(ROLLOUT.to_json().replace('"reward":', '"payment":') + "\n")
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: not a rollout of schema 1"):
+        read_rollouts(log)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = write_whole(tmp_path / "report.md", "old")
+
+    def fail():
+        with whole_file(path) as partial:
+            partial.write_text("half of the n")
+            assert path.read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.md", "old")]
+    write_whole(path, "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.md", "new")]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["first"], "it was renamed last"
+
+
+def test_a_folder_takes_the_place_of_an_older_one_and_of_what_a_crash_left(tmp_path):
+    folder = tmp_path / "policy-v0001"
+    (tmp_path / ".policy-v0001.partial").mkdir()
+    (tmp_path / ".policy-v0001.partial" / "half").touch()
+    for text in ("old", "new"):
+        with whole_folder(folder) as partial:
+            (partial / text).touch()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["policy-v0001", "policy-v0001/new"]
+
+    def fail():
+        with whole_folder(folder):
+            raise OSError(28, os.strerror(28))
+
+    with pytest.raises(OSError, match="No space left"):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["policy-v0001"]
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_an_adapter_is_a_folder_with_both_files(tmp_path):
+    write_adapter(tmp_path / "adapter", seed=0)
+    assert is_adapter(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").unlink()
+    assert not is_adapter(tmp_path / "adapter")

@@ -29,8 +29,10 @@ import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers tha
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.config.loop_config import DTYPES, LoopConfig
 from loop_recipes.config.schema import build, read_config
+from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.advantages import LeaveOneOut
 from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.diagnostics import model_flops_utilization
 from loop_recipes.learner.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
@@ -39,16 +41,10 @@ from loop_recipes.learner.logprobs import (
     TiledLogProbs,
     attach_head,
 )
-from loop_recipes.learner.model import (
-    AdapterVersions,
-    adapter_parameters,
-    local_part,
-    meta_model,
-    new_adapter,
-    place_model,
-)
+from loop_recipes.learner.model import meta_model, new_adapter, trained_parameters
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.process_group import destroy_process_group, init_process_group
+from loop_recipes.learner.sharding import local_part, place_model
 
 HEADS: dict[str, Head] = {
     "auto": AutoLogProbs(),
@@ -120,24 +116,20 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
     init_process_group(device, 600.0, always=True)
     try:
         model = random_model(conf, args.layers, HEADS[head], device)
-        parameters = adapter_parameters(model)
         update = PolicyUpdate(
             model=model,
-            parameters=parameters,
-            optimizer=build(conf.optimizer, [{"params": list(parameters.values())}]),
+            optimizer=build(conf.optimizer, [{"params": list(trained_parameters(model).values())}]),
             loss=build(conf.loss),
             advantage=LeaveOneOut(),
             versions=AdapterVersions(model),
             config=replace(conf.update, epochs=1, minibatch_rollouts=None, micro_batch_tokens=1),
-            gap=conf.sampler_gap,
             device=device,
             seed=conf.seed,
-            peak_tflops=args.peak_tflops,
         )
         samples = made_up(tokens, model.tok_embeddings.weight.shape[0])
         update.run(samples, 0, 1)
         peak = PeakMemory(device)
-        metrics = update.run(samples, 0, 1)
+        trained, metrics = update.run(samples, 0, 1)
     except (torch.OutOfMemoryError, ValueError, ImportError) as error:
         return {"left_out": str(error).splitlines()[0]}
     finally:
@@ -149,7 +141,11 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
         "update_seconds": metrics["seconds_updating"],
         "tokens_per_s": metrics["tokens_per_second"],
     }
-    return result | {key: value for key, value in metrics.items() if key == "model_flops_utilization"}
+    if args.peak_tflops is not None:
+        lengths = [sample.tokens for sample in trained]
+        seconds = metrics["seconds_updating"]
+        result["model_flops_utilization"] = model_flops_utilization(model, lengths, seconds, args.peak_tflops)
+    return result
 
 
 def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, float | str]:

@@ -33,6 +33,7 @@ from loop_recipes.collecting.source import (
 from loop_recipes.config.files import extended, parse
 from loop_recipes.config.loop_config import DTYPES, LoopConfig, read_loop_config
 from loop_recipes.config.schema import ConfigError, build
+from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import Sample
 from loop_recipes.learner.checkpoint import (
     TrainingState,
@@ -46,17 +47,15 @@ from loop_recipes.learner.checkpoint import (
     restore_optimizer,
     save_training_state,
 )
+from loop_recipes.learner.diagnostics import canary, gap_metrics, model_flops_utilization, stress
 from loop_recipes.learner.logprobs import attach_head
 from loop_recipes.learner.model import (
-    AdapterVersions,
     adapter_parameters,
     check_adapter,
     check_shapes,
-    full_tensor,
     meta_model,
     new_adapter,
-    place_critic,
-    place_model,
+    trained_parameters,
 )
 from loop_recipes.learner.peft_export import export_adapter, read_adapter
 from loop_recipes.learner.policy_update import NonFiniteLoss, PolicyUpdate
@@ -70,11 +69,10 @@ from loop_recipes.learner.process_group import (
     on_main_rank,
 )
 from loop_recipes.learner.run_metrics import RunMetrics, rollout_metrics, summary_line
+from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
 from loop_recipes.learner.token_statistics import TokenStatistics
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
-
-FP16_LOSS_SCALE = 2.0**16
 
 
 class LoopAppWorldRecipe(FTRecipeInterface):
@@ -133,7 +131,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         """Model, optimizer, rollout source and run state, in that order but for a node, which starts up meanwhile."""
         conf = self._config
         init_process_group(self._device, conf.collection.deadline_s + 1800.0, always=self._dtype != torch.float32)
-        world_size, self._rank = utils.get_world_size_and_rank()
+        self._world_size, self._rank = utils.get_world_size_and_rank()
         torch.manual_seed(conf.seed)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -150,10 +148,11 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             )
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
         on_main_rank(self._open_source)
-        self._setup_model(model, base, checkpoint, shard=world_size > 1 or self._dtype != torch.float32)
+        self._setup_model(model, base, checkpoint, shard=self._world_size > 1 or self._dtype != torch.float32)
         self._setup_update(checkpoint)
         if conf.stress_test:
-            seconds = self._update.stress(conf.collection.limits.max_context)
+            vocab_size = self._model.tok_embeddings.weight.shape[0]
+            seconds = stress(self._update.rehearse, vocab_size, conf.collection.limits.max_context, conf.seed)
             self._say(
                 f"stress test: {conf.collection.limits.max_context} tokens forward and backward in {seconds:.1f} s, "
                 f"peak memory {self._peak_memory_gib():.1f} GiB"
@@ -203,13 +202,12 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             activation_checkpointing=conf.enable_activation_checkpointing,
             shard=shard,
         )
-        self._parameters = adapter_parameters(self._model)
         self._critic = None
         if conf.critic is not None:
             width = self._model.tok_embeddings.weight.shape[1]
             weights = None if checkpoint is None else checkpoint.critic
             self._critic = place_critic(conf.critic, width, weights, self._device, shard)
-            self._parameters |= {f"critic.{name}": p for name, p in self._critic.named_parameters()}
+        self._parameters = trained_parameters(self._model, self._critic)
         self._versions = AdapterVersions(self._model)
         for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
             self._versions.put(version, tensors)
@@ -236,18 +234,14 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         )
         self._update = PolicyUpdate(
             model=self._model,
-            parameters=self._parameters,
             optimizer=self._optimizer,
             loss=build(conf.loss),
             advantage=build(conf.advantage),
             versions=self._versions,
             config=conf.update,
-            gap=conf.sampler_gap,
             device=self._device,
             seed=conf.seed,
             critic=self._critic,
-            loss_scale=FP16_LOSS_SCALE if self._dtype == torch.float16 else 1.0,
-            peak_tflops=conf.device_peak_tflops,
             token_statistics=TokenStatistics(self._output_dir / "token_statistics", self._rank)
             if conf.update.token_statistics
             else None,
@@ -280,6 +274,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         self._idle_iterations = state["idle_iterations"]
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
         self._plan.load_state_dict(state["sampler"])
+        if "update" in state:  # older checkpoints begin with the usual loss scale
+            self._update.load_state_dict(state["update"])
         self._best = state["best"]
         generators = checkpoint.rng.get(f"rank{self._rank}")
         if generators is not None:  # else the run had fewer ranks
@@ -326,8 +322,17 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         """
         oldest = self._policy_version - self._config.collection.max_policy_lag
         check_versions(rollouts, oldest, self._policy_version)
+        conf = self._config
         samples = [Sample.from_rollout(rollout) for rollout in rollouts]
-        metrics = self._update.run(samples, self._policy_version, self._iteration + 1)
+        trained, metrics = self._update.run(samples, self._policy_version, self._iteration + 1)
+        metrics |= gap_metrics(trained, conf.sampler_gap)
+        if conf.device_peak_tflops is not None:
+            metrics["model_flops_utilization"] = model_flops_utilization(
+                self._model,
+                [sample.tokens for sample in trained] * conf.update.epochs,
+                metrics["seconds_updating"],
+                conf.device_peak_tflops * self._world_size,
+            )
         self._iteration += 1
         with warnings.catch_warnings():
             # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
@@ -336,7 +341,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
         if metrics["steps"]:
             self._policy_version += 1
             self._versions.keep(self._policy_version)
-            self._canary = self._update.canary(samples)
+            self._canary = canary(self._update.logprobs, samples, conf.sampler_gap)
             self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         return rollout_metrics(rollouts) | metrics
@@ -353,6 +358,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
             "sampler": self._plan.state_dict(),
+            "update": self._update.state_dict(),
             "best": self._best,
             "optimizer_groups": optimizer_groups(self._optimizer),
             "run_name": self._run_name,

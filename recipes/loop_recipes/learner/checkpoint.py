@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from loop_recipes.config.schema import ConfigError
-from loop_recipes.learner.model import full_tensor, like_parameter, local_part
+from loop_recipes.learner.sharding import full_tensor, like_parameter, local_part
 from rollout_server.run_files import whole_folder
 
 _FOLDER = re.compile(r"iteration_(\d+)")

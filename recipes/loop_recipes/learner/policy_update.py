@@ -10,8 +10,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,17 @@ from torchtune.modules.peft import disable_adapter
 from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
-from loop_recipes.config.loop_config import GapConfig, UpdateConfig
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import MicroBatch, Sample, balance_over_ranks, micro_batch_calls, micro_batches
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
-from loop_recipes.learner.model import AdapterVersions, clip_grad_norm
+from loop_recipes.learner.model import trained_parameters
 from loop_recipes.learner.process_group import sum_over_ranks
+from loop_recipes.learner.sharding import clip_grad_norm
 from loop_recipes.learner.token_statistics import TokenStatistics
 
-CANARY_TOKENS = 64
+FP16_LOSS_SCALE = 2.0**16
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
 
 
@@ -48,51 +50,58 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int) -> l
     return [[samples[i] for i in order[low:high]] for low, high in itertools.pairwise(bounds)]
 
 
-def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
-    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
-    if not samples:
-        return {"gap_verdict": "none"}
-    gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
-    p99 = gap[round(0.99 * (len(gap) - 1))].item()
-    verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
-    return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}
+class UpdateResult(NamedTuple):
+    """``samples`` are those trained on, with advantages and old log-probs, in the order of their ids; ``metrics`` are
+    the same on every rank."""
+
+    samples: list[Sample]
+    metrics: dict[str, Any]
 
 
-@dataclass
 class PolicyUpdate:
-    """Everything an update needs but the rollouts; call :meth:`run` on every rank with the same ones.
+    """Trains a policy on one collection after the other; call every method on every rank with the same rollouts.
 
     Args:
         model: a decoder with a log-prob head.
-        parameters: the trainable ones, by name, those of the critic included.
+        optimizer: of :func:`~loop_recipes.learner.model.trained_parameters`.
         advantage: ``(rewards [b], groups [b]) -> [b]``.
+        versions: the adapters that old log-probs are computed with.
         critic: gives each token its own advantage in place of the rollout's; the filter then does not apply.
         token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
-        loss_scale: what the loss is multiplied by before the backward pass, and gradients divided by after it, so that
-            they stay within fp16's range; halved whenever they overflow.
     """
 
-    model: nn.Module
-    parameters: Mapping[str, nn.Parameter]
-    optimizer: Optimizer
-    loss: PolicyLoss
-    advantage: Any
-    versions: AdapterVersions
-    config: UpdateConfig
-    gap: GapConfig
-    device: torch.device
-    seed: int
-    critic: Critic | None = None
-    loss_scale: float = 1.0
-    peak_tflops: float | None = None
-    token_statistics: TokenStatistics | None = None
-    _ranks: tuple[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: PolicyLoss,
+        advantage: Callable[[Tensor, Tensor], Tensor],
+        versions: AdapterVersions,
+        config: UpdateConfig,
+        device: torch.device,
+        seed: int,
+        critic: Critic | None = None,
+        token_statistics: TokenStatistics | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.critic = model, optimizer, critic
+        self.loss, self.advantage, self.versions, self.config = loss, advantage, versions, config
+        self.device, self.seed, self.token_statistics = device, seed, token_statistics
+        self._parameters = list(trained_parameters(model, critic).values())
         self._ranks = get_world_size_and_rank()
+        # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
+        # stay within fp16's range; it is halved whenever they overflow.
+        self._loss_scale = FP16_LOSS_SCALE if model.tok_embeddings.weight.dtype == torch.float16 else 1.0
 
-    def run(self, samples: Sequence[Sample], version: int, iteration: int) -> dict[str, Any]:
-        """Train on one collection; returns metrics (the same on every rank).
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able; what one update hands to the next beside the model and the optimizer."""
+        return {"loss_scale": self._loss_scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._loss_scale = float(state["loss_scale"])
+
+    def run(self, samples: Sequence[Sample], version: int, iteration: int) -> UpdateResult:
+        """Train on one collection.
 
         Args:
             samples: of all ranks, in any order.
@@ -110,7 +119,7 @@ class PolicyUpdate:
         if self.critic is not None:
             kept = self._with_token_advantages(kept)
         recomputed = time.perf_counter()
-        metrics = _signal_metrics(samples, kept) | gap_metrics(kept, self.gap)
+        metrics = _signal_metrics(samples, kept)
         if self.config.exact_entropy and kept:
             metrics["entropy"] = torch.cat([sample.entropy for sample in kept]).double().mean().item()
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
@@ -118,81 +127,26 @@ class PolicyUpdate:
         seconds = time.perf_counter() - recomputed
         if self.token_statistics is not None:
             self.token_statistics.write(kept)
-        lengths = [sample.tokens for sample in kept]
         metrics |= {
             "seconds_recomputing": recomputed - started,
             "seconds_updating": seconds,
-            "tokens_per_second": self.config.epochs * sum(lengths) / seconds,
+            "tokens_per_second": self.config.epochs * sum(sample.tokens for sample in kept) / seconds,
         }
-        if self.peak_tflops is not None:
-            flops = self.config.epochs * sum(map(self._training_flops, lengths))
-            metrics["model_flops_utilization"] = flops / seconds / (self.peak_tflops * 1e12 * self._ranks[0])
-        return metrics
+        return UpdateResult(kept, metrics)
 
-    def canary(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Log-probs under the present weights of the first sampled tokens of the shortest rollout.
+    def logprobs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Log-probs [n] of each rollout's sampled tokens under the present weights, by rollout id; no gradient."""
+        return self._per_token(samples, self._logprobs)
 
-        A server that gives other ones, by more than the gap that counts as broken, was handed other weights (the node's
-        ``Canary``). Called on every rank with the same samples.
-        """
-        sample = min(samples, key=lambda sample: (sample.tokens, sample.rollout_id))
-        positions = sample.mask.nonzero().flatten()[:CANARY_TOKENS]
-        length, count = int(positions[-1]) + 1, len(positions)
-        start = replace(
-            sample,
-            token_ids=sample.token_ids[:length],
-            mask=sample.mask[:length],
-            turn_ids=sample.turn_ids[:length],
-            sampler_logprobs=sample.sampler_logprobs[:count],
-            policy_versions=sample.policy_versions[:count],
-        )
-        return {
-            "token_ids": start.token_ids.tolist(),
-            "positions": positions.tolist(),
-            "logprobs": self._per_token([start], self._logprobs)[start.rollout_id].tolist(),
-            "tolerance": self.gap.broken,
-        }
-
-    def _training_flops(self, length: int) -> float:
-        """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.
-
-        Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
-        is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
-        """
-        weights = sum(parameter.numel() for parameter in self.model.layers.parameters())
-        width = self.model.num_heads * self.model.head_dim
-        return 4.0 * weights * length + 6.0 * len(self.model.layers) * width * length**2
-
-    def stress(self, length: int) -> float:
-        """Forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
-
-        What it leaves behind is only the peak memory. Returns its seconds.
-        """
-        vocab_size = self.model.tok_embeddings.weight.shape[0]
-        generator = torch.Generator().manual_seed(self.seed)
-        mask = torch.arange(length) > 0
-        sample = Sample(
-            rollout_id="stress",
-            task_id="stress",
-            token_ids=torch.randint(vocab_size, (length,), generator=generator),
-            mask=mask,
-            turn_ids=mask.long() - 1,
-            sampler_logprobs=torch.zeros(length - 1),
-            policy_versions=torch.zeros(length - 1, dtype=torch.long),
-            reward=0.0,
-            advantage=1.0,
-            old_logprobs=torch.zeros(length - 1),
-            ref_logprobs=torch.zeros(length - 1),
-        )
+    def rehearse(self, sample: Sample) -> None:
+        """Forward and backward of one rollout on every rank, for the memory they take; no step, no gradient left."""
         if self.critic is not None:
-            sample = replace(sample, token_advantages=torch.ones(length - 1))
-        started = time.perf_counter()
+            sample = replace(sample, token_advantages=torch.ones_like(sample.sampler_logprobs))
         self.model.train()
         for batch in micro_batches([sample], self.config.micro_batch_tokens, PAD_ID, self.config.packed):
             output, values = self._losses(batch.to(self.device), policy_rests=False)
             (output.per_rollout_loss.sum() + values.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - started
 
     def _with_advantages(self, samples: list[Sample]) -> list[Sample]:
         numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in samples}))}
@@ -301,12 +255,12 @@ class PolicyUpdate:
             loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
             totals += torch.stack([loss, mean_value_loss]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
-            ((loss + coefficient * mean_value_loss) * (world_size * self.loss_scale)).backward()
+            ((loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
         loss, mean_value_loss = sum_over_ranks(totals).tolist()
-        norm = clip_grad_norm(list(self.parameters.values()), self.config.clip_grad_norm, self.loss_scale)
-        if math.isfinite(loss) and not math.isfinite(norm) and self.loss_scale > 1.0:
+        norm = clip_grad_norm(self._parameters, self.config.clip_grad_norm, self._loss_scale)
+        if math.isfinite(loss) and not math.isfinite(norm) and self._loss_scale > 1.0:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
-            self.loss_scale /= 2.0
+            self._loss_scale /= 2.0
             self.optimizer.zero_grad(set_to_none=True)
             return self._step(minibatch, statistics, iteration)
         if not (math.isfinite(loss) and math.isfinite(norm)):

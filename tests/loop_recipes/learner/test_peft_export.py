@@ -8,8 +8,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from loop_recipes.learner.model import meta_model, new_adapter, place_model
+from loop_recipes.learner.model import meta_model, new_adapter
 from loop_recipes.learner.peft_export import export_adapter, peft_name, read_adapter, tune_name
+from loop_recipes.learner.sharding import place_model
 from support.random_policy import write_model
 from support.small_runs import base_weights, model_section, random_adapter
 

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.source import ReplaySource
-from loop_recipes.learner.policy_update import CANARY_TOKENS
+from loop_recipes.learner.diagnostics import CANARY_TOKENS
 from rollout_server.policies.store import Canary
 from support.random_policy import reference_logprobs
 from support.small_runs import replay_config

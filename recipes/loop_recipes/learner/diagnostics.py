@@ -1,0 +1,109 @@
+"""What is measured beside an update: the sampler's gap, the canary of a new version, FLOP use, a stress test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchtune.modules import TransformerDecoder
+
+from loop_recipes.config.loop_config import GapConfig
+from loop_recipes.learner.batching import Sample
+
+CANARY_TOKENS = 64
+
+
+def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
+    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
+    if not samples:
+        return {"gap_verdict": "none"}
+    gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
+    p99 = gap[round(0.99 * (len(gap) - 1))].item()
+    verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
+    return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}
+
+
+def canary(
+    logprobs: Callable[[Sequence[Sample]], dict[str, Tensor]], samples: Sequence[Sample], gap: GapConfig
+) -> dict[str, Any]:
+    """Log-probs under the present weights of the first sampled tokens of the shortest rollout.
+
+    A server that gives other ones, by more than the gap that counts as broken, was handed other weights (the node's
+    ``Canary``). Call on every rank with the same samples.
+
+    Args:
+        logprobs: of whole samples under the present weights, by rollout id (``PolicyUpdate.logprobs``).
+    """
+    start = _beginning(min(samples, key=lambda sample: (sample.tokens, sample.rollout_id)), CANARY_TOKENS)
+    return {
+        "token_ids": start.token_ids.tolist(),
+        "positions": start.mask.nonzero().flatten().tolist(),
+        "logprobs": logprobs([start])[start.rollout_id].tolist(),
+        "tolerance": gap.broken,
+    }
+
+
+def _beginning(sample: Sample, count: int) -> Sample:
+    """The sample up to its ``count``-th sampled token."""
+    positions = sample.mask.nonzero().flatten()[:count]
+    length = int(positions[-1]) + 1
+    return replace(
+        sample,
+        token_ids=sample.token_ids[:length],
+        mask=sample.mask[:length],
+        turn_ids=sample.turn_ids[:length],
+        sampler_logprobs=sample.sampler_logprobs[:count],
+        policy_versions=sample.policy_versions[:count],
+    )
+
+
+def model_flops_utilization(
+    model: TransformerDecoder, lengths: Iterable[int], seconds: float, peak_tflops: float
+) -> float:
+    """Share of ``peak_tflops`` (of all devices together) that forward and backward passes took in ``seconds``.
+
+    Args:
+        lengths: tokens of each rollout, one entry for every time it went through the model.
+    """
+    return sum(_training_flops(model, length) for length in lengths) / seconds / (peak_tflops * 1e12)
+
+
+def _training_flops(model: TransformerDecoder, length: int) -> float:
+    """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.
+
+    Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
+    is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
+    """
+    weights = sum(parameter.numel() for parameter in model.layers.parameters())
+    width = model.num_heads * model.head_dim
+    return 4.0 * weights * length + 6.0 * len(model.layers) * width * length**2
+
+
+def stress(rehearse: Callable[[Sample], None], vocab_size: int, length: int, seed: int) -> float:
+    """Seconds of forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
+
+    Args:
+        rehearse: takes the rollout through the model (``PolicyUpdate.rehearse``).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(length) > 0
+    sample = Sample(
+        rollout_id="stress",
+        task_id="stress",
+        token_ids=torch.randint(vocab_size, (length,), generator=generator),
+        mask=mask,
+        turn_ids=mask.long() - 1,
+        sampler_logprobs=torch.zeros(length - 1),
+        policy_versions=torch.zeros(length - 1, dtype=torch.long),
+        reward=0.0,
+        advantage=1.0,
+        old_logprobs=torch.zeros(length - 1),
+        ref_logprobs=torch.zeros(length - 1),
+    )
+    started = time.perf_counter()
+    rehearse(sample)
+    return time.perf_counter() - started

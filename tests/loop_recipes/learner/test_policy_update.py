@@ -1,0 +1,120 @@
+"""An update: minibatches, exact entropy, losses that are not finite, half precision and its loss scale."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.loop_config import DTYPES
+from loop_recipes.learner import policy_update
+from loop_recipes.learner.advantages import LeaveOneOut
+from loop_recipes.learner.checkpoint import load_training_state
+from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
+from support.learner_cases import make_samples
+from support.small_runs import replay_config, train
+
+
+def run(config: Path, *overrides: str) -> list[dict]:
+    """Trains in this process; returns the lines of its metrics."""
+    cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
+    train(cfg)
+    return [json.loads(line) for line in Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+@given(count=st.integers(1, 60), size=st.integers(1, 40) | st.none(), seed=st.integers(0, 5))
+def test_minibatches_use_every_rollout_once_and_differ_by_one_at_most(count, size, seed):
+    samples = make_samples([5] * count)
+    parts = minibatches(samples, size, seed)
+    assert sorted(sample.rollout_id for part in parts for sample in part) == sorted(s.rollout_id for s in samples)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert len(parts) == (1 if size is None else max(1, round(count / size)))
+    again = minibatches(samples, size, seed)
+    assert [[sample.rollout_id for sample in part] for part in again] == [[s.rollout_id for s in p] for p in parts]
+
+
+def entropy_by_hand(folder, iteration):
+    """Of the base model at the sampled tokens of rollouts with signal, from all logits, float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float64)
+    log = folder / "logs" / f"made-up-i{iteration:04d}.jsonl"
+    rollouts = [json.loads(line) for line in log.read_text().splitlines()]
+    rewards = torch.tensor([rollout["reward"] for rollout in rollouts])
+    groups = torch.tensor([int(rollout["task_id"][-1]) for rollout in rollouts])
+    entropies = []
+    for rollout, advantage in zip(rollouts, LeaveOneOut()(rewards, groups).tolist(), strict=True):
+        if abs(advantage) >= 0.01:
+            with torch.no_grad():
+                logits = model(torch.tensor([rollout["token_ids"]])).logits[0, :-1]
+            sampled = torch.tensor(rollout["mask"][1:], dtype=torch.bool)
+            entropies.append(torch.distributions.Categorical(logits=logits).entropy()[sampled])
+    return torch.cat(entropies).mean().item()
+
+
+def test_the_entropy_is_that_of_the_policy_that_sampled(tmp_path):
+    """A fresh adapter changes nothing, so version 0 is the base model; the second iteration trains on it too."""
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=2, stale_by=1))
+    cfg.collection.max_policy_lag = 1
+    train(cfg)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["policy_lag"] for line in lines] == [0, 1]
+    for line in lines:
+        assert line["entropy"] == pytest.approx(entropy_by_hand(tmp_path, line["iteration"]), rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
+    config = replay_config(tmp_path, iterations=2)
+    cfg = OmegaConf.load(config)
+    recipe = LoopAppWorldRecipe(cfg)
+    recipe.setup(cfg)
+    name, parameter = next(iter(recipe._parameters.items()))
+    before = {other: tensor.detach().clone() for other, tensor in recipe._parameters.items()}
+    with torch.no_grad():
+        parameter[0, 0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match="the step was not taken"):
+        recipe.train()
+    recipe.cleanup()
+    for other, tensor in recipe._parameters.items():
+        assert other == name or torch.equal(tensor, before[other])
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path, dtype):
+    config = replay_config(tmp_path, iterations=2, stress_test=True)
+    lines = run(config, f"dtype={dtype}", f"adapter_dtype={dtype}", "enable_activation_checkpointing=True")
+    assert len(lines) == 2
+    before, after = (
+        load_file(tmp_path / f"run/policies/policy-v000{version}/adapter_model.safetensors") for version in (0, 2)
+    )
+    assert {tensor.dtype for tensor in after.values()} == {DTYPES[dtype]}
+    masters = load_training_state(tmp_path / "run/checkpoints/iteration_0002").adapters[2]
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    assert all(not torch.equal(tensor, tensor.to(DTYPES[dtype]).float()) for tensor in masters.values())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+def test_a_scale_that_overflows_is_halved_and_the_same_step_taken_also_after_a_resume(tmp_path, monkeypatch):
+    """In fp16 from a scale far too large, and from the usual one: the same numbers up to fp16's rounding."""
+    config, runs = replay_config(tmp_path, iterations=2), {}
+    for name, scale in (("usual", 2.0**16), ("large", 2.0**40)):
+        monkeypatch.setattr(policy_update, "FP16_LOSS_SCALE", scale)
+        (runs[name],) = run(config, "dtype=fp16", "max_iterations=1", f"output_dir={tmp_path / name}")
+    assert runs["large"]["steps"] == runs["usual"]["steps"] > 1
+    for key in ("loss", "grad_norm", "ratio_p90"):
+        assert runs["large"][key] == pytest.approx(runs["usual"][key], rel=2e-2, abs=1e-4), key
+
+    def kept(iteration: int) -> float:
+        folder = tmp_path / f"large/checkpoints/iteration_{iteration:04d}"
+        return load_training_state(folder).state["update"]["loss_scale"]
+
+    reached = kept(1)
+    assert 1.0 < reached < 2.0**40
+    monkeypatch.setattr(policy_update, "FP16_LOSS_SCALE", 2.0)
+    run(config, "dtype=fp16", f"output_dir={tmp_path / 'large'}", "resume_from_checkpoint=True")
+    assert 2.0 < kept(2) <= reached, "a resumed run goes on with the scale that the run had found"

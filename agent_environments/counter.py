@@ -85,7 +85,7 @@ class CounterEnvironment:
                         break
                     case _:
                         raise ValueError(f"there is no call {name} with {len(arguments)} arguments")
-        except (SyntaxError, ValueError) as error:
+        except Exception as error:  # parsing raises RecursionError, MemoryError, TypeError and others
             return f"{FAILURE_HEAD} Traceback:\n{type(error).__name__}: {error}", True
         return "\n".join(lines) or "Execution successful.", False
 

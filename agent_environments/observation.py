@@ -9,6 +9,11 @@ REMINDER_HEAD = "\nAs a reminder\n\n"
 FAILURE_HEAD = "Execution failed."
 
 
+def printable(text: str) -> str:
+    """``text`` with lone surrogates, which no encoder and no tokenizer takes, replaced by question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:
     """``output`` if it has at most ``max_tokens`` tokens, else its head and a note.
 
@@ -36,7 +41,7 @@ def observation(output: str, reminder: str | None, max_tokens: int, token_spans:
     """The content of the next user message.
 
     ``reminder`` is the task's own lines (:func:`appworld_adapter.prompt.task_lines`); it is added after truncation,
-    so it is never cut. The last observation of an episode has none.
+    so it is never cut. The last observation of an episode has none. ``output`` may be any string.
     """
-    shown = truncate(output, max_tokens, token_spans)
+    shown = truncate(printable(output), max_tokens, token_spans)
     return shown if reminder is None else shown + REMINDER_HEAD + reminder

@@ -3,6 +3,14 @@
 An :class:`EnvironmentPool` is opened once per rollout node and lends one :class:`Environment` per episode. Everything
 is text; tokens and models stay on the other side of this file. The one thing a pool learns of the policy is how many
 tokens a text has, through :class:`TokenSpans`, because observations are cut by tokens.
+
+No voiding
+    Whatever the agent's code, its output, its answer or the state it leaves causes ends in a *grade*: an agent that
+    could have its failures struck out and tried again would be paid for it. So an environment raises
+    :class:`EnvironmentCrashed` only for what the agent's code had no part in; that attempt is repeated with the same
+    random seeds. A step that broke, or took too long, ends the episode, and nothing that it did is undone. A state that
+    cannot be graded has an ``ungradable`` :class:`Grade` of reward 0, which is no more than doing nothing is worth.
+    :mod:`agent_environments.no_voiding` holds any environment to this from outside.
 """
 
 from __future__ import annotations
@@ -54,13 +62,20 @@ class Requirement:
 class Grade:
     """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success`` that all did.
 
-    ``tampered`` names what the grader found changed behind the world's own interfaces; the reward is then zero.
+    ``tampered`` names what the grader found changed behind the world's own interfaces; ``ungradable`` says why the
+    state could not be graded. The reward is then zero, and ``success`` false.
     """
 
     reward: float
     success: bool
     requirements: tuple[Requirement, ...] = ()
     tampered: str | None = None
+    ungradable: str | None = None
+
+    @classmethod
+    def of_ungradable(cls, why: str) -> Grade:
+        """The grade of a state that cannot be graded: no more than doing nothing is worth in any environment."""
+        return cls(reward=0.0, success=False, ungradable=why)
 
 
 class EnvironmentFault(Exception):
@@ -76,13 +91,16 @@ class UnknownTask(EnvironmentFault, ValueError):
 
 
 class EnvironmentCrashed(EnvironmentFault):
-    """The world, its grader or its server died, and the episode could not be brought back."""
+    """World, grader or server died, the agent's code had no part in it, and the episode could not be brought back.
+
+    The attempt is repeated, with the same random seeds.
+    """
 
     reason = "environment_crashed"
 
 
 class EnvironmentTimeout(EnvironmentFault):
-    """A per-execute or per-episode deadline passed; the world was killed. What it did until then can be graded."""
+    """A per-execute or per-episode deadline passed. Out of ``step``: the episode is over, and what it did is graded."""
 
     reason = "environment_timeout"
 
@@ -96,11 +114,20 @@ class Environment(Protocol):
         ...
 
     async def step(self, action: str) -> StepResult:
-        """Run the code in one assistant message and return what it showed."""
+        """Run the code in one assistant message and return what it showed.
+
+        Raises:
+            EnvironmentTimeout: it took too long; the episode is graded.
+            EnvironmentCrashed: the world is lost by no doing of the agent's; the attempt is repeated.
+        """
         ...
 
     async def grade(self) -> Grade:
-        """Grade the state reached so far; never calls into the process that ran the agent's code."""
+        """Grade the state reached so far; never calls into the process that ran the agent's code.
+
+        Raises:
+            EnvironmentCrashed: there is no grader. A state that no grader can grade is an ``ungradable`` grade.
+        """
         ...
 
     async def close(self) -> None:

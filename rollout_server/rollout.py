@@ -54,6 +54,8 @@ class Rollout:
     where the mask is true, and 0.0 elsewhere; the first token was not sampled. A rollout of text alone (``text_only``),
     from an endpoint that gives no token ids, has none, and the spans of all its turns are empty: it can be scored and
     read, not trained on.
+
+    ``tampered`` and ``ungradable`` are the grade's (:class:`agent_environments.protocol.Grade`), mostly None.
     """
 
     rollout_id: str
@@ -76,6 +78,7 @@ class Rollout:
     started_at: float
     seconds: float
     tampered: str | None = None
+    ungradable: str | None = None
     schema: int = SCHEMA_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -26,6 +26,7 @@ from appworld_adapter.prompt import Prompt, TaskCard
 logger = logging.getLogger(__name__)
 
 GRADE_TIMEOUT_S = 120.0
+"""For one grade. Two of them, of a state and of the untouched one, fit into the protocol's own deadline for grades."""
 DYING_S = 5.0
 """How long a server that gave no child is given to turn out dead."""
 
@@ -166,32 +167,49 @@ class DatasetPool:
         return min(path.parent.name for path in (self.root / "data" / "tasks").glob("*/specs.json"))
 
     async def grade(self, task_id: str, experiment: str) -> Grade:
-        """Have the saved state of ``experiment`` graded. A grader that dies is replaced, once."""
-        state = self.run_folder.experiment(experiment) / "tasks" / task_id / "dbs"
-        if not await asyncio.to_thread(state.exists):
-            raise EnvironmentCrashed("nothing to grade: the world died before it had a state")
-        request = {"task_id": task_id, "experiment": experiment}
+        """Have the saved state of ``experiment`` graded.
+
+        A grader that fails at it is held against the same task's untouched state: one that can grade that shows that
+        it is this state which cannot be graded.
+
+        Raises:
+            EnvironmentCrashed: there is no grader, or not even the untouched state can be graded.
+        """
         try:
-            answer = await self._grade_once(request)
+            answer = await self._grade(task_id, experiment)
+        except (EnvironmentCrashed, EnvironmentTimeout) as error:
+            answer = {"ok": False, "message": str(error)}
+        if answer["ok"]:
+            requirements = tuple(
+                Requirement(test["requirement"], passed, no_op_pass=test["label"] == "no_op_pass")
+                for passed, tests in ((True, answer["passes"]), (False, answer["failures"]))
+                for test in tests
+            )
+            return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
+        logger.warning("a state of %s was not graded: %s", task_id, answer["message"])
+        try:
+            untouched = await self._grade(task_id, None)
+        except EnvironmentTimeout as error:
+            raise EnvironmentCrashed(f"the grader is out of order: {error}") from error
+        if not untouched["ok"]:
+            raise EnvironmentCrashed(f"{task_id} cannot be graded, even untouched: {untouched['message']}")
+        return Grade.of_ungradable(answer["message"])
+
+    async def _grade(self, task_id: str, experiment: str | None) -> dict[str, Any]:
+        """The grader's answer. One that dies is replaced, once."""
+        try:
+            return await self._grade_once(task_id, experiment)
         except EnvironmentCrashed as error:
             logger.warning("the grader of %s died (%s); grading again", task_id, error)
-            answer = await self._grade_once(request)
-        if not answer["ok"]:
-            raise EnvironmentCrashed(f"the state of {task_id} cannot be graded: {answer['message']}")
-        requirements = tuple(
-            Requirement(test["requirement"], passed, no_op_pass=test["label"] == "no_op_pass")
-            for passed, tests in ((True, answer["passes"]), (False, answer["failures"]))
-            for test in tests
-        )
-        return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
+            return await self._grade_once(task_id, experiment)
 
-    async def _grade_once(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _grade_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
         connection = await self._child("grader")
         try:
             async with asyncio.timeout(GRADE_TIMEOUT_S):
-                return await connection.call(request)
+                return await connection.call({"task_id": task_id, "experiment": experiment})
         except TimeoutError as error:
-            raise EnvironmentTimeout(f"grading {request['task_id']} took more than {GRADE_TIMEOUT_S:.0f} s") from error
+            raise EnvironmentTimeout(f"grading {task_id} took more than {GRADE_TIMEOUT_S:.0f} s") from error
         finally:
             connection.kill()
 

@@ -27,17 +27,24 @@ logger = logging.getLogger(__name__)
 KILL_GRACE_S = 5.0
 """How much later than the engine's own alarm a world is killed from outside."""
 WORLDS_PER_STEP = 3
-"""Worlds a step is tried in. What kills its interpreter in all is the agent's doing; in fewer it may be chance."""
-DEATH_OF_INTERPRETER = "the interpreter died"
-INTERPRETER_DIED = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
+"""Worlds that may be lost while they run one step or what came before it; after that it is the agent's doing."""
+SETTLE_S = 10.0
+"""How long a world whose program was cut short is given to save what the program did."""
+PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What one program did: ``output``, None if the process that ran it died; ``completed``, as the databases say."""
+    """What one program did: ``output``, and ``completed``, as the databases say.
+
+    ``output`` is None if the program ended its interpreter or broke its world, whatever the reason: nobody can tell an
+    interpreter killed from within from one killed from without, so it counts as the agent's doing. ``unsaved`` says why
+    what the program did is not, or not wholly, in the saved state.
+    """
 
     output: str | None
     completed: bool
+    unsaved: str | None = None
 
 
 class World(Protocol):
@@ -45,6 +52,13 @@ class World(Protocol):
 
     async def execute(self, code: str) -> Execution:
         """Raises EnvironmentCrashed if the world is gone. Has no deadline of its own."""
+        ...
+
+    async def settle(self) -> str | None:
+        """After a program that was cut short: save what it did. Returns why that failed, else None.
+
+        Raises EnvironmentCrashed if the world is gone. Has no deadline of its own.
+        """
         ...
 
     async def give_back(self, usable: bool) -> None:
@@ -77,7 +91,11 @@ class EpisodeHost(Protocol):
 
 
 class AppWorldEnvironment:
-    """One episode. A world that dies is brought back by running the episode's code from the start."""
+    """One episode. A world that dies is brought back by running the episode's code from the start.
+
+    The agent cannot undo what it did: a program that ends its interpreter, or is cut short by a deadline, ends the
+    episode with all it did until then; where that cannot be saved, there is nothing to grade.
+    """
 
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
         self._pool = pool
@@ -86,6 +104,10 @@ class AppWorldEnvironment:
         self._experiment = f"{episode_id.replace('/', '-')[-80:]}-{secrets.token_hex(4)}"
         self._card: TaskCard | None = None
         self._world: World | None = None
+        self._cut_short: World | None = None
+        """The world whose program was still running when its time was up, until it is settled."""
+        self._unsaved: str | None = None
+        self._started = False
         self._history: list[str] = []
         self._deadline = 0.0
         self._closed = False
@@ -93,52 +115,56 @@ class AppWorldEnvironment:
     async def start(self, task_id: str) -> list[Message]:
         """Raises UnknownTask; EnvironmentCrashed or EnvironmentTimeout if no world can be had."""
         self._pool.check_tasks([task_id])
-        self._card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
-        self._deadline = time.monotonic() + self._rules.episode_timeout_s
-        await self._bring_up()
+        try:
+            self._card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
+            self._deadline = time.monotonic() + self._rules.episode_timeout_s
+            await self._bring_up()
+        except OSError as error:
+            raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
+        self._started = True
         return self._rules.prompt.messages(self._card)
 
     async def step(self, action: str) -> StepResult:
         """Run the action's code.
 
         Raises:
-            EnvironmentTimeout: the code, or the episode, took too long; the world is gone, its state can be graded.
-            EnvironmentCrashed: :data:`WORLDS_PER_STEP` worlds died in this step.
+            EnvironmentTimeout: the code, or the episode, took too long; the episode is over and can be graded.
+            EnvironmentCrashed: the world died, and there was no other to run the episode's code in.
         """
         code = extract_code(action)
         execution = await self._execute_or_replay(code)
         self._history.append(code)
-        if execution.output is None:  # died of this code in every world it was given: the agent's doing
-            execution = Execution(INTERPRETER_DIED, completed=True)
-        done = execution.completed
+        self._unsaved = execution.unsaved
+        output, done = execution.output, execution.completed
+        if output is None:
+            output, done = PROGRAM_BROKE, True
         if done:
-            await self._leave(usable=execution.output is not INTERPRETER_DIED)
+            await self._leave(usable=execution.output is not None)
         rules = self._rules
         shown = observation(
-            execution.output, None if done else task_lines(self._card), rules.observation_max_tokens, rules.token_spans
+            output, None if done else task_lines(self._card), rules.observation_max_tokens, rules.token_spans
         )
-        return StepResult(shown, done, failed=execution.output.startswith(FAILURE_HEAD), empty_action=not code)
+        return StepResult(shown, done, failed=output.startswith(FAILURE_HEAD), empty_action=not code)
 
     async def _execute_or_replay(self, code: str) -> Execution:
-        """Run ``code``; if the world dies, in another one after all that was run before, in :data:`WORLDS_PER_STEP`."""
+        """Run ``code``; if its world is lost, in another one, after all that was run before.
+
+        A lost world may be chance. :data:`WORLDS_PER_STEP` lost over the same code are the agent's doing; what it did
+        in them cannot be had any more.
+        """
         if self._world is None:
             raise EnvironmentCrashed("this episode has no world: it was not started, has ended or was killed")
-        deaths: list[str] = []
-        while True:
+        losses: list[str] = []
+        while len(losses) < WORLDS_PER_STEP:
             try:
-                if deaths:
-                    await self._replay(deaths[-1])
-                execution = await self._execute(code)
-            except EnvironmentCrashed as error:
-                deaths.append(str(error))
-            else:
-                if execution.output is not None:
-                    return execution
-                deaths.append(DEATH_OF_INTERPRETER)
-                if deaths == [DEATH_OF_INTERPRETER] * WORLDS_PER_STEP:
-                    return execution
-            if len(deaths) == WORLDS_PER_STEP:
-                raise EnvironmentCrashed(f"{WORLDS_PER_STEP} worlds died in one step: {'; '.join(deaths)}")
+                if losses:
+                    await self._replay(losses[-1])
+                return await self._execute(code)
+            except _WorldLost as error:
+                losses.append(str(error))
+        why = f"{WORLDS_PER_STEP} worlds were lost over one step: {'; '.join(losses)}"
+        logger.warning("%s: %s", self._card.task_id, why)
+        return Execution(None, completed=False, unsaved=why)
 
     async def _replay(self, died: str) -> None:
         """Run the episode's code so far in another world; ``died`` says why."""
@@ -148,8 +174,8 @@ class AppWorldEnvironment:
         await self._leave(usable=False)
         await self._bring_up()
         for earlier in self._history:
-            if (await self._execute(earlier)).output is None:  # it lived through this before: not the agent's doing
-                raise EnvironmentCrashed("the interpreter died in the replay")
+            if (await self._execute(earlier)).output is None:  # it lived through this before
+                raise _WorldLost("the interpreter died in the replay")
 
     async def _bring_up(self) -> None:
         """A world that dies while it starts is replaced, once."""
@@ -165,31 +191,61 @@ class AppWorldEnvironment:
 
     async def _execute(self, code: str) -> Execution:
         async with self._within(self._rules.execute_timeout_s + KILL_GRACE_S, "running its code"):
-            return await self._world.execute(code)
+            try:
+                return await self._world.execute(code)
+            except EnvironmentCrashed as error:
+                raise _WorldLost(str(error)) from error
 
     def _within(self, seconds: float, doing: str) -> _Deadline:
         return _Deadline(self, seconds, self._deadline - time.monotonic(), doing)
 
+    def cut_short(self) -> None:
+        """The time of what the world is doing is up: no more steps."""
+        self._cut_short, self._world = self._world or self._cut_short, None
+
+    async def _settle(self) -> None:
+        """Have what a program did until it was cut short saved, so that running out of time undoes nothing."""
+        if self._cut_short is None:
+            return
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                self._unsaved = await self._cut_short.settle()
+        except (EnvironmentCrashed, TimeoutError) as error:
+            self._unsaved = str(error) or f"its world did not save it within {SETTLE_S:.0f} s"
+        await self._leave(usable=False)
+
     async def _leave(self, usable: bool) -> None:
-        if self._world is not None:
-            world, self._world = self._world, None
+        worlds = [world for world in (self._world, self._cut_short) if world is not None]
+        self._world = self._cut_short = None
+        for world in worlds:
             await world.give_back(usable)
 
     async def grade(self) -> Grade:
-        """Grade the last saved state. Raises EnvironmentCrashed if there is none or the grader died twice."""
-        if self._card is None:
+        """Grade the last saved state, if that is the last state.
+
+        Raises:
+            EnvironmentCrashed: the episode was never started, or there is no grader.
+        """
+        if not self._started:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
+        await self._settle()
+        if self._unsaved is not None:
+            return Grade.of_ungradable(f"what the last step did could not be saved: {self._unsaved}")
         return await self._pool.grade(self._card.task_id, self._experiment)
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._leave(usable=True)
+            await self._leave(usable=self._cut_short is None)
             await self._pool.release(self, self._experiment)
 
 
+class _WorldLost(Exception):
+    """A world is gone that was up and running the episode's code."""
+
+
 class _Deadline:
-    """Kills the episode's world and raises EnvironmentTimeout when a step's or the episode's time is up."""
+    """Ends the episode's steps and raises EnvironmentTimeout when a step's or the episode's time is up."""
 
     def __init__(self, episode: AppWorldEnvironment, seconds: float, remaining: float, doing: str) -> None:
         self._episode = episode
@@ -203,7 +259,7 @@ class _Deadline:
         try:
             await self._timeout.__aexit__(*raised)
         except TimeoutError as error:
-            await self._episode._leave(usable=False)
-            raise EnvironmentTimeout(f"the world used up {self._what} and was killed") from error
+            self._episode.cut_short()
+            raise EnvironmentTimeout(f"the world used up {self._what} and was stopped") from error
         if raised[0] is not None and issubclass(raised[0], asyncio.CancelledError):
-            await self._episode._leave(usable=False)
+            self._episode.cut_short()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ WORKER_FOLDER = Path(__file__).resolve().parents[1] / "worker"
 START_TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+DEATH_SHOWS_S = 5.0
+"""How long after a child is gone its server is given to say how it ended, or to turn out dead itself."""
 MAX_LINE = 64 * 1024 * 1024
 
 
@@ -48,6 +51,7 @@ class ForkServer:
         self._spec = spec
         self._process = process
         self.ready = ready
+        self._children: dict[int, asyncio.Future[int]] = {}
         self._watcher = asyncio.create_task(self._drain_events())
 
     @classmethod
@@ -89,8 +93,10 @@ class ForkServer:
         return cls(spec, process, ready)
 
     async def _drain_events(self) -> None:
-        while await self._process.stdout.readline():
-            pass
+        while line := await self._process.stdout.readline():
+            event = json.loads(line)
+            if ended := self._children.pop(event["pid"], None):
+                ended.set_result(event["status"])
         await self._process.wait()
 
     @property
@@ -114,6 +120,7 @@ class ForkServer:
                 reader, writer = await asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
                 connection = Connection(self, reader, writer)
                 connection.pid = (await connection.call(None))["pid"]
+                self._children[connection.pid] = connection.ended
         except BaseException as error:
             if connection is not None:
                 connection.kill()
@@ -127,12 +134,14 @@ class ForkServer:
             raise
         return connection
 
-    async def wait_end(self, seconds: float) -> None:
-        """Return when it has ended, or after ``seconds``."""
-        await asyncio.wait([self._watcher], timeout=seconds)
+    async def wait_end(self, seconds: float, child: asyncio.Future[int] | None = None) -> None:
+        """Return when it, or the given child of it, has ended, or after ``seconds``."""
+        waits = [self._watcher] if child is None else [self._watcher, child]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def kill_child(self, pid: int) -> None:
         """Have the server send SIGKILL to the process group of its child ``pid``."""
+        self._children.pop(pid, None)
         with contextlib.suppress(OSError, RuntimeError):
             self._process.stdin.write(json.dumps({"op": "kill", "pid": pid}).encode() + b"\n")
 
@@ -160,6 +169,8 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self.pid: int | None = None
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Wait status of the child, if it ended by itself and its server lived to see it."""
 
     async def call(self, request: Mapping[str, Any] | None) -> dict[str, Any]:
         """Send ``request`` (None: nothing) and return the next message; EnvironmentCrashed if the child is gone."""
@@ -168,11 +179,21 @@ class Connection:
                 self._writer.write(json.dumps(request).encode() + b"\n")
                 await self._writer.drain()
             line = await self._reader.readline()
-            if line.endswith(b"\n"):
-                return json.loads(line)
-        except (OSError, ValueError) as error:
+            if line.endswith(b"\n") and isinstance(message := json.loads(line), dict):
+                return message
+        except (OSError, ValueError, RecursionError) as error:
             raise EnvironmentCrashed(f"the connection to the process was lost: {error}") from error
         raise EnvironmentCrashed("the connection to the process was lost")
+
+    async def ended_from_within(self) -> str | None:
+        """For a child that is gone: how it ended, or None if its server went too, or if somebody sent it a SIGKILL."""
+        await self.server.wait_end(DEATH_SHOWS_S, self.ended)
+        if not self.ended.done():
+            return None
+        code = os.waitstatus_to_exitcode(self.ended.result())
+        if code == -signal.SIGKILL:
+            return None
+        return f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
 
     def kill(self) -> None:
         """Kill the child's process group and hang up."""

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 SANDBOX_LEVELS = ("none", "rlimits", "seccomp", "bubblewrap")
 START_WORLD_TIMEOUT_S = 120.0
+SERVER_DEATH_SHOWS_S = 1.0
 OUTPUT_CHARACTERS_PER_TOKEN = 64
 """Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
 
@@ -37,8 +38,26 @@ class ForkedWorld:
         self._connection = connection
 
     async def execute(self, code: str) -> Execution:
-        answer = await self._connection.call({"code": code})
-        return Execution(answer["output"], answer["completed"]) if answer["ok"] else Execution(None, completed=False)
+        try:
+            answer = await self._connection.call({"code": code})
+        except EnvironmentCrashed:
+            how = await self._connection.ended_from_within()
+            if how is None:
+                raise
+            return Execution(None, completed=False, unsaved=f"the world process {how}")
+        if answer["ok"]:
+            return Execution(answer["output"], answer["completed"])
+        # All interpreters die at once when the server does, which is nobody's program's doing.
+        await self._connection.server.wait_end(SERVER_DEATH_SHOWS_S)
+        if not self._connection.server.alive:
+            raise EnvironmentCrashed("the world server died")
+        return Execution(None, completed=False, unsaved=None if answer["saved"] else answer["message"])
+
+    async def settle(self) -> str | None:
+        answer = await self._connection.call({"end": True})
+        while "saved" not in answer:  # the answer to the program that came too late
+            answer = await self._connection.call(None)
+        return None if answer["saved"] else answer["message"]
 
     async def give_back(self, usable: bool) -> None:
         self._connection.kill()

@@ -7,13 +7,19 @@ of the engine's caches, and a deadline that can be enforced by killing it.
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import databases
+import sandbox
 from appworld import evaluate_task, update_root
 from appworld.common.path_store import path_store
+from appworld.evaluator import TestTracker
 from appworld.task import Task
 from channel import Channel
+
+MEMORY_MB = 1024
+"""What a grade may allocate beyond what its process inherits."""
 
 
 class GraderServer:
@@ -26,24 +32,43 @@ class GraderServer:
 
     def warm_up(self, task_id: str) -> dict[str, Any]:
         """Evaluate the untouched state of one task, so that children inherit the code and the tables' definitions."""
-        experiment = "warm-up-grader"
-        folder = os.path.join(path_store.experiment_outputs, experiment, "tasks", task_id)
-        os.makedirs(folder, exist_ok=True)
-        os.symlink(Task.load(task_id).models_from_db_home_path, os.path.join(folder, "dbs"))
-        evaluate_task(task_id, experiment, save_report=False)
+        _evaluate_untouched(task_id)
         databases.forget()
         databases.preload(copies=2)  # the state at the start of the task and the one at its end
-        os.unlink(os.path.join(folder, "dbs"))
-        os.removedirs(folder)
         return {}
 
     def serve(self, owner: Channel) -> None:
-        """Grade one experiment, then exit."""
+        """Grade one experiment, or with None for an experiment the task's untouched state, then exit."""
         request = owner.receive()
+        sandbox.limit_memory(MEMORY_MB)  # an agent can write hundreds of megabytes of rows
         try:
-            tracker = evaluate_task(request["task_id"], request["experiment"], save_report=False)
-            answer = {"ok": True, **tracker.to_dict()}
+            if request["experiment"] is None:
+                tracker = _evaluate_untouched(request["task_id"])
+            else:
+                tracker = evaluate_task(request["task_id"], request["experiment"], save_report=False)
+            # Requirements are the dataset's words. What failed about them may be the agent's, of any length.
+            passes, failures = (
+                [{"requirement": test["requirement"], "label": test["label"]} for test in tests]
+                for tests in (tracker.passes, tracker.failures)
+            )
+            answer = {
+                "ok": True,
+                "success": tracker.success,
+                "num_tests": tracker.num_tests,
+                "passes": passes,
+                "failures": failures,
+            }
         except Exception as error:
-            # A state that cannot be evaluated is the episode's failure; what the owner makes of it is its business.
-            answer = {"ok": False, "error": "ungradable", "message": f"{type(error).__name__}: {error}"[:500]}
+            answer = {"ok": False, "message": f"{type(error).__name__}: {error}"[:500]}
         owner.send(answer)
+
+
+def _evaluate_untouched(task_id: str) -> TestTracker:
+    experiment = f"untouched-{os.getpid()}"
+    folder = os.path.join(path_store.experiment_outputs, experiment, "tasks", task_id)
+    os.makedirs(folder, exist_ok=True)
+    try:
+        os.symlink(Task.load(task_id).models_from_db_home_path, os.path.join(folder, "dbs"))
+        return evaluate_task(task_id, experiment, save_report=False)
+    finally:
+        shutil.rmtree(os.path.join(path_store.experiment_outputs, experiment), ignore_errors=True)

@@ -7,6 +7,7 @@ Starlette's TestClient. What the agent can change is therefore what the apps' AP
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -22,12 +23,15 @@ import sandbox
 from appworld import AppWorld, environment, requester, update_root
 from appworld.apps import get_all_apps
 from appworld.apps.model_lib import CachedDBHandler
+from appworld.apps.supervisor import models as supervisor_models
 from appworld.common.utils import import_apis_module
 from appworld.task import Task
-from channel import Channel, ChannelClosed, ChannelGarbage, wait_readable
+from channel import Channel, ChannelClosed, wait_readable
 from fastapi.testclient import TestClient
 from fastapi_login.secrets import to_secret
 from interpreter_server import InterpreterServer
+
+MESSAGE_LIMIT = 500
 
 WARM_UP_CODE = (
     "print(apis.api_docs.show_app_descriptions())",
@@ -98,7 +102,8 @@ class WorldServer:
         start = owner.receive()
         options = self._world_options(start["experiment"])
         interpreter = self._interpreters.ask(start["task_id"], options)
-        episode = Episode(owner, interpreter, ApiWorld(start["task_id"], **options))
+        world = ApiWorld(start["task_id"], **options)
+        episode = Episode(owner, interpreter, world, self._settings["output_limit"])
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])
         sandbox.limit_memory(self._settings["sandbox"]["memory_mb"])  # agent code can fill databases through APIs
@@ -108,39 +113,84 @@ class WorldServer:
 class Episode:
     """The loop of a world process. Messages from the interpreter are written by agent code for all we know."""
 
-    def __init__(self, owner: Channel, interpreter: Channel, world: ApiWorld) -> None:
+    def __init__(self, owner: Channel, interpreter: Channel, world: ApiWorld, output_limit: int) -> None:
         self._owner = owner
+        self._output_limit = output_limit
         self._interpreter = interpreter
         self._world = world
 
     def run(self) -> None:
+        """Serve the owner until it hangs up, or has the last state saved, or a program has broken this world.
+
+        The answer to ``{"code": ...}`` is ``{"ok": true, "output", "completed"}``, or ``{"ok": false, "message",
+        "saved"}`` where the program ended its interpreter or broke something else: then this world is at its end, and
+        ``saved`` says whether all that the program did is in the saved state. ``{"end": true}`` is answered, at any
+        time, by ``{"ended": true, "message", "saved"}``.
+        """
         try:
             self._await_interpreter("ready")
-            self._owner.send({"ok": True})
-            while True:
-                message = self._owner.receive()
-                self._interpreter.send({"code": message["code"]})
-                output = str(self._await_interpreter("output"))
-                self._world.save()
-                self._owner.send({"ok": True, "output": output, "completed": self._world.task_completed()})
         except InterpreterDied as error:
+            self._owner.send({"ok": False, "message": str(error)})
+            return
+        self._owner.send({"ok": True})
+        try:
+            while not (message := self._owner.receive()).get("end"):
+                answer = self._execute(message["code"])
+                self._owner.send(answer)
+                if not answer["ok"]:
+                    return
+        except EndOfEpisode:
+            pass
+        self._owner.send({"ended": True, **self._last_save()})
+
+    def _execute(self, code: str) -> dict[str, Any]:
+        try:
+            self._send_interpreter({"code": code})
+            output = str(self._await_interpreter("output"))[: self._output_limit]
             self._world.save()
-            self._owner.send({"ok": False, "error": "interpreter_died", "message": str(error)})
+            return {"ok": True, "output": output, "completed": self._world.task_completed()}
+        except (ChannelClosed, EndOfEpisode):  # the owner's doing
+            raise
+        except BaseException as error:  # whatever else goes wrong here, the program had a part in it
+            saved = self._last_save()
+            return {"ok": False, "message": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT], "saved": saved["saved"]}
+
+    def _last_save(self) -> dict[str, Any]:
+        try:
+            self._world.save()
+        except BaseException as error:
+            return {"saved": False, "message": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
+        return {"saved": True, "message": ""}
+
+    def _send_interpreter(self, message: dict[str, Any]) -> None:
+        try:
+            self._interpreter.send(message)
+        except ChannelClosed as error:
+            raise InterpreterDied(f"it hung up: {error}") from error
 
     def _await_interpreter(self, key: str) -> Any:
-        """Answers API requests until the interpreter sends ``key``."""
+        """Answers API requests until the interpreter sends ``key``.
+
+        Raises:
+            InterpreterDied: it ended, or sent what is not of the protocol.
+            EndOfEpisode, ChannelClosed: the owner asks for the end, or hung up.
+        """
         while True:
-            # While the interpreter works the owner has nothing to say: if its end is readable, it has hung up.
             if self._owner in wait_readable([self._owner, self._interpreter]):
-                raise ChannelClosed("the owner hung up")
+                self._owner.receive()  # while the interpreter works the owner has nothing else to say
+                raise EndOfEpisode
             try:
                 message = self._interpreter.receive()
                 if key in message:
                     return message[key]
-                request = message["request"]
-                self._interpreter.send({"id": message["id"], **self._world.answer(request)})
-            except (ChannelClosed, ChannelGarbage, KeyError, TypeError, ValueError) as error:
+                answer = {"id": message["id"], **self._world.answer(message["request"])}
+            except Exception as error:
                 raise InterpreterDied(f"{type(error).__name__}: {error}") from error
+            self._send_interpreter(answer)
+
+
+class EndOfEpisode(Exception):
+    """The owner asks for the state to be saved, and for nothing after that."""
 
 
 class InterpreterDied(Exception):
@@ -203,7 +253,9 @@ class ApiWorld:
         }
 
     def task_completed(self) -> bool:
-        return bool(self._world.task_completed())
+        """Whether the agent ended its task. Not by the engine's request, which cannot show every answer (NaN)."""
+        (task,) = supervisor_models.Task.all()
+        return task.status is not None
 
     def save(self) -> None:
         """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one."""
@@ -212,13 +264,19 @@ class ApiWorld:
             return
         link = self._world.output_db_home_path_on_disk
         self._saved += 1
-        fresh = f"{link}-{self._saved}"
+        fresh = f"{link}-{os.getpid()}-{self._saved}"  # a world that takes the place of a dead one has a new pid
         _save_state(self._world, fresh)
-        if not os.path.islink(link):
+        if os.path.islink(link):
+            previous = os.path.join(os.path.dirname(link), os.readlink(link))
+        else:
+            previous = fresh
             shutil.rmtree(link, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{link}.new")  # of a world that was killed at this very point
         os.symlink(os.path.basename(fresh), f"{link}.new")
         os.replace(f"{link}.new", link)
-        shutil.rmtree(f"{link}-{self._saved - 1}", ignore_errors=True)
+        if previous != fresh:
+            shutil.rmtree(previous, ignore_errors=True)
         self._changes = changes
 
 

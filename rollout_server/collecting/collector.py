@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollout_server.collection_request import CollectionRequest, Progress
 
 MAX_ATTEMPTS = 3
 """Attempts at one rollout; after the last failure it is given up, and the others must reach the floors."""
+
+REDRAWN = frozenset({"bad_logprob"})
+"""Failure reasons after which the same seeds would give the same useless tokens."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class _TaskState:
     running: int = 0
     finished: int = 0
     given_up: int = 0
+    repeated: int = 0
+    draws: Counter[int] = field(default_factory=Counter)
 
 
 class Collector:
@@ -71,8 +76,16 @@ class Collector:
         return frozenset(self._running)
 
     def attempts_before(self, key: EpisodeKey) -> int:
-        """Failed attempts at this rollout since the collection was opened; part of the episode's seed."""
+        """Failed attempts at this rollout since the collection was opened."""
         return key.attempt - self._first_attempt
+
+    def draw(self, key: EpisodeKey) -> int:
+        """Which draw of this rollout the attempt is: part of its seed.
+
+        Attempts that failed are repeated with the same seeds: what an agent does must not be a way to another draw.
+        Only sampled tokens that were themselves unusable (:data:`REDRAWN`) are drawn anew.
+        """
+        return self._tasks[key.task_id].draws[key.index]
 
     def start_next(self) -> EpisodeKey | None:
         """The episode to start now, which then counts as running; None when none is to be started."""
@@ -104,6 +117,8 @@ class Collector:
         """The attempt came to nothing: it is replaced, or given up after :data:`MAX_ATTEMPTS`."""
         state = self._leave(key)
         self.failures[reason] += 1
+        state.repeated += 1
+        state.draws[key.index] += reason in REDRAWN
         if self.attempts_before(key) + 1 < MAX_ATTEMPTS:
             state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
             return
@@ -120,6 +135,11 @@ class Collector:
         """End from outside: "cancelled", or "failed" with the reason."""
         if self.outcome is None:
             self.outcome, self.error = outcome, error
+
+    @property
+    def repeated(self) -> dict[str, int]:
+        """Failed attempts of each task that had any."""
+        return {task_id: state.repeated for task_id, state in self._tasks.items() if state.repeated}
 
     def progress(self) -> Progress:
         return Progress(

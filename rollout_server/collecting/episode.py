@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
+from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import (
     Environment,
     EnvironmentFault,
@@ -30,7 +31,6 @@ from rollout_server.rollout import Rollout, Turn
 logger = logging.getLogger(__name__)
 
 ACQUIRE_DEADLINE_S = 3600.0
-GRADE_DEADLINE_S = 300.0
 CLOSE_DEADLINE_S = 60.0
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Episode:
     """One attempt at one rollout.
 
     Args:
-        attempts_before: failed attempts at the same rollout; a repeated attempt samples with other seeds.
+        draw: part of the seed. An attempt that is repeated has the same one (:meth:`Collector.draw`).
         request: the collection's limits, seed and way of sampling.
         on_phase: told the seconds spent in a phase: "environment", "grade", or "node" (our own work between the
             environment's answer and the agent's next turn).
@@ -54,7 +54,7 @@ class Episode:
     def __init__(
         self,
         key: EpisodeKey,
-        attempts_before: int,
+        draw: int,
         request: CollectionRequest,
         pool: EnvironmentPool,
         speaker: Speaker,
@@ -62,7 +62,7 @@ class Episode:
     ):
         self.key = key
         self.rollout_id = f"{request.id}/{key.task_id}/{key.index}.{key.attempt}"
-        self.seed = derive_seed(request.seed, key.task_id, key.index, attempts_before)
+        self.seed = derive_seed(request.seed, key.task_id, key.index, draw)
         self._request = request
         self._limits = request.limits
         self._pool = pool
@@ -167,18 +167,14 @@ class Episode:
     async def _acquire(self) -> Environment:
         try:
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                return await self._pool.acquire(self.rollout_id)
+                return NoVoiding(await self._pool.acquire(self.rollout_id))
         except TimeoutError:
             message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
             raise EpisodeFailed("environment_timeout", message) from None
 
     async def _grade(self, environment: Environment) -> Grade:
         before = time.monotonic()
-        try:
-            async with asyncio.timeout(GRADE_DEADLINE_S):
-                grade = await environment.grade()
-        except TimeoutError:
-            raise EpisodeFailed("environment_timeout", f"no grade within {GRADE_DEADLINE_S:g} s") from None
+        grade = await environment.grade()
         self._on_phase("grade", time.monotonic() - before)
         return grade
 
@@ -223,6 +219,7 @@ class Episode:
                 started_at=started_at,
                 seconds=seconds,
                 tampered=grade.tampered,
+                ungradable=grade.ungradable,
                 extra=spoken.extra,
             ).validate()
         except ValueError as error:

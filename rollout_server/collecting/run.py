@@ -129,8 +129,8 @@ class CollectionRun:
         """Start the episode that the collector named."""
         services = self.services
         speaker = PolicySpeaker(self.request, self.pinned_model, services)
-        attempts_before = self.collector.attempts_before(key)
-        episode = Episode(key, attempts_before, self.request, services.pool, speaker, services.metrics.phase)
+        draw = self.collector.draw(key)
+        episode = Episode(key, draw, self.request, services.pool, speaker, services.metrics.phase)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
         self._running[key] = _Running(episode, task)
 

@@ -218,3 +218,54 @@ ATTACKS: dict[str, str] = {
     for group in (HANGS, MEMORY, PROCESSES, SIGNALS, FILES, SOCKETS, TAMPERING, ESCAPES)
     for name, code in group.items()
 }
+
+_CHANNEL = "channel = [o for o in __import__('gc').get_objects() if type(o).__name__ == 'Channel'][0]\n"
+_WRITE = "__import__('channel')._write(channel.descriptor, {bytes})"
+
+
+def _request(**hostile: object) -> str:
+    request = {"method": "GET", "url": "http://localhost/spotify/", "headers": [], "body": "", **hostile}
+    return f"{_CHANNEL}channel.send({ {'id': 1, 'request': request}!r})\nprint(channel.receive())"
+
+
+VOIDING = {
+    **{
+        f"answer {name}": f"apis.supervisor.complete_task(answer={answer})"
+        for name, answer in {
+            "nan": "'nan'",
+            "inf": "'inf'",
+            "1e999": "'1e999'",
+            "of 4000 nines": "'9' * 4000",
+            "with a lone surrogate": r"'\ud800'",
+        }.items()
+    },
+    "output with a lone surrogate": r"print('\ud800')",
+    "exception with a lone surrogate": r"raise ValueError('\ud800')",
+    "payment request of infinity": (
+        "passwords = {a['account_name']: a['password'] for a in apis.supervisor.show_account_passwords()}\n"
+        "me = apis.supervisor.show_profile()['email']\n"
+        "token = apis.venmo.login(username=me, password=passwords['venmo'])['access_token']\n"
+        "users = apis.venmo.search_users(query='a', access_token=token)\n"
+        "friend = next(user['email'] for user in users if user['email'] != me)\n"
+        "apis.venmo.create_payment_request(user_email=friend, amount=float('inf'), access_token=token)"
+    ),
+    "request with a body of 5": _request(body=5),
+    "request with a method of 7": _request(method=7),
+    "request to no address": _request(url="http://[::1"),
+    "request with headers of null": _request(headers=None),
+    "request that is a list": f"{_CHANNEL}channel.send(dict(id=1, request=[]))\nchannel.receive()",
+    "forged output of 60 MB": f"{_CHANNEL}channel.send(dict(output='x' * 60_000_000))",
+    "forged output that is no text": f"{_CHANNEL}channel.send(dict(output=[[1, None], float('nan')]))",
+    "deeply nested message": _CHANNEL + _WRITE.format(bytes=r"b'[' * 10**6 + b'\n'"),
+    "message of zero bytes": _CHANNEL + _WRITE.format(bytes=r"bytes(1000) + b'\n'"),
+    "interpreter aborted": "import os\nos.abort()",
+    "interpreter ended": "__import__('posix')._exit(0)",
+    "memory of the world exhausted": (
+        "for i in range(900):\n"
+        "    apis.simple_note.signup(\n"
+        "        first_name='x' * 5 * 10**6, last_name='y', email=f'a{i}@example.com', password='password'\n"
+        "    )"
+    ),
+}
+"""Each makes, or is meant to make, something else than the agent's code fail. Works with the engine's guard on; braces
+are not filled in."""

@@ -127,7 +127,7 @@ class EndpointEpisodes:
         failure = ""
         for attempt in range(attempts):
             speaker = EndpointSpeaker(session, endpoint, cell.request)
-            episode = Episode(EpisodeKey(task, run, attempt), attempt, cell.request, self._pool, speaker)
+            episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, speaker)
             try:
                 rollout = await episode.run()
             except EpisodeFailed as error:

@@ -111,11 +111,11 @@ def request(**limits):
     )
 
 
-def make(speaker, pool=None, attempt=0, attempts_before=0, **limits):
+def make(speaker, pool=None, attempt=0, draw=0, **limits):
     pool = pool or FaultyPool()
     phases: list[tuple[str, float]] = []
     key = EpisodeKey(TASK, 2, attempt)
-    episode = Episode(key, attempts_before, request(**limits), pool, speaker, lambda *phase: phases.append(phase))
+    episode = Episode(key, draw, request(**limits), pool, speaker, lambda *phase: phases.append(phase))
     return episode, pool, phases
 
 
@@ -137,7 +137,7 @@ async def failure(speaker, pool=None, **limits):
 
 async def test_a_completed_episode_is_recorded_whole():
     speaker = ScriptedSpeaker([ADD, FINISH])
-    episode, _, phases = make(speaker, attempt=4, attempts_before=1)
+    episode, _, phases = make(speaker, attempt=4, draw=1)
     rollout = await episode.run()
     assert (rollout.rollout_id, rollout.collection_id) == (f"c1/{TASK}/2.4", "c1")
     assert (rollout.task_id, rollout.index, rollout.attempt, rollout.dataset) == (TASK, 2, 4, "counter")
@@ -157,7 +157,7 @@ async def test_a_completed_episode_is_recorded_whole():
 
 async def test_seeds_depend_on_collection_task_index_attempts_and_turn():
     speaker = ScriptedSpeaker([ADD, FINISH])
-    episode, _, _ = make(speaker, attempt=4, attempts_before=1)
+    episode, _, _ = make(speaker, attempt=4, draw=1)
     rollout = await episode.run()
     assert rollout.seed == derive_seed(5, TASK, 2, 1) == 845_395_600
     assert speaker.called("speak") == [(derive_seed(rollout.seed, 0),), (derive_seed(rollout.seed, 1),)]
@@ -229,13 +229,24 @@ async def test_a_step_is_bounded_by_the_episodes_deadline():
         ([], {"start": EnvironmentCrashed("gone")}, "environment_crashed", "gone"),
         ([ADD], {"step": EnvironmentCrashed()}, "environment_crashed", "EnvironmentCrashed"),
         ([FINISH], {"grade": EnvironmentCrashed("the grader died")}, "environment_crashed", "the grader died"),
-        ([FINISH], {"grade": TimeoutError()}, "environment_timeout", "no grade within 300 s"),
-        ([FINISH], {"grade": KeyError("x")}, "environment_error", "KeyError('x')"),
         ([ADD, ValueError("bug")], {}, "environment_error", "ValueError('bug')"),
     ],
 )
 async def test_an_attempt_that_failed_says_why(lines, faults, reason, message):
     assert await failure(ScriptedSpeaker(lines), FaultyPool(**faults)) == (reason, message)
+
+
+async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=TypeError("not even text")))
+    assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
+    assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
+
+
+@pytest.mark.parametrize("fault", [TimeoutError("too slow"), EnvironmentTimeout("too slow"), KeyError("too slow")])
+async def test_a_state_that_breaks_the_grader_is_worth_nothing(fault):
+    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    assert (rollout.end_reason, rollout.reward, rollout.success) == ("completed", 0.0, False)
+    assert "too slow" in rollout.ungradable
 
 
 async def test_a_world_that_does_not_start_in_time_is_a_failure():

@@ -1,0 +1,59 @@
+"""An agent cannot have its failures struck out: what its code causes ends in a grade, on the real engine.
+
+The agent of these tests tosses a coin: heads, it solves its task; tails, it fails it, by one of the programs that are
+meant to make the attempt void. Were one replaced, its reward would rise.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import pytest_asyncio
+
+from support.adapter_attacks import VOIDING
+from support.adapter_support import fenced, honest_code, make_pool, needs_world, no_op_reward, volume_task
+from support.scripted_policy import collect
+
+pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(600)]
+module_loop = pytest.mark.asyncio(loop_scope="module")
+
+TOSSES = 6
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def pool():
+    pool = make_pool(execute_timeout_s=20, memory_limit_mb=256, max_worlds=4)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def rewards_of_coin_tosses(pool, folder, failing_code: str) -> list[float]:
+    """Reward of each rollout of one task, by its index."""
+    card, volume = volume_task()
+
+    def toss(rng: random.Random) -> str:
+        return fenced(honest_code(card, volume) if rng.random() < 0.5 else failing_code)
+
+    limits = {"max_tokens_per_turn": 4000}
+    rollouts, collector = await collect(pool, folder, [card.task_id], TOSSES, toss, **limits)
+    assert collector.outcome == "complete"
+    assert not collector.failures, "no attempt was repeated"
+    return [rollout.reward for rollout in sorted(rollouts, key=lambda rollout: rollout.index)]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def honest(pool, tmp_path_factory) -> list[float]:
+    rewards = await rewards_of_coin_tosses(pool, tmp_path_factory.mktemp("tokens"), "apis.supervisor.complete_task()")
+    nothing = no_op_reward(volume_task()[0].task_id)
+    assert set(rewards) == {1.0, nothing}, "the coin fell on both sides"
+    return rewards
+
+
+@module_loop
+@pytest.mark.parametrize("name", VOIDING)
+async def test_a_failure_stays_a_failure(pool, honest, tmp_path, name):
+    rewards = await rewards_of_coin_tosses(pool, tmp_path, VOIDING[name])
+    assert [reward == 1.0 for reward in rewards] == [reward == 1.0 for reward in honest]
+    assert all(reward <= fair for reward, fair in zip(rewards, honest, strict=True))

@@ -1,0 +1,79 @@
+"""Collections by the node's own collector and episodes, in the test's own process, of a policy that is a function."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import EnvironmentPool
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.collector import Collector, EpisodeKey
+from rollout_server.collecting.episode import Episode
+from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
+from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collection_request import CollectionRequest, Limits
+from rollout_server.inference.router import Generation
+from rollout_server.metrics import NodeMetrics
+from rollout_server.rollout import Rollout
+from support.random_policy import write_tokenizer
+
+
+class ScriptedPolicy:
+    """In place of router and policy store: ``speak(rng)`` is the text of every turn; ``rng`` is seeded as vLLM is."""
+
+    def __init__(self, tokens: ChatTokens, speak: Callable[[random.Random], str]) -> None:
+        self._tokens = tokens
+        self._speak = speak
+
+    async def generate(self, *, seed: int, max_tokens: int, **_: Any) -> Generation:
+        ids = [*self._tokens.encode_text(self._speak(random.Random(seed))), self._tokens.im_end]
+        assert len(ids) <= max_tokens
+        return Generation(ids, [-0.1] * len(ids), "stop", "scripted", 0, 0.0)
+
+    def acquire(self, version: int) -> str:
+        return "scripted"
+
+    def latest(self) -> int:
+        return 0
+
+    def release(self, what: object) -> None:
+        """Nothing is held."""
+
+
+async def collect(
+    pool: EnvironmentPool,
+    folder: Path,
+    tasks: list[str],
+    rollouts_per_task: int,
+    speak: Callable[[random.Random], str],
+    at_once: int = 4,
+    **limits: Any,
+) -> tuple[list[Rollout], Collector]:
+    """All rollouts of a collection, and its collector at the end; episodes play one turn unless ``limits`` differ."""
+    if not (folder / "tokenizer.json").exists():
+        write_tokenizer(folder)
+    tokens = ChatTokens(folder)
+    policy = ScriptedPolicy(tokens, speak)
+    services = EpisodeServices(pool, tokens, policy, policy, NodeMetrics())
+    bounds = Limits(**{"max_turns": 1, "max_context": 30_000, "episode_deadline_s": 300.0, **limits})
+    request = CollectionRequest("scripted", tasks, rollouts_per_task, 0, limits=bounds)
+    collector = Collector(request)
+    rollouts: list[Rollout] = []
+
+    async def run(key: EpisodeKey) -> None:
+        try:
+            speaker = PolicySpeaker(request, "scripted", services)
+            rollouts.append(await Episode(key, collector.draw(key), request, pool, speaker).run())
+            collector.finished(key)
+        except EpisodeFailed as error:
+            collector.failed(key, error.reason, str(error))
+
+    async def worker() -> None:
+        while (key := collector.start_next()) is not None:
+            await run(key)
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return rollouts, collector

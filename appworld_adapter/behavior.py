@@ -68,7 +68,10 @@ class RolloutBehavior:
 
 @dataclass(frozen=True)
 class Behavior:
-    """Appendix A.1 over ``rollouts`` rollouts. ``give_up_rate`` is None where no call failed."""
+    """Appendix A.1 over ``rollouts`` rollouts; ``give_up_rate`` is None where no call failed.
+
+    :data:`BEHAVIOR_FIGURES` says what each means.
+    """
 
     rollouts: int
     turns: float
@@ -84,6 +87,22 @@ class Behavior:
         """Flat names for a metric logger; a rate that is not defined is left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {f"{prefix}{name}": float(value) for name, value in values.items() if value is not None}
+
+
+BEHAVIOR_FIGURES: dict[str, tuple[str, str]] = {
+    "turns": ("turns per rollout", "agent turns that were answered, per rollout"),
+    "code_characters": ("code characters per rollout", "characters of code per rollout"),
+    "multiple_cells_per_turn": ("turns with several code cells", "share of turns with more than one code block"),
+    "execution_errors_per_turn": ("execution errors per turn", "share of turns whose code failed"),
+    "give_up_rate": (
+        "failed-call give-up rate",
+        "share of failed API endpoints that were not called successfully later on",
+    ),
+    "show_api_doc": ("show_api_doc calls per rollout", "show_api_doc calls per rollout"),
+    "assume": ("'assume' per rollout", "occurrences of assume, assumed, assuming per rollout"),
+    "dummy": ("'dummy' per rollout", "occurrences of dummy per rollout"),
+}
+"""The figures of :class:`Behavior` by their names there: (title in tables and pictures, meaning)."""
 
 
 def agent_turns(messages: Sequence[Mapping[str, str]], turn_count: int) -> list[AgentTurn]:

@@ -34,7 +34,8 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
-from loop_recipes.plots.curves import Curve, draw, read_metrics
+from loop_recipes.learner.run_metrics import read_metrics
+from loop_recipes.plots.curves import Curve, draw
 
 BEGIN, END = "<!-- algorithms: begin -->", "<!-- algorithms: end -->"
 WINDOW = 5
@@ -67,8 +68,8 @@ ALGORITHMS = {
 
 def finished_iterations(run: Path) -> int:
     try:
-        return read_metrics(run)[-1]["iteration"]
-    except ValueError:
+        return max((line["iteration"] for line in read_metrics(run)), default=0)
+    except ValueError:  # there is no run
         return 0
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.run_files import only_logs, read_lines
 
 TASKS, ROLLOUTS, FLOOR, FRACTION = 40, 6, 4, 0.9
 SLOTS = (32, 64, 128, 240)
@@ -135,10 +136,8 @@ def read_seconds(files: list[Path]) -> list[list[float]]:
     """Per task, the durations of its rollouts in the log files."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for file in files:
-        for line in file.read_text().splitlines():
-            record = json.loads(line)
-            if "seconds" in record and "task_id" in record:
-                seconds[record["task_id"]].append(record["seconds"])
+        for line in read_lines(file):
+            seconds[line.record["task_id"]].append(line.record["seconds"])
     return list(seconds.values())
 
 
@@ -177,7 +176,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     distributions = {"long_tailed": long_tailed}
-    files = [file for file in options.rollouts if not file.name.endswith(".meta.jsonl")]
+    files = only_logs(options.rollouts)
     seconds = read_seconds(files)
     if seconds:
         count = sum(map(len, seconds))

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from loop_recipes.collecting.source import read_log
 from loop_recipes.learner.policy_update import minibatches
+from rollout_server.run_files import only_logs, read_rollouts
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Episode:
 def from_log(path: Path) -> list[Episode]:
     """The episodes of one collection; a task's prompt is what all its rollouts begin with."""
     tasks: dict[str, list[list[int]]] = {}
-    for rollout in read_log(path):
+    for rollout in read_rollouts(path):
         tasks.setdefault(rollout.task_id, []).append(rollout.token_ids)
     episodes = []
     for task, sequences in tasks.items():
@@ -99,8 +99,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    logs = [path for path in args.logs if not path.name.endswith(".meta.jsonl")]
-    collections = [from_log(path) for path in logs]
+    collections = [from_log(path) for path in only_logs(args.logs)]
     size = f"minibatch{args.minibatch}_epochs{args.epochs}"
     if not collections:
         collections = [made_up(args.tasks, args.group, args.prompt, args.length)]

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rollout_server.rollout import Rollout
 
@@ -84,10 +84,10 @@ def read_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[Line]:
                 return
             try:
                 record = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number} is no JSON: {error}") from error
+            except ValueError:
+                record = None
             if not isinstance(record, dict):
-                raise ValueError(f"{path}:{number} is no JSON object")
+                raise ValueError(f"{path}:{number} is no JSON object; the file is damaged there")
             yield Line(number, start, start + len(line), record)
             start, number = start + len(line), number + 1
 
@@ -105,6 +105,18 @@ def read_rollouts(log: Path) -> list[Rollout]:
         except ValueError as error:
             raise ValueError(f"{log}:{line.number}: {error}") from error
     return rollouts
+
+
+def append_to(path: Path) -> TextIO:
+    """Open a file of lines, or a new one, to write at its end; a last line that was cut short is cut off."""
+    if path.exists():
+        with path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+    return path.open("a")
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from agent_environments.protocol import (
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, Speaker, SpokenTurn
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.ids import rollout_id
 from rollout_server.rollout import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Episode:
         on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
     ):
         self.key = key
-        self.rollout_id = f"{request.id}/{key.task_id}/{key.index}.{key.attempt}"
+        self.rollout_id = rollout_id(request.id, key.task_id, key.index, key.attempt)
         self.seed = derive_seed(request.seed, key.task_id, key.index, draw)
         self._request = request
         self._limits = request.limits

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loop_recipes.plots.curves import Curve, read_metrics
+from loop_recipes.learner.run_metrics import read_metrics
+from loop_recipes.plots.curves import Curve
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "algorithms.py"
 

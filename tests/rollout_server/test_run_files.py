@@ -6,6 +6,7 @@ import pytest
 
 from rollout_server.rollout import Rollout, Turn
 from rollout_server.run_files import (
+    append_to,
     find_logs,
     is_adapter,
     log_path,
@@ -76,7 +77,7 @@ def test_a_whole_line_that_is_no_object_is_named(tmp_path, damage):
     path.write_bytes(b'{"n": 1}\n' + damage + b'\n{"n": 2}\n')
     lines = read_lines(path)
     assert next(lines).record == {"n": 1}
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2 is no JSON"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2 is no JSON object"):
         next(lines)
 
 
@@ -88,6 +89,16 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path):
         file.write(ROLLOUT.to_json().replace('"reward":', '"payment":') + "\n")
     with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: not a rollout of schema 1"):
         read_rollouts(log)
+
+
+@pytest.mark.parametrize("before", [None, "", "a\n", "a\nb", "b", "b" * 100_000])
+def test_what_is_written_at_the_end_never_follows_a_torn_line(tmp_path, before):
+    path = tmp_path / "log.jsonl"
+    if before is not None:
+        path.write_text(before)
+    with append_to(path) as file:
+        file.write("c\n")
+    assert path.read_text() == ("a\nc\n" if before is not None and before.startswith("a") else "c\n")
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

@@ -14,6 +14,8 @@ from loop_recipes.collecting.task_sampler import TaskSampler
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.schema import ConfigError
 from rollout_server.collection_request import CollectionRequest, Sampling
+from rollout_server.ids import dev_id, training_id
+from rollout_server.run_files import write_whole
 
 
 def run_name(config: LoopConfig, output_dir: Path) -> str:
@@ -23,7 +25,7 @@ def run_name(config: LoopConfig, output_dir: Path) -> str:
     file = output_dir / "run.json"
     if not file.exists():
         stem = re.sub(r"[^A-Za-z0-9._-]", "-", output_dir.name).lstrip("._-") or "run"
-        file.write_text(json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
+        write_whole(file, json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
     return json.loads(file.read_text())["run_name"]
 
 
@@ -31,7 +33,7 @@ class CollectionPlan:
     """Draws the tasks of each iteration; its state is part of a checkpoint.
 
     Args:
-        name: of the run; ids are ``<name>-i0007`` and ``<name>-i0007-dev``, so asking twice gives the same rollouts.
+        name: of the run; an iteration always has the same ids, so asking twice gives the same rollouts.
         tasks: those of the training split.
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
 
@@ -62,7 +64,7 @@ class CollectionPlan:
         """The next tasks under the given version; every call draws, so call it once per iteration, in order."""
         conf = self._config
         return CollectionRequest(
-            id=f"{self._name}-i{iteration:04d}",
+            id=training_id(self._name, iteration),
             tasks=self._sampler.next(),
             rollouts_per_task=conf.rollouts_per_task,
             policy_version=policy_version,
@@ -81,7 +83,7 @@ class CollectionPlan:
         if not every or iteration % every:
             return None
         return CollectionRequest(
-            id=f"{self._name}-i{iteration:04d}-dev",
+            id=dev_id(self._name, iteration),
             tasks=self._dev_tasks,
             rollouts_per_task=1,
             policy_version=policy_version,

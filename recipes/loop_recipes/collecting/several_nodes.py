@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from loop_recipes.collecting.source import Collected, NodeSource, NoRollouts, StopRequested
 from rollout_server.collection_request import CollectionEnd, CollectionRequest
+from rollout_server.ids import share_id
 
 Answer = TypeVar("Answer")
 
@@ -112,7 +113,7 @@ def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequ
     is another collection."""
     nodes = min(nodes, len(request.tasks))
     return [
-        dataclasses.replace(request, id=f"{request.id}-{index + 1}of{nodes}", tasks=request.tasks[index::nodes])
+        dataclasses.replace(request, id=share_id(request.id, index + 1, nodes), tasks=request.tasks[index::nodes])
         for index in range(nodes)
     ]
 

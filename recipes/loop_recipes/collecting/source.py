@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import time
@@ -18,8 +17,10 @@ from loop_recipes.config.loop_config import CollectionConfig, RolloutNodeConfig
 from loop_recipes.config.schema import ConfigError
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
+from rollout_server.ids import parse_collection_id
 from rollout_server.node_process import NodeDied, NodeProcess
 from rollout_server.rollout import Rollout
+from rollout_server.run_files import only_logs, read_rollouts
 
 
 class NoRollouts(RuntimeError):
@@ -160,13 +161,14 @@ class ReplaySource:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._logs = sorted(path for path in folder.glob("*.jsonl") if not path.name.endswith(".meta.jsonl"))
+        logs = only_logs(folder.iterdir())
+        self._logs = [log for log in logs if not parse_collection_id(log.stem).dev]
 
     def wait_ready(self) -> list[int]:
         return []
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
-        rollouts = [rollout for log in self._logs for rollout in read_log(log)]
+        rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
         return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
@@ -181,13 +183,20 @@ class ReplaySource:
     def read(self, request: CollectionRequest) -> Collected:
         """
         Raises:
-            NoRollouts: there is no log left.
+            NoRollouts: there is no log left. ConfigError: a line of it is no rollout; names file and line.
         """
-        number = int(request.id.rpartition("-i")[2])
+        number = parse_collection_id(request.id).iteration or 0
         if number > len(self._logs):
             raise NoRollouts(f"iteration {number} was asked for, but only {len(self._logs)} logs can be replayed")
-        rollouts = read_log(self._logs[number - 1])
+        rollouts = self._read_log(self._logs[number - 1])
         return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
+
+    @staticmethod
+    def _read_log(log: Path) -> list[Rollout]:
+        try:
+            return read_rollouts(log)
+        except ValueError as error:
+            raise ConfigError(f"rollout_node.replay: {error}") from error
 
     def close(self) -> None:
         pass
@@ -244,21 +253,6 @@ def _node_source(
 
     client = RolloutClient(url, token, alive=alive)
     return NodeSource(client, child, node.start_deadline_s, collection.deadline_s, stop_requested)
-
-
-def read_log(path: Path) -> list[Rollout]:
-    """All rollouts of a collection's log.
-
-    Raises:
-        ConfigError: a line that is no rollout; names file and line.
-    """
-    rollouts = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            rollouts.append(Rollout.from_dict(json.loads(line)).validate())
-        except ValueError as error:
-            raise ConfigError(f"{path}:{number}: {error}") from error
-    return rollouts
 
 
 def collect(source: CollectionSource, request: CollectionRequest) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from loop_recipes.config.schema import ConfigError, build, check_component, read_config
 from rollout_server.collection_request import Limits, Sampling
 from rollout_server.config import NodeConfig, from_mapping
-from rollout_server.run_files import ADAPTER_FILES, is_adapter
+from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -273,7 +273,7 @@ def _check_rollout_node(config: LoopConfig) -> None:
     node = config.rollout_node
     if node.replay is not None:
         _require(config.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
-        if not any(Path(node.replay).glob("*.jsonl")):
+        if not only_logs(Path(node.replay).glob("*")):
             raise ConfigError(f"rollout_node.replay {node.replay} holds no *.jsonl log")
     elif node.launch:
         _check_child_node(config, from_mapping(NodeConfig, node.config, "rollout_node.config"))

@@ -6,7 +6,6 @@ same config asks only for what is missing; the node, too, finds again what it ha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.collection_request import CollectionRequest, Limits, Sampling
+from rollout_server.ids import evaluation_id, single_task_id
 from rollout_server.rollout import Rollout
 
 
@@ -62,9 +62,8 @@ def evaluation_request(
         identity: what else the result depends on, JSON-able: the adapter's digest, the base model.
     """
     content = json.dumps([list(tasks), version, asdict(sampling), asdict(limits), seed, identity], sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
     return CollectionRequest(
-        id=f"eval-{name.replace('+', '-')}-{digest}",
+        id=evaluation_id(name, content),
         tasks=list(tasks),
         rollouts_per_task=sampling.runs,
         policy_version=version,
@@ -173,9 +172,7 @@ def _retry_task(
     take: Callable[[Iterator[Rollout]], None],
 ) -> str:
     """Ask for one task alone, and again while it fails; returns the last failure, "" if there was none."""
-    alone = CollectionRequest.from_dict(
-        request.to_dict() | {"id": f"{request.id}-{hashlib.sha256(task.encode()).hexdigest()[:8]}", "tasks": [task]}
-    )
+    alone = CollectionRequest.from_dict(request.to_dict() | {"id": single_task_id(request.id, task), "tasks": [task]})
     failure = ""
     for _ in range(retries + 1):
         client.start_collection(alone)

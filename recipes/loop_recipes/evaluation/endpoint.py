@@ -25,6 +25,7 @@ from rollout_server.collecting.collector import MAX_ATTEMPTS, EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.config import ConfigError
+from rollout_server.run_files import append_to, log_path
 
 
 class EndpointEpisodes:
@@ -133,7 +134,7 @@ class EndpointEpisodes:
             except EpisodeFailed as error:
                 failure = f"{error.reason}: {error}"
                 continue
-            with (self._logs / f"{cell.request.id}.jsonl").open("a") as file:
+            with append_to(log_path(self._logs, cell.request.id)) as file:
                 file.write(rollout.to_json() + "\n")
             return replace(
                 TaskResult.from_rollout(rollout),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from appworld_adapter.behavior import BEHAVIOR_FIGURES
 from loop_recipes.evaluation.comparison import Comparison, NamedResults, compare_with_first, comparison_table
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
 from rollout_server.run_files import write_whole
@@ -229,24 +230,12 @@ def _figure(figure: Figure) -> str:
     return f"{figure.mean:.1f}{spread} [{figure.interval.low:.1f}, {figure.interval.high:.1f}]"
 
 
-_BEHAVIOR = {
-    "turns": "turns",
-    "code_characters": "code characters",
-    "multiple_cells_per_turn": "turns with several code cells",
-    "execution_errors_per_turn": "execution errors per turn",
-    "give_up_rate": "failed-call give-up rate",
-    "show_api_doc": "show_api_doc calls",
-    "assume": "'assume'",
-    "dummy": "'dummy'",
-}
-
-
 def _behavior_rows(scored: Sequence[ScoredCell]) -> list[str]:
     rows = []
-    for name, title in _BEHAVIOR.items():
+    for name, (title, _) in BEHAVIOR_FIGURES.items():
         values = [getattr(item.score.behavior, name, None) for item in scored]
         rows.append([title, *("-" if value is None else f"{value:.3g}" for value in values)])
-    return _table_rows(["per rollout", *(item.cell.label for item in scored)], rows)
+    return _table_rows(["behaviour", *(item.cell.label for item in scored)], rows)
 
 
 def _table_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,6 +35,7 @@ class Sample:
         entropy: [n], nats, of the whole distribution that each token was sampled from, where asked for.
         ref_logprobs: [n], log-probs under the reference policy, where the loss has a KL term.
         token_advantages: [n], where a critic gives each token its own advantage; they replace ``advantage``.
+        collection_id: of the collection that the rollout is from; empty for one that was made up.
     """
 
     rollout_id: str
@@ -50,6 +51,7 @@ class Sample:
     entropy: Tensor | None = None
     ref_logprobs: Tensor | None = None
     token_advantages: Tensor | None = None
+    collection_id: str = ""
 
     def __post_init__(self) -> None:
         if not bool(self.mask.any()):
@@ -75,6 +77,7 @@ class Sample:
             sampler_logprobs=torch.tensor(rollout.sampler_logprobs, dtype=torch.float32)[mask],
             policy_versions=versions[mask],
             reward=rollout.reward,
+            collection_id=rollout.collection_id,
         )
 
     @property

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from appworld_adapter.behavior import aggregate, rollout_behavior
+from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
+from rollout_server.config import ConfigError
 from rollout_server.rollout import Rollout
+from rollout_server.run_files import read_lines, write_whole
 
 METRICS: dict[str, str] = {
     "iteration": "number of the iteration, from 1: one collection and one update",
@@ -29,14 +31,7 @@ METRICS: dict[str, str] = {
     "tokens": "mean tokens per rollout, prompt and observations included",
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
-    "behavior_turns": "agent turns that were answered, per rollout (LOOP, appendix A.1, as all of behavior_*)",
-    "behavior_code_characters": "characters of code per rollout",
-    "behavior_multiple_cells_per_turn": "share of turns with more than one code block",
-    "behavior_execution_errors_per_turn": "share of turns whose code failed",
-    "behavior_give_up_rate": "share of failed API endpoints that were not called successfully later on",
-    "behavior_show_api_doc": "show_api_doc calls per rollout",
-    "behavior_assume": "occurrences of assume, assumed, assuming per rollout",
-    "behavior_dummy": "occurrences of dummy per rollout",
+    **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "groups": "tasks with at least one rollout",
     "groups_without_signal": "tasks none of whose rollouts was kept",
@@ -83,15 +78,42 @@ METRICS: dict[str, str] = {
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 
+METRICS_FILE = "metrics.jsonl"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
+
+    Raises:
+        ValueError: there is no such file, or a whole line of it is no iteration's; names the line.
+    """
+    file = path / METRICS_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}")
+    lines = []
+    for line in read_lines(file):
+        if not isinstance(line.record.get("iteration"), int):
+            raise ValueError(f"{file}:{line.number} is no line of metrics: it has no iteration")
+        lines.append(line.record)
+    return lines
+
+
 class RunMetrics:
     """Appends one line per iteration to ``metrics.jsonl`` and hands numbers to torchtune's loggers."""
 
     def __init__(self, path: Path, loggers: Sequence[Any], after_iteration: int) -> None:
-        """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed."""
+        """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
+
+        Raises:
+            ConfigError: the file is damaged; names the line.
+        """
         self._loggers = list(loggers)
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _iteration(line) <= after_iteration]
-            path.write_text("".join(f"{line}\n" for line in kept))
+            try:
+                kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
+            except ValueError as error:
+                raise ConfigError(f"resume_from_checkpoint: {error}; remove that line") from error
+            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file: TextIO = path.open("a")
 
     def log(self, metrics: Mapping[str, Any]) -> None:
@@ -152,11 +174,3 @@ def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
         f"collecting {metrics['seconds_collecting']:.1f}s  "
         f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s"
     )
-
-
-def _iteration(line: str) -> int:
-    """The iteration of a line; a line cut short by a crash counts as after everything."""
-    try:
-        return int(json.loads(line)["iteration"])
-    except (ValueError, KeyError):
-        return 1 << 62

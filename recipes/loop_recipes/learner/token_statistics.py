@@ -14,11 +14,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # the viewer reads these files without torch
+    from torch import Tensor
 
-from loop_recipes.learner.batching import MicroBatch, Sample
-from loop_recipes.learner.losses import LossOutput
+    from loop_recipes.learner.batching import MicroBatch, Sample
+    from loop_recipes.learner.losses import LossOutput
+
+TOKEN_STATISTICS = "token_statistics"
+"""Their folder in a run's."""
+
+
+def statistics_files(folder: Path, collection_id: str) -> list[Path]:
+    """What the ranks have written about a collection, rank 0 first."""
+    own = folder / f"{collection_id}.jsonl"
+    return [file for file in (own, *sorted(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
 
 
 class TokenStatistics:
@@ -51,7 +62,7 @@ class TokenStatistics:
                     "ratios": [round(value, 5) for value in ratios.tolist()],
                     "clipped": [int(value) for value in clipped.tolist()],
                 }
-                lines.setdefault(sample.rollout_id.split("/")[0], []).append(json.dumps(record) + "\n")
+                lines.setdefault(sample.collection_id, []).append(json.dumps(record) + "\n")
         self._seen.clear()
         self._folder.mkdir(parents=True, exist_ok=True)
         for collection, text in lines.items():

@@ -12,7 +12,6 @@ band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loop_recipes.plots.rollouts import TITLES, write_rollout_figures
+from appworld_adapter.behavior import BEHAVIOR_FIGURES
+from loop_recipes.learner.run_metrics import read_metrics
+from loop_recipes.plots.rollouts import write_rollout_figures
 from loop_recipes.plots.style import COLOURS, save
 
 PHASES = {
@@ -34,7 +35,7 @@ PHASES = {
     "seconds_publishing": "publishing the policy",
 }
 
-BEHAVIOR = {"turns" if key == "turns" else f"behavior_{key}": title for key, title in TITLES.items()}
+BEHAVIOR = {"turns" if key == "turns" else f"behavior_{key}": title for key, (title, _) in BEHAVIOR_FIGURES.items()}
 
 
 @dataclass(frozen=True)
@@ -60,34 +61,19 @@ class Curve:
         return np.array(known), values
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a last line cut short is left out.
+def parse_curve(text: str) -> Curve:
+    """``[label=]RUN[,RUN...]``; without a label, the name of the first run's folder.
 
     Raises:
-        ValueError: there is no such file, or it holds no metrics.
+        ValueError: a run has no metrics, or they cannot be read.
     """
-    file = run / "metrics.jsonl" if run.is_dir() else run
-    if not file.is_file():
-        raise ValueError(f"{run} is no training run: there is no metrics.jsonl")
-    lines = []
-    for number, text in enumerate(file.read_text().splitlines(), start=1):
-        try:
-            line = json.loads(text)
-            line["iteration"] = int(line["iteration"])
-        except (ValueError, KeyError, TypeError):
-            print(f"loop-plots: {file}:{number} is no line of metrics and is left out", file=sys.stderr)
-            continue
-        lines.append(line)
-    if not lines:
-        raise ValueError(f"{file} holds no metrics yet")
-    return lines
-
-
-def parse_curve(text: str) -> Curve:
-    """``[label=]RUN[,RUN...]``; without a label, the name of the first run's folder."""
-    label, _, runs = text.rpartition("=")
-    paths = [Path(run) for run in runs.split(",")]
-    return Curve(label or paths[0].resolve().name, [read_metrics(path) for path in paths])
+    label, _, names = text.rpartition("=")
+    paths = [Path(name) for name in names.split(",")]
+    runs = [read_metrics(path) for path in paths]
+    for path, lines in zip(paths, runs, strict=True):
+        if not lines:
+            raise ValueError(f"{path} holds no metrics yet")
+    return Curve(label or paths[0].resolve().name, runs)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:

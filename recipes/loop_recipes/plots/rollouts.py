@@ -6,8 +6,6 @@ figure on behaviour, and appendix A.1); for anything else, the first collection 
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,19 +17,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, api_calls, rollout_behavior
+from appworld_adapter.behavior import (
+    BEHAVIOR_FIGURES,
+    Behavior,
+    RolloutBehavior,
+    aggregate,
+    api_calls,
+    rollout_behavior,
+)
 from loop_recipes.plots.style import COLOURS, save
+from rollout_server.ids import parse_collection_id
+from rollout_server.run_files import find_logs, read_lines
 
-TITLES = {
-    "turns": "turns per rollout",
-    "code_characters": "code characters per rollout",
-    "multiple_cells_per_turn": "turns with several code cells",
-    "execution_errors_per_turn": "execution errors per turn",
-    "give_up_rate": "failed-call give-up rate",
-    "show_api_doc": "show_api_doc calls per rollout",
-    "assume": "'assume' per rollout",
-    "dummy": "'dummy' per rollout",
-}
 MAX_DEPTH = 24
 RESAMPLES = 2000
 
@@ -55,22 +52,18 @@ class Period:
 
 
 def read_attempts(log: Path) -> list[Attempt]:
-    """The rollouts of a collection's log; a last line cut short is left out."""
+    """The rollouts of a collection's log. Raises ValueError for a damaged line; names it."""
     attempts = []
-    with log.open() as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break
-            record = json.loads(line)
-            messages, turns = record["messages"], len(record["turns"])
-            attempts.append(
-                Attempt(
-                    record["task_id"],
-                    record["success"],
-                    rollout_behavior(messages, turns),
-                    api_calls(messages, turns),
-                )
+    for line in read_lines(log):
+        messages, turns = line.record["messages"], len(line.record["turns"])
+        attempts.append(
+            Attempt(
+                line.record["task_id"],
+                line.record["success"],
+                rollout_behavior(messages, turns),
+                api_calls(messages, turns),
             )
+        )
     return attempts
 
 
@@ -80,22 +73,23 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
     Raises:
         ValueError: there are no rollouts.
     """
-    logs = [run] if run.is_file() else sorted(run.glob("**/collections/*.jsonl"))
-    logs = [log for log in logs if not log.name.endswith(".meta.jsonl") and log.stat().st_size]
+    logs = [log for log in find_logs(run) if any(read_lines(log))]
     if not logs:
         raise ValueError(f"{run} holds no rollouts: there is no collections/*.jsonl")
-    training = {int(found[1]): log for log in logs if (found := re.search(r"-i(\d+)$", log.stem))}
+    names = {log: parse_collection_id(log.stem) for log in logs}
+    training: dict[int, list[Path]] = {}
+    for log, name in names.items():
+        if name.is_training:
+            training.setdefault(name.iteration, []).append(log)
     if training:
         numbers = sorted(training)
         count = max(1, len(numbers) // 10)
         spans = [numbers[:count], numbers[-count:]] if len(numbers) > 1 else [numbers]
-        groups = {_iterations(span): [training[number] for number in span] for span in spans}
+        groups = {_iterations(span): [log for number in span for log in training[number]] for span in spans}
     else:
-        groups = {_collection_name(log): [log] for log in dict.fromkeys((logs[0], logs[-1]))}
+        groups = {names[log].name: [log] for log in dict.fromkeys((logs[0], logs[-1]))}
     periods = [Period(name, [item for log in group for item in read_attempts(log)]) for name, group in groups.items()]
-    with logs[0].open() as file:
-        dataset = json.loads(file.readline())["dataset"]
-    return dataset, periods
+    return next(read_lines(logs[0])).record["dataset"], periods
 
 
 def behavior_interval(attempts: Sequence[Attempt], key: str, level: float = 0.95) -> tuple[float, float]:
@@ -123,7 +117,7 @@ def behavior_change(periods: Sequence[Period], dataset: str) -> Figure:
     """One panel per metric, one bar per period, with its interval; the change in the title."""
     figure, grid = plt.subplots(2, 4, figsize=(14, 6.5))
     measured: list[Behavior] = [aggregate([item.behavior for item in period.attempts]) for period in periods]
-    for axes, (key, title) in zip(grid.flat, TITLES.items(), strict=True):
+    for axes, (key, (title, _)) in zip(grid.flat, BEHAVIOR_FIGURES.items(), strict=True):
         values = [getattr(behavior, key) for behavior in measured]
         for place, (period, value) in enumerate(zip(periods, values, strict=True)):
             if value is None:
@@ -236,12 +230,6 @@ def _change(values: Sequence[float | None]) -> str:
     if len(values) < 2 or values[0] is None or values[-1] is None or not values[0]:
         return ""
     return f" ({100 * (values[-1] / values[0] - 1):+.0f}%)"
-
-
-def _collection_name(log: Path) -> str:
-    """An evaluation's collection without what only makes its id unique."""
-    found = re.fullmatch(r"eval-(.+)-[0-9a-f]{10}", log.stem)
-    return found[1] if found else log.stem
 
 
 def _iterations(numbers: Sequence[int]) -> str:

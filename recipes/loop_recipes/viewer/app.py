@@ -87,4 +87,6 @@ class _Routes:
                 text = await asyncio.to_thread(dump)
         except KeyError as error:
             return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=500)
         return web.Response(text=text, content_type="application/json")

@@ -7,9 +7,7 @@ summary stay in memory, so a run of many gigabytes can be looked at.
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +17,13 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
 from appworld_adapter.behavior import api_calls
+from loop_recipes.learner.run_metrics import METRICS_FILE, read_metrics
+from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, statistics_files
+from rollout_server.ids import parse_collection_id
+from rollout_server.run_files import find_logs, read_lines
 
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
-TOKEN_STATISTICS = "token_statistics"
-"""Folder of a run that may hold what the trainer computed per sampled token, in ``<collection>.jsonl`` and, of further
-ranks, ``<collection>.rank1.jsonl`` and so on: lines {"rollout_id", "old_logprobs", "ratios", "clipped"}."""
 
 
 @dataclass
@@ -56,7 +55,7 @@ class RunData:
         self._logs: dict[str, _Indexed] = {}
         if not self._find_logs() and not self.metrics():
             raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl")
-        if self.path.is_file() and not any("rollout_id" in record for _, record in _objects(self.path, 0)):
+        if self.path.is_file() and not any("rollout_id" in line.record for line in read_lines(self.path)):
             raise ValueError(f"{path} is no log of rollouts")
         folder = model or self._model_folder()
         tokenizer = folder / "tokenizer.json" if folder is not None else None
@@ -76,15 +75,15 @@ class RunData:
         self._find_logs()
         collections = []
         for name, log in self._logs.items():
-            iteration = re.search(r"-i(\d+)(-dev)?$", name)
+            parsed = parse_collection_id(name)
             size = log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
             collections.append(
                 {
                     "id": name,
-                    "iteration": int(iteration[1]) if iteration else None,
-                    "kind": "training" if iteration and not iteration[2] else "evaluation",
+                    "iteration": parsed.iteration,
+                    "kind": "training" if parsed.is_training else "evaluation",
                     "bytes": size,
                     "totals": _totals(log.summaries),
                 }
@@ -93,9 +92,8 @@ class RunData:
         return {"name": self.name, "collections": collections, "metrics": self.metrics()}
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics.jsonl."""
-        file = self.path / "metrics.jsonl"
-        return [value for _, value in _objects(file, 0)] if file.is_file() else []
+        """The lines of metrics.jsonl, where there is one. Raises ValueError for a damaged line; names it."""
+        return read_metrics(self.path) if (self.path / METRICS_FILE).is_file() else []
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """One entry per rollout, in the order of the log.
@@ -168,30 +166,27 @@ class RunData:
         self._read_on(log)
         wanted = text.casefold()
         found = []
-        for cursor, (_, record) in enumerate(_objects(log.path, 0), start=1):
-            if cursor > len(log.offsets):
+        for line in read_lines(log.path):
+            if line.number > len(log.offsets):
                 break
-            if any(wanted in message["content"].casefold() for message in record["messages"]):
-                found.append(cursor)
+            if any(wanted in message["content"].casefold() for message in line.record["messages"]):
+                found.append(line.number)
         return found
 
     def _find_logs(self) -> bool:
-        files = [self.path] if self.path.is_file() else sorted(self.path.glob("**/collections/*.jsonl"))
-        for file in files:
-            if not file.name.endswith(".meta.jsonl"):
-                self._logs.setdefault(file.stem, _Indexed(file))
+        for file in find_logs(self.path):
+            self._logs.setdefault(file.stem, _Indexed(file))
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
-        for offset, record in _objects(log.path, log.read_to):
-            log.offsets.append(offset)
-            log.summaries.append(_summary(record, len(log.offsets)))
-            log.read_to = record["_end"]
+        for line in read_lines(log.path, log.read_to, len(log.offsets) + 1):
+            log.offsets.append(line.start)
+            log.summaries.append(_summary(line.record, line.number))
+            log.read_to = line.end
 
     def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
-        folder = self.path / TOKEN_STATISTICS
-        files = (folder / f"{collection}.jsonl", *sorted(folder.glob(f"{collection}.rank*.jsonl")))
-        found = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())
+        files = statistics_files(self.path / TOKEN_STATISTICS, collection)
+        found = tuple((file, file.stat().st_mtime_ns) for file in files)
         return _read_statistics(found, self._logs[collection].path) if found else {}
 
     def _model_folder(self) -> Path | None:
@@ -204,25 +199,6 @@ class RunData:
         if self._tokenizer is None:
             return f"‹{token}›"
         return self._tokenizer.decode([token], skip_special_tokens=False)
-
-
-def _objects(path: Path, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(offset, object) of every whole line from ``start`` on; ``_end`` in the object is where the next line begins."""
-    with path.open("rb") as file:
-        file.seek(start)
-        offset = start
-        for line in file:
-            if not line.endswith(b"\n"):
-                return  # being written
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            end = offset + len(line)
-            if isinstance(record, dict):
-                record["_end"] = end
-                yield offset, record
-            offset = end
 
 
 def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
@@ -271,10 +247,10 @@ def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str
         record["rollout_id"]: [
             value for value, sampled in zip(record["sampler_logprobs"], record["mask"], strict=True) if sampled
         ]
-        for _, record in _objects(log, 0)
+        for record in (line.record for line in read_lines(log))
     }
     result = {}
-    for record in (record for file, _ in files for _, record in _objects(file, 0)):
+    for record in (line.record for file, _ in files for line in read_lines(file)):
         learner = record.get("old_logprobs", record.get("learner_logprobs"))  # the second is its name in older runs
         sampler = logprobs.get(record["rollout_id"], [])
         gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)

@@ -25,6 +25,7 @@ from agent_environments.protocol import EnvironmentPool, Message
 from appworld_adapter.flaws import flawed_turns, possible_flaws
 from loop_recipes.config.schema import ConfigError
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.ids import rollout_id
 from rollout_server.run_files import write_whole
 
 
@@ -136,7 +137,7 @@ async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int
 
             async def play(index: int, script: Script) -> Demonstration:
                 async with places:
-                    demonstration = await _play(pool, script, f"demonstration/{script.task_id}/{index}.0")
+                    demonstration = await _play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
                 progress.advance(bar)
                 return demonstration
 

@@ -20,7 +20,10 @@ SHIFT = 0.05
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("level", ["token", "turn", "trajectory"])
 def test_every_token_has_the_ratio_and_clip_of_its_level(tmp_path, level, packed):
-    samples = [replace(s, rollout_id=f"run-i0001/{s.task_id}/{i}.0") for i, s in enumerate(make_samples([40, 25, 33]))]
+    samples = [
+        replace(s, rollout_id=f"run-i0001/{s.task_id}/{i}.0", collection_id="run-i0001")
+        for i, s in enumerate(make_samples([40, 25, 33]))
+    ]
     loss = ClippedPolicyLoss(level=level, eps=0.1)
     statistics = TokenStatistics(tmp_path, rank=0)
     for shift in (-SHIFT, SHIFT):  # a second epoch replaces the first
@@ -44,7 +47,10 @@ def test_every_token_has_the_ratio_and_clip_of_its_level(tmp_path, level, packed
 
 
 def test_ranks_write_beside_one_another_and_a_new_call_forgets(tmp_path):
-    samples = [replace(s, rollout_id=f"run-i000{i}/t/0.0") for i, s in enumerate(make_samples([30, 30]))]
+    samples = [
+        replace(s, rollout_id=f"run-i000{i}/t/0.0", collection_id=f"run-i000{i}")
+        for i, s in enumerate(make_samples([30, 30]))
+    ]
     for rank, sample in enumerate(samples):
         statistics = TokenStatistics(tmp_path, rank)
         (batch,) = micro_batches([sample], 64, 0, False)

@@ -87,14 +87,17 @@ def test_metrics_that_are_not_there_are_said_to_be_missing(tmp_path):
     assert texts.count("not recorded") == 7  # all but the turns
 
 
-def test_a_line_cut_short_is_left_out_and_named(tmp_path, capsys):
+def test_a_line_cut_short_is_left_out_and_a_damaged_one_named(tmp_path, capsys):
     run = write_run(tmp_path / "r", [0.5, 0.6])
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 3, "rew')
     curve = parse_curve(str(run))
     assert isinstance(curve, Curve)
     assert len(curve.runs[0]) == 2
-    assert "metrics.jsonl:3" in capsys.readouterr().err
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('ard": 0.7}\n{"reward": 0.7}\n')
+    assert main([str(run)]) == 1
+    assert capsys.readouterr().err == f"loop-plots: {run}/metrics.jsonl:4 is no line of metrics: it has no iteration\n"
 
 
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):

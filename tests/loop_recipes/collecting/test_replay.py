@@ -1,0 +1,36 @@
+"""Training on the logs of an earlier run."""
+
+import pytest
+
+from loop_recipes.collecting.source import ReplaySource
+from loop_recipes.config.schema import ConfigError
+from rollout_server.ids import dev_id, training_id
+from rollout_server.run_files import log_path, meta_path
+from support.counter_node import counter_request
+from support.small_runs import stored_rollout
+
+
+def write_log(folder, collection, version=0):
+    rollout = stored_rollout(collection, "t_1", 0, version, 1.0, 300, seed=version)
+    log_path(folder, collection).write_text(rollout.to_json() + "\n")
+    meta_path(folder, collection).write_text("{}\n")
+    return rollout
+
+
+def test_an_iteration_is_given_its_log_and_dev_evaluations_are_passed_over(tmp_path):
+    rollouts = []
+    for iteration in (1, 2):
+        write_log(tmp_path, dev_id("old", iteration - 1))
+        rollouts.append(write_log(tmp_path, training_id("old", iteration), version=iteration))
+    source = ReplaySource(tmp_path)
+    for iteration in (1, 2):
+        collected = source.read(counter_request(training_id("new", iteration)))
+        assert collected.rollouts == [rollouts[iteration - 1]]
+
+
+def test_a_damaged_log_is_named(tmp_path):
+    write_log(tmp_path, training_id("old", 1))
+    with log_path(tmp_path, training_id("old", 1)).open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: .*old-i0001\.jsonl:2: rollout schema None"):
+        ReplaySource(tmp_path).read(counter_request(training_id("new", 1)))

@@ -1,12 +1,14 @@
 """Forks the interpreters: a process that has never held a database, so that they cannot have inherited any of one.
 
-It is forked from the world server when that is warm and before that loads the databases. World processes ask it for
-an interpreter by passing one end of a socket pair; the interpreter joins the asking process's group, and dies with it.
+It is forked from the world server before that opens its first world, and warms up by itself, with a shell whose API
+calls go nowhere: what an app once answered would stay in its memory. World processes ask it for an interpreter by
+passing one end of a socket pair; the interpreter joins the asking process's group, and dies with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,18 +22,27 @@ import sandbox
 from channel import Channel
 
 MAX_REQUEST = 1 << 16
+WARM = b"warm"
 
 
 class InterpreterServer:
     """The handle that the world server and its children have on it."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, settings: dict[str, Any], task_id: str, options: dict[str, Any], programs: Sequence[str]
+    ) -> None:
+        """Fork it and have it run ``programs`` with that task and those options of the engine, while we go on."""
         self._settings = settings
         self._asking, self._serving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
-            self._serve()
+            self._serve(task_id, options, programs)
         self._serving.close()
+
+    def wait_until_warm(self) -> None:
+        """Raises RuntimeError if it died meanwhile; the log says why."""
+        if self._asking.recv(MAX_REQUEST) != WARM:
+            raise RuntimeError("the interpreter server died while it warmed up")
 
     @property
     def descriptor(self) -> int:
@@ -47,7 +58,7 @@ class InterpreterServer:
         self._asking.close()
         return Channel(ours.detach())
 
-    def _serve(self) -> None:
+    def _serve(self, task_id: str, options: dict[str, Any], programs: Sequence[str]) -> None:
         try:
             sandbox.die_with_parent()
             signal.set_wakeup_fd(-1)
@@ -55,6 +66,8 @@ class InterpreterServer:
             _silence((0, 1))
             sandbox.close_descriptors_except({0, 1, 2, self._serving.fileno()})
             opened_files.install()
+            _warm_up(task_id, options, programs, self._settings["output_limit"])
+            self._serving.send(WARM)
             while True:
                 message, descriptors, _, _ = socket.recv_fds(self._serving, MAX_REQUEST, 1)
                 if not message:
@@ -79,6 +92,33 @@ class InterpreterServer:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(1)
+
+
+class _Nowhere:
+    """Stands where a channel to a world process is wanted; no app is found there."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._number = message["id"]
+
+    def receive(self) -> dict[str, Any]:
+        return {"id": self._number, "status": 404, "headers": [], "body": json.dumps({"message": "No app found."})}
+
+
+def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], output_limit: int) -> None:
+    """Import and cache what interpreters import and cache at their first steps."""
+    import freezegun
+    import interpreter
+    from appworld import AppWorld
+
+    world = interpreter.make_world(_Nowhere(), task_id, options, output_limit)
+    for program in programs:
+        interpreter.execute(world, program)
+    AppWorld.close_all()
+    # Freezing the clock looks through every module there is, which makes a process copy most of what it inherited.
+    # Done here it is inherited too: with a clock that is frozen already, an interpreter's freezing only sets its date.
+    freezegun.freeze_time("2000-01-01").start()
+    gc.collect()
+    gc.freeze()
 
 
 def _silence(descriptors: Sequence[int]) -> None:

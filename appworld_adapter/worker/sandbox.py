@@ -32,7 +32,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
-_M_PERTURB = -6
 
 
 def _check(result: int, what: str) -> int:
@@ -53,11 +52,6 @@ def die_with_parent() -> None:
 def undumpable() -> None:
     """Close /proc/<pid>/mem, ptrace and core dumps of this process to others of the same user."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
-
-
-def scrub_freed_memory(on: bool) -> None:
-    """Whether the C library overwrites what is freed, so that a later fork finds nothing in it."""
-    _libc.mallopt(_M_PERTURB, 0x5A if on else 0)
 
 
 def close_descriptors_except(kept: set[int]) -> None:

@@ -8,7 +8,6 @@ Starlette's TestClient. What the agent can change is therefore what the apps' AP
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import shutil
@@ -59,11 +58,12 @@ class WorldServer:
         return self._interpreters
 
     def warm_up(self, task_id: str) -> dict[str, Any]:
-        """Make, use and close one world, fork the interpreter server off that, then load what worlds alone have."""
-        import interpreter  # noqa: F401  imported before the fork, so that the file need not be readable after it
-
-        sandbox.scrub_freed_memory(True)  # of the warm-up's databases nothing may be left for interpreters to inherit
-        world = AppWorld(task_id, **self._world_options("warm-up"))
+        """Fork the interpreter server, then make, use and close one world, and load what worlds have in common."""
+        sandbox.undumpable()
+        self._settings["sandbox"]["level"] = sandbox.probe()
+        options = self._world_options("warm-up")
+        self._interpreters = InterpreterServer(self._settings, task_id, options, WARM_UP_CODE)
+        world = AppWorld(task_id, **options)
         for code in WARM_UP_CODE:
             world.execute(code)
         (apps,) = requester.Requester.clients
@@ -72,21 +72,14 @@ class WorldServer:
         AppWorld.close_all()
         shutil.rmtree(outputs, ignore_errors=True)
         databases.forget()
-        sandbox.scrub_freed_memory(False)
-        sandbox.undumpable()
-        self._settings["sandbox"]["level"] = sandbox.probe()
-        # Freezing the clock looks through every module there is, which makes a process copy most of what it inherited.
-        # Done here it is inherited too: with a clock that is frozen already, a child's freezing only sets its date.
-        freezegun.freeze_time("2000-01-01").start()
-        gc.collect()
-        gc.freeze()
-        self._interpreters = InterpreterServer(self._settings)
+        freezegun.freeze_time("2000-01-01").start()  # as interpreter_server.py says
         databases.preload(copies=1)
         # Each child would build an app of its own, and its middleware at the first request.
         main_app = requester.build_main_app(apps)
         with TestClient(main_app) as client:
             client.get("/")
         requester.build_main_app = lambda apps: main_app
+        self._interpreters.wait_until_warm()
         return {"level": self._settings["sandbox"]["level"], "landlock": sandbox.landlock_abi()}
 
     def _world_options(self, experiment: str) -> dict[str, Any]:

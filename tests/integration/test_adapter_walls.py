@@ -1,0 +1,124 @@
+"""What an interpreter on the real engine holds and shares, seen from outside, with and without bubblewrap.
+
+What it may call is tested in tests/appworld_adapter/worker/test_sandbox.py, what its programs come to in
+test_adapter_attacks.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from appworld_adapter.pool import forked
+from support.adapter_support import ROOT, fenced, honest_code, make_pool, needs_world, play, processes, volume_task
+
+pytestmark = [
+    pytest.mark.integration,
+    needs_world,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(os.getuid() != 0, reason="only root may look into a sealed process"),
+]
+
+KCMP = {"x86_64": 312, "aarch64": 272}
+KCMP_FILE = 0
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["seccomp", "bubblewrap"])
+async def pool(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "seccomp":
+            patch.setattr(forked, "bubblewrap_prefix", without_bubblewrap)
+        elif shutil.which("bwrap") is None:
+            pytest.skip("bubblewrap is not installed")
+        pool = make_pool(max_worlds=2, memory_limit_mb=256, sandbox_minimum=request.param)
+        try:
+            await pool.open()
+        except PermissionError as error:
+            pytest.skip(str(error))
+        yield pool
+        await pool.close()
+
+
+async def without_bubblewrap(*_: object) -> list[str]:
+    return []
+
+
+@contextlib.asynccontextmanager
+async def interpreter(pool):
+    """The pid of a new episode's interpreter, and the episode."""
+    folder = str(pool.run_folder.path)
+    before = set(processes(folder))
+    environment = await pool.acquire("walls")
+    try:
+        await environment.start(volume_task()[0].task_id)
+        await environment.step(fenced("print(apis.api_docs.show_app_descriptions())"))
+        members = [pid for pid in set(processes(folder)) - before if os.getpgid(pid) != pid]
+        assert len(members) == 1  # the other new process is the world, which leads the group
+        yield members[0], environment
+    finally:
+        await environment.close()
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """What a process has written to memory, region by region."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            span, rights, *rest = line.split()
+            if not rights.startswith("rw") or rest[-1].startswith("[v"):
+                continue
+            start, end = (int(address, 16) for address in span.split("-"))
+            memory.seek(start)
+            with contextlib.suppress(OSError):
+                yield memory.read(end - start)
+
+
+async def test_no_interpreter_holds_a_password_or_the_name_of_the_dataset(pool):
+    email = json.loads((ROOT / "data" / "tasks" / pool._first_task() / "specs.json").read_text())["supervisor"]["email"]
+    query = "select password from account_passwords join main_users on main_user_id = main_users.id where email = ?"
+    with contextlib.closing(sqlite3.connect(ROOT / "data" / "base_dbs" / "admin.db")) as database:
+        passwords = [row[0] for row in database.execute(query, [email])]
+    assert len(passwords) > 5
+    needles = [each.encode() for each in [*passwords, "worlds/synthetic"]]
+    async with interpreter(pool) as (pid, _):
+        regions = list(memory_of(pid))
+        assert sum(map(len, regions)) > 20 * 2**20
+        assert any(b"show_app_descriptions" in region for region in regions)  # it is the right process that was read
+        assert [needle for needle in needles if any(needle in region for region in regions)] == []
+
+
+async def test_the_interpreters_of_two_episodes_share_no_open_file(pool):
+    compare = ctypes.CDLL(None, use_errno=True).syscall
+    async with interpreter(pool) as (one, _), interpreter(pool) as (other, _):
+        for descriptor in (0, 1, 2):
+            answer = compare(KCMP[platform.machine()], one, other, KCMP_FILE, descriptor, descriptor)
+            if answer < 0:
+                pytest.skip(f"kcmp does not work here: {os.strerror(ctypes.get_errno())}")
+            assert answer != 0  # 0 would be: the same open file
+            assert os.readlink(f"/proc/{one}/fd/{descriptor}") == "/dev/null"
+        assert len(os.listdir(f"/proc/{one}/fd")) == 4  # and its channel
+
+
+async def test_nothing_in_the_run_folder_but_the_graders_view_names_the_dataset(pool):
+    folder = pool.run_folder
+    links = [path for path in folder.path.rglob("*") if path.is_symlink() and folder.grader not in path.parents]
+    named = [path for path in links if "synthetic" in os.readlink(path)]
+    assert named == []
+    assert len(folder.grader.name) > 16
+    server = Path(f"/proc/{pool.world_server.pid}")
+    assert b"synthetic" not in (server / "cmdline").read_bytes() + (server / "environ").read_bytes()
+
+
+async def test_the_honest_way_is_paid_in_full(pool):
+    card, volume = volume_task()
+    _, grade = await play(pool, card.task_id, [honest_code(card, volume)])
+    assert grade.success

@@ -22,8 +22,8 @@ from rollout_server.inference import process_guard
 from rollout_server.inference.command import server_command, server_environment
 from rollout_server.inference.server import free_port
 from support.random_policy import write_adapter, write_model
+from support.waiting import COMMAND_S, DEADLINE_S
 
-START_DEADLINE_S = 240.0
 MAX_CONTEXT = 2048
 
 
@@ -75,14 +75,14 @@ def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm
         yield SharedVllm(f"http://127.0.0.1:{port}", policy, scratch)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(DEADLINE_S)
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
-    give_up = time.monotonic() + START_DEADLINE_S
+    give_up = time.monotonic() + COMMAND_S
     while process.poll() is None and time.monotonic() < give_up:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=DEADLINE_S):
                 return
         except OSError:
             time.sleep(0.25)

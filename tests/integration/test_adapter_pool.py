@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from agent_environments.protocol import (
     EnvironmentTimeout,
     UnknownTask,
 )
+from rollout_server.inference.process_guard import descendants
 from support.adapter_support import (
     PYTHON,
     REPOSITORY,
@@ -32,43 +31,25 @@ from support.adapter_support import (
     needs_world,
     no_op_reward,
     play,
-    processes,
     volume_task,
 )
+from support.processes import busy, episode_processes, processes
+from support.waiting import block_until, wait_until
 
 pytestmark = [pytest.mark.integration, needs_world]
 module_loop = pytest.mark.asyncio(loop_scope="module")
 
+ALARM_S = 6
 REMEMBER = "remembered = 'still here'"
 RECALL = "print(remembered)"
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool():
-    pool = make_pool(execute_timeout_s=3, max_worlds=4, memory_limit_mb=256)
+    pool = make_pool(execute_timeout_s=ALARM_S, max_worlds=4, memory_limit_mb=256)
     await pool.open()
     yield pool
     await pool.close()
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for each in found:
-        found += children_of(each)
-    return found[1:]
 
 
 @module_loop
@@ -131,7 +112,7 @@ async def test_unknown_names(pool):
 async def test_the_engines_alarm_leaves_the_episode_alive(pool):
     card, _ = volume_task()
     results, _ = await play(pool, card.task_id, [REMEMBER, "while True: pass", RECALL])
-    assert "Execution timed out after 3 seconds." in results[1].observation
+    assert f"Execution timed out after {ALARM_S} seconds." in results[1].observation
     assert results[2].observation.startswith("still here")
 
 
@@ -171,16 +152,6 @@ async def test_what_dies_is_brought_back(pool, victim):
     await environment.step(fenced(honest_code(card, volume)))
     assert (await environment.grade()).success
     await environment.close()
-
-
-def episode_processes(server: int) -> list[int]:
-    """World processes and interpreters: what has a process group of its own below the server."""
-    below = descendants(server)
-    groups = {}
-    for pid in [server, *below]:
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-            groups[pid] = os.getpgid(pid)
-    return [pid for pid in groups if pid != server and groups[pid] in below and groups[pid] != groups.get(server)]
 
 
 @module_loop
@@ -233,17 +204,14 @@ async def test_a_cancelled_step_leaves_nothing(pool):
     before = set(processes(str(pool.run_folder.path)))
     environment = await pool.acquire("cancelled")
     await environment.start(card.task_id)
-    step = asyncio.create_task(environment.step(fenced("while True:\n    try: sum(range(10**12))\n    except: pass")))
-    await asyncio.sleep(0.3)
+    hang = "while True:\n    try: sum(range(10**12))\n    except: pass"
+    step = asyncio.create_task(environment.step(fenced(hang)))
+    await wait_until(lambda: busy(episode_processes(pool._servers["world"].pid)))
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
     await environment.close()
-    for _ in range(30):
-        if set(processes(str(pool.run_folder.path))) <= before:
-            break
-        await asyncio.sleep(0.1)
-    assert set(processes(str(pool.run_folder.path))) <= before
+    await wait_until(lambda: set(processes(str(pool.run_folder.path))) <= before)
     assert list((pool.run_folder.agent / "experiments" / "outputs").iterdir()) == []
 
 
@@ -269,14 +237,10 @@ def test_nothing_outlives_a_killed_owner(tmp_path_factory):
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY)
     assert owner.stdout is not None
     folder = Path(json.loads(owner.stdout.readline()))
-    time.sleep(0.5)
-    assert len(processes(str(folder))) >= 5
+    block_until(lambda: len(processes(str(folder))) >= 5)
     owner.kill()
     owner.wait()
-    deadline = time.monotonic() + 15
-    while processes(str(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes(str(folder)) == {}
+    block_until(lambda: not processes(str(folder)))
     # The folder goes when the next pool opens there, if not before.
     from appworld_adapter.pool.run_folder import RunFolder
 

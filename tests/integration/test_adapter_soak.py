@@ -19,8 +19,8 @@ import pytest
 
 from agent_environments.protocol import EnvironmentFault
 from appworld_adapter.pool.episode import PROGRAM_BROKE
-from integration.test_adapter_pool import episode_processes
-from support.adapter_support import make_pool, needs_world, no_op_reward, play, processes, solution_steps
+from support.adapter_support import make_pool, needs_world, no_op_reward, play, solution_steps
+from support.processes import episode_processes, processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill, needs_world, pytest.mark.timeout(3600)]
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import COMMAND_S
+
 ROOT = Path(__file__).parents[2]
 TRITON = ROOT / ".triton"  # a CPU's .venv has none
 
@@ -33,7 +35,7 @@ def with_triton(script, *words, **environment):
     environment = os.environ | environment
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TRITON)]))
     command = [sys.executable, ROOT / "tests" / "support" / script, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=480, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -25,6 +25,7 @@ from loop_recipes.paths import loop_home
 from rollout_server.chat_tokens import ChatTokens
 from support.fake_vllm import FakeVllm
 from support.random_policy import write_adapter, write_model
+from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration
 
@@ -92,7 +93,12 @@ def evaluation(tmp_path_factory):
             "policies": [{"name": agent, "adapter": str(folder / agent)} for agent in agents],
             "split": SPLIT,
             "samplings": [{"temperature": 0.0, "runs": 1}],
-            "limits": {"max_turns": 12, "max_tokens_per_turn": 2000, "max_context": 32768, "episode_deadline_s": 120},
+            "limits": {
+                "max_turns": 12,
+                "max_tokens_per_turn": 2000,
+                "max_context": 32768,
+                "episode_deadline_s": 300,
+            },
             "appworld_experiments": True,
             "rollout_node": {
                 "launch": True,
@@ -161,7 +167,7 @@ def test_appworld_evaluate_agrees(evaluation):
         subprocess.Popen([*command, name, SPLIT, "--root", str(folder / "appworld")], stdout=subprocess.DEVNULL)
         for name in names.values()
     ]
-    assert [grader.wait(240) for grader in graders] == [0, 0, 0]
+    assert [grader.wait(COMMAND_S) for grader in graders] == [0, 0, 0]
     for agent, name in names.items():
         saved = json.loads((folder / f"appworld/experiments/outputs/{name}/evaluations/{SPLIT}.json").read_text())
         ours = scores(report)[agent]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import COMMAND_S
+
 SCRIPT = Path(__file__).parents[1] / "support/learner_ranks.py"
 
 
@@ -17,7 +19,7 @@ def test_ranks_equal_one_process(ranks):
     """Tied and untied heads, padded and packed, with and without activation checkpointing; of two, one idles once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr[-2000:]
     worst = json.loads(done.stdout.strip().splitlines()[-1])
     assert worst["loss"] < 1e-5

@@ -9,7 +9,8 @@ import pytest
 
 from rollout_server.collection_request import Limits
 from rollout_server.inference.process_guard import descendants
-from support.counter_node import counter_request, local_node, wait_until
+from support.counter_node import counter_request, local_node
+from support.waiting import DEADLINE_S, wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("APPWORLD_PYTHON", CHECKOUT / ".venv-appworld" / "bin" / "python"))
@@ -17,7 +18,6 @@ ROOT = CHECKOUT / "worlds" / "synthetic"
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not PYTHON.exists(), reason="no AppWorld environment: run `make setup`"),
     pytest.mark.skipif(not (ROOT / "data").exists(), reason="no synthetic world: run `make world`"),
 ]
@@ -33,7 +33,7 @@ ENVIRONMENT = {
         "sandbox_minimum": "none",
     },
 }
-LIMITS = Limits(max_turns=4, max_tokens_per_turn=400, max_context=4000, episode_deadline_s=120.0)
+LIMITS = Limits(max_turns=4, max_tokens_per_turn=400, max_context=4000, episode_deadline_s=DEADLINE_S)
 MODEL = {"dtype": "float32", "max_context": 4096, "lora_rank": 8}
 
 
@@ -68,7 +68,7 @@ async def test_worlds_die_and_the_collection_completes(policy, tmp_path):
         request = counter_request("appworld", tasks=tasks, rollouts_per_task=6, limits=LIMITS)
         await local.call(local.client.start_collection, request)
         progress = lambda: local.node.status()["collections"][0]  # noqa: E731
-        await wait_until(lambda: progress()["finished"] >= 4, 60.0)
+        await wait_until(lambda: progress()["finished"] >= 4)
         killed = pids_of("fork_server.py")
         assert killed
         for pid in killed:

@@ -12,19 +12,20 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from integration.test_node_vllm import TOKEN, Reader, is_alive, largest_gap, request
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.collection_request import Limits
 from rollout_server.inference.process_guard import descendants
 from rollout_server.node_process import NodeProcess
 from support.adapter_support import PYTHON, ROOT, needs_world
+from support.node_reader import TOKEN, Reader, largest_gap, request
+from support.processes import alive
 from support.random_policy import write_adapter, write_model
+from support.waiting import block_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.drill, pytest.mark.timeout(1800), needs_world]
 
@@ -76,7 +77,7 @@ class House:
         lines = (self.root / "collections" / f"{name}.jsonl").read_text().splitlines()
         assert lines == [rollout.to_json() for rollout in rollouts], "what was delivered is what is on disk"
         assert all(rollout.dataset.startswith("synthetic") for rollout in rollouts)
-        assert largest_gap(self, rollouts, [self.adapter]) < TOLERANCE
+        assert largest_gap(self.model, rollouts, [self.adapter]) < TOLERANCE
 
     def pids_of(self, *words: str) -> list[int]:
         found = []
@@ -88,10 +89,10 @@ class House:
         return found
 
     def wait_for_servers(self) -> None:
-        give_up = time.monotonic() + START_S
-        while [server["state"] for server in self.client().status()["servers"]] != ["ready", "ready"]:
-            assert time.monotonic() < give_up, self.client().status()["servers"]
-            time.sleep(0.5)
+        def states() -> list[str]:
+            return [server["state"] for server in self.client().status()["servers"]]
+
+        block_until(lambda: states() == ["ready", "ready"], START_S)
 
 
 def free_port() -> int:
@@ -125,7 +126,7 @@ def test_vllm_server_killed(house):
     reader.wait_for(3)
     victim = house.client().status()["servers"][0]
     os.kill(descendants(victim["pid"])[0], signal.SIGKILL)
-    rollouts, end = reader.finish(START_S)
+    rollouts, end = reader.finish()
     assert (end.reason, end.failures) == ("complete", {})
     house.check("server", tasks, rollouts)
     assert any({turn.server for turn in rollout.turns} == {"vllm-0", "vllm-1"} for rollout in rollouts), "one moved"
@@ -142,7 +143,7 @@ def test_fork_server_killed(house):
     for pid in killed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    rollouts, end = reader.finish(START_S)
+    rollouts, end = reader.finish()
     assert end.reason == "complete"
     assert set(end.failures) <= {"environment_crashed"}
     house.check("worlds", tasks, rollouts)
@@ -180,7 +181,7 @@ def test_stream_dropped(house):
     tasks = house.begin("stream")
     proxy = CuttingProxy(int(house.process.url.rsplit(":", 1)[1]))
     reader = Reader(house.client(proxy.url), "stream")
-    rollouts, end = reader.finish(START_S)
+    rollouts, end = reader.finish()
     proxy.close()
     assert end.reason == "complete"
     assert proxy.connections > 3
@@ -197,11 +198,11 @@ def test_disk_full(house, small_disk):
     ballast = root / "ballast"
     fill(ballast)
     with pytest.raises(CollectionFailed, match=r"cannot write .*No space left on device; free some space"):
-        reader.finish(START_S)
+        reader.finish()
     there = list(reader.rollouts)
     ballast.unlink()
     assert house.begin("full") == tasks
-    rollouts, end = Reader(house.client(), "full").finish(START_S)
+    rollouts, end = Reader(house.client(), "full").finish()
     assert end.reason == "complete"
     assert rollouts[: len(there)] == there, "what was delivered before stays where it was"
     house.check("full", tasks, rollouts)
@@ -220,11 +221,8 @@ def test_node_killed(house):
     reader.wait_for(3)
     below = descendants(house.process.pid)
     os.kill(house.process.pid, signal.SIGKILL)
-    give_up = time.monotonic() + 60
-    while any(map(is_alive, below)):
-        assert time.monotonic() < give_up, "its servers and worlds end with it"
-        time.sleep(0.1)
+    block_until(lambda: not any(map(alive, below)))  # its servers and worlds end with it
     house.process.start()
-    rollouts, end = reader.finish(START_S)
+    rollouts, end = reader.finish()
     assert end.reason == "complete"
     house.check("node", tasks, rollouts)

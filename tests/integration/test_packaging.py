@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import COMMAND_S
+
 pytestmark = pytest.mark.integration
 CHECKOUT = Path(__file__).parents[2]
 RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld")
@@ -22,7 +24,7 @@ def _tune(*words: str, cwd: Path, python: str = sys.executable) -> subprocess.Co
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     return subprocess.run(
-        [python, "-c", program, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=180
+        [python, "-c", program, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=COMMAND_S
     )
 
 
@@ -44,7 +46,7 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
         cwd=_copy_of_sources(tmp_path / "sources"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=COMMAND_S,
     )
     assert built.returncode == 0, built.stderr
     wheel = tmp_path / built.stdout.splitlines()[-1]
@@ -66,7 +68,10 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     (site / "packages_of_the_other_environment.pth").write_text(_shared_packages(tmp_path / "shared") + "\n")
     where = subprocess.run(
-        [python, "-c", "import loop_recipes; print(loop_recipes.__file__)"], capture_output=True, text=True, timeout=60
+        [python, "-c", "import loop_recipes; print(loop_recipes.__file__)"],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
     )
     assert where.stdout.strip() == str(site / "loop_recipes/__init__.py"), where.stderr
     listed = _tune("ls", cwd=tmp_path, python=str(python))
@@ -74,7 +79,7 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
 
 
 def test_nothing_is_missing_but_what_is_left_out_on_purpose():
-    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=COMMAND_S)
     complaints = [line for line in checked.stdout.splitlines() if line and "No broken requirements" not in line]
     unexpected = [
         line

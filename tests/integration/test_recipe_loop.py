@@ -5,28 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from rollout_server.inference.process_guard import descendants
+from support.processes import alive
 from support.small_runs import launched_node, replay_config
+from support.waiting import COMMAND_S, block_until
 
 pytestmark = pytest.mark.integration
 TESTS = Path(__file__).resolve().parent.parent
-
-
-def children(pid: int) -> set[int]:
-    """All descendants of a process."""
-    found = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found |= {int(child)} | children(int(child))
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.drill)])
@@ -37,7 +26,7 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
         iterations=50,
         rollout_node=node,
         # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
-        advantage={"_component_": "small_runs.ByPosition"},
+        advantage={"_component_": "support.small_runs.ByPosition"},
         optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},
         dev_evaluation={"every": 1},
     )
@@ -50,21 +39,23 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},  # torchrun does not look in cwd
     )
-    metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 240
-    while not metrics.exists() or metrics.read_text().count("\n") < 3:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.2)
-    family = children(process.pid)
+    metrics = tmp_path / "run/metrics.jsonl"
+
+    def trained() -> bool:
+        return metrics.exists() and metrics.read_text().count("\n") >= 3
+
+    block_until(lambda: trained() or process.poll() is not None, COMMAND_S)
+    assert process.poll() is None, process.communicate()[0]
+    family = descendants(process.pid)
     assert len(family) >= 2, "the node and its vLLM server"
     if ranks == 1:
         process.send_signal(signal.SIGTERM)
     else:  # torchrun ends with status 1 on SIGTERM, whatever its ranks do
         (tmp_path / "run/stop").touch()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=COMMAND_S)
     assert process.returncode == 0, output
     assert "resume_from_checkpoint=True goes on" in output or "asked to" in output
-    assert not alive(family)
+    assert not any(map(alive, family))
 
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["policy_version"] for line in lines] == list(range(1, len(lines) + 1))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from support.small_runs import replay_config
+from support.waiting import COMMAND_S, block_until
 
 pytestmark = pytest.mark.integration
 ITERATIONS = 4
@@ -34,7 +34,7 @@ def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=COMMAND_S)
     assert process.returncode == 0, output
     return output
 
@@ -60,11 +60,8 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
 
     broken = tmp_path / "broken"
     process = tune(config, f"output_dir={broken}", ranks=2)
-    deadline = time.monotonic() + 120
-    while not (broken / "checkpoints/iteration_0002").exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
+    block_until(lambda: (broken / "checkpoints/iteration_0002").exists() or process.poll() is not None, COMMAND_S)
+    assert process.poll() is None, process.communicate()[0]
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     finish(tune(config, f"output_dir={broken}", "resume_from_checkpoint=True", ranks=2))
@@ -99,7 +96,7 @@ def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
 def test_an_error_on_every_rank_is_one_line_and_a_status(tmp_path):
     config = replay_config(tmp_path, iterations=1)
     process = tune(config, "collection.rollouts_per_task=1", ranks=1)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=COMMAND_S)
     assert process.returncode == 1
     assert output.strip().splitlines()[-1].startswith("loop_appworld: collection.rollouts_per_task is 1; leave-one-out")
     assert "Traceback" not in output

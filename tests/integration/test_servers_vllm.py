@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.process_guard import descendants
 from rollout_server.inference.router import Generation, Router
-from rollout_server.inference.server import ServerGroup
+from rollout_server.inference.server import ServerGroup, parse_load
 from rollout_server.policies import folder as policy_folder
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore
 from support.random_policy import reference_logprobs, write_adapter, write_model
+from support.waiting import COMMAND_S, DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -37,7 +38,7 @@ class House:
         write_model(folder / "model")
         self.model = ModelConfig(path=str(folder / "model"), dtype="float32", max_context=2048, lora_rank=16)
         self.servers = ServersConfig(
-            count=2, max_num_seqs=8, kv_cache_bytes=128 << 20, max_loras=2, max_cpu_loras=4, start_timeout_s=240.0
+            count=2, max_num_seqs=8, kv_cache_bytes=128 << 20, max_loras=2, max_cpu_loras=4, start_timeout_s=COMMAND_S
         )
         self.group = ServerGroup(self.model, self.servers, folder / "logs")
         self.store = PolicyStore(self.group, self.model, self.servers, folder / "policies", self.source)
@@ -73,13 +74,22 @@ class House:
             top_k=-1,
             seed=seed,
             stop_token_ids=[],
-            deadline=time.monotonic() + 120,
+            deadline=time.monotonic() + DEADLINE_S,
         )
 
     def gap(self, generation: Generation, adapter: Path) -> float:
         """The largest distance between served and reference log-probs."""
         expected = self.reference(adapter, PROMPT + generation.token_ids)[len(PROMPT) :]
         return max(abs(a - b) for a, b in zip(generation.logprobs, expected, strict=True))
+
+    async def wait_for_running(self, count: int) -> None:
+        """Return when so many requests are being sampled, as the servers themselves say."""
+        give_up = time.monotonic() + DEADLINE_S
+        running = 0.0
+        while running < count:
+            assert time.monotonic() < give_up, f"there never were {count} running requests"
+            texts = [await server.request("GET", "/metrics", timeout_s=DEADLINE_S) for server in self.group.servers]
+            running = sum(parse_load(text).running for _, text in texts)
 
     async def clear(self) -> None:
         for version in self.store.versions():
@@ -109,7 +119,7 @@ async def test_served_logprobs_are_those_of_the_version_across_a_swap(house):
     assert (before.cached_tokens, warm.server) == (0, before.server)
     assert warm.cached_tokens >= 128
     running = asyncio.create_task(house.generate("long", first.name, max_tokens=400))
-    await asyncio.sleep(0.2)
+    await house.wait_for_running(1)
     second = await house.publish(2, seed=2)
     after = await house.generate("swap", second.name)
     assert after.server == before.server
@@ -206,7 +216,7 @@ async def test_bad_adapters_are_refused_while_the_running_version_serves_on(hous
     assert house.gap(await house.generate("last", good.name), house.adapter(1)) < TOLERANCE
     assert [server.restarts for server in house.group.servers] == [0, 0]
     for server in house.group.servers:
-        _, models = await server.request("GET", "/v1/models", timeout_s=10)
+        _, models = await server.request("GET", "/v1/models", timeout_s=DEADLINE_S)
         assert models.count('"id":"policy-') == 1
 
 
@@ -214,7 +224,7 @@ async def test_version_is_removed_under_an_aborted_request_without_harm(house):
     info = await house.publish(1, seed=1)
     house.store.acquire(1)
     running = asyncio.create_task(house.generate("aborted", info.name, max_tokens=1500))
-    await asyncio.sleep(0.3)
+    await house.wait_for_running(1)
     assert not running.done()
     assert await house.store.retire(1) is False
     running.cancel()
@@ -222,9 +232,7 @@ async def test_version_is_removed_under_an_aborted_request_without_harm(house):
     house.router.release("aborted")
     house.store.release(1)
     folder = house.folder / "policies" / info.name
-    async with asyncio.timeout(15):
-        while folder.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await wait_until(lambda: not folder.exists())
     second = await house.publish(2, seed=2)
     assert house.gap(await house.generate("after", second.name), house.adapter(2)) < TOLERANCE
     assert [server.restarts for server in house.group.servers] == [0, 0]
@@ -234,7 +242,7 @@ async def test_killed_server_in_mid_generation_costs_no_episode(house):
     info = await house.publish(1, seed=1)
     await house.publish(2, seed=2)
     tasks = [asyncio.create_task(house.generate(f"kill {i}", info.name, max_tokens=500, seed=i)) for i in range(4)]
-    await asyncio.sleep(0.5)
+    await house.wait_for_running(4)
     assert not any(task.done() for task in tasks)
     victim = house.group.servers[0]
     old = [victim.pid, *descendants(victim.pid)]
@@ -245,9 +253,7 @@ async def test_killed_server_in_mid_generation_costs_no_episode(house):
         assert generation.finish_reason == ("length" if len(generation.token_ids) == 500 else "stop")
         assert house.gap(generation, house.adapter(1)) < TOLERANCE
     assert house.router.counters.moved_episodes == 2
-    async with asyncio.timeout(240):
-        while victim.state != "ready":
-            await house.group.wait_for_change()
+    await wait_until(lambda: victim.state == "ready", COMMAND_S)
     assert victim.restarts == 1
     assert not any(map(exists, old))
     # It holds both versions again: new episodes go there, for it has more room.

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import COMMAND_S
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("APPWORLD_PYTHON", CHECKOUT / ".venv-appworld" / "bin" / "python"))
 SYNTHETIC = CHECKOUT / "appworld_adapter" / "worker" / "synthetic"
 PARAMETERS = ["--seed", "5", "--scenarios-per-template", "1", "--people", "48"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def worlds(tmp_path_factory):
         for number, root in enumerate(roots, start=1)
     ]
     try:
-        messages = [child.communicate(timeout=800)[1] for child in children]
+        messages = [child.communicate(timeout=COMMAND_S)[1] for child in children]
     finally:
         for child in children:
             child.kill()
@@ -82,7 +84,7 @@ def test_layout_and_counts(worlds):
 def test_nothing_is_done_when_the_dataset_is_there(worlds):
     before = (worlds[0] / "dataset.json").stat().st_mtime_ns
     command = [PYTHON, SYNTHETIC / "generate.py", "--root", worlds[0], *PARAMETERS]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
     assert "is there already" in finished.stderr
     assert (worlds[0] / "dataset.json").stat().st_mtime_ns == before
 
@@ -91,7 +93,7 @@ def test_engine_verifies_all_train_and_dev_tasks(worlds):
     dataset = json.loads((worlds[1] / "dataset.json").read_text())
     count = dataset["tasks"]["train"] + dataset["tasks"]["dev"]
     command = [PYTHON.with_name("appworld"), "verify", "tasks", "--root", worlds[1]]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     assert f"Passed {count}/{count} tasks." in finished.stdout, finished.stdout[-2000:] + finished.stderr[-2000:]
 
 
@@ -99,7 +101,7 @@ def test_scripted_agents_are_paid_what_they_deserve(worlds):
     """The reference turns solve the tests' tasks; doing nothing or only completing never does, nor pays more."""
     command = [PYTHON, SYNTHETIC / "check.py", "--root", worlds[0], "--every", "3"]
     finished = subprocess.run(
-        [*command, "--split", "test_normal", "test_challenge"], capture_output=True, text=True, timeout=600
+        [*command, "--split", "test_normal", "test_challenge"], capture_output=True, text=True, timeout=COMMAND_S
     )
     assert finished.returncode == 0, finished.stderr
     rewards = {tuple(line.split()[:2]): float(line.split()[3]) for line in finished.stdout.splitlines()[1:]}

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from loop_recipes.paths import loop_home, loop_package
 from loop_recipes.warm_start import tiny_model
 from rollout_server.chat_tokens import ChatTokens
+from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +46,7 @@ def warm_start(folder: Path, **changes: object) -> subprocess.CompletedProcess:
         command + [f"{key}={value}" for key, value in settings.items()],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=COMMAND_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 from loop_recipes import registration
+from support.waiting import COMMAND_S
 
 
 def _registry():
@@ -40,4 +41,4 @@ def test_the_hook_imports_nothing_heavy():
         "import sys; from loop_recipes import registration; registration.install_hook();"
         "heavy = {'torch', 'torchtune', 'transformers', 'vllm'} & set(sys.modules); assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=COMMAND_S)

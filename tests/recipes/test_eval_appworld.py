@@ -35,7 +35,7 @@ def config(policy, tmp_path, url="http://127.0.0.1:1", **changes):
             "output_dir": str(tmp_path / "evaluation"),
             "policies": [{"name": "base"}, {"name": "trained", "adapter": str(policy / "run")}],
             "rollout_node": {"url": url},
-            "limits": {"max_turns": 6, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 20},
+            "limits": {"max_turns": 6, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 300},
             "split": "dev",
             "samplings": [{"temperature": 0.0, "runs": 1}, {"temperature": 1.0, "runs": 3}],
             "statistics": {"resamples": 500},
@@ -97,12 +97,14 @@ async def test_a_whole_evaluation(policy, tmp_path):
     assert "Best policy (T=0): **base**" in markdown
 
 
-async def test_an_interrupted_evaluation_goes_on_where_it_was(policy, tmp_path):
+async def test_an_interrupted_evaluation_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         cfg = config(policy, tmp_path, local.url)
-        local.vllm.delay = lambda body: 0.02
+        monkeypatch.setattr("rollout_server.app.HEARTBEAT_S", 0.1)
+        local.vllm.answers = lambda body: sum(c["finished"] for c in local.node.status()["collections"]) < 5
         with pytest.raises(EvaluationTimeout):
-            await asyncio.to_thread(run, OmegaConf.merge(cfg, {"deadline_s": 0.3}))
+            await asyncio.to_thread(run, OmegaConf.merge(cfg, {"deadline_s": 3.0}))
+        local.vllm.answers = lambda body: True
         journal = tmp_path / "evaluation/journal.jsonl"
         before = [line["rollout_id"] for line in map(json.loads, journal.read_text().splitlines())]
         assert 0 < len(before) < 48

@@ -8,8 +8,9 @@ from rollout_server.client import CollectionFailed, RolloutNodeError
 from rollout_server.collection_request import Limits
 from rollout_server.config import ConfigError
 from rollout_server.rollout import Rollout
-from support.counter_node import counter_request, local_node, read_all, wait_until
+from support.counter_node import counter_request, local_node, read_all
 from support.fake_vllm import expected_logprob
+from support.waiting import wait_until
 
 
 def check(rollout, vllm):
@@ -90,12 +91,12 @@ async def test_context_limit_ends_the_episode(running):
 
 async def test_deadline_grades_what_there_is(running):
     running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
-    running.vllm.delay = lambda body: 0.15
-    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=0.7)
+    running.vllm.answers = lambda body: running.vllm.turn(body) == 1
+    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=2.0)
     rollouts, end = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
     assert end.reason == "complete"
     assert {rollout.end_reason for rollout in rollouts} == {"deadline"}
-    assert all(1 <= len(rollout.turns) <= 4 for rollout in rollouts)
+    assert [len(rollout.turns) for rollout in rollouts] == [1, 1, 1]
 
 
 async def test_early_stop_aborts_and_counts_the_rest(running):
@@ -177,11 +178,13 @@ async def test_two_collections_share_the_slots_in_order(running):
 
 async def test_latest_mode_records_the_version_of_every_turn(running, policy):
     running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
-    running.vllm.delay = lambda body: 0.1
+    published = False
+    running.vllm.answers = lambda body: published or running.vllm.turn(body) == 1
     request = counter_request(policy_mode="latest", rollouts_per_task=1)
     collecting = asyncio.create_task(running.collect(request))
-    await asyncio.sleep(0.15)
+    await wait_until(lambda: len(running.vllm.requests) == 6)  # three at their second turn
     await running.call(running.client.publish_policy, 1, policy / "adapter1")
+    published = True
     rollouts, _ = await collecting
     for rollout in rollouts:
         versions = [turn.policy_version for turn in rollout.turns]
@@ -190,11 +193,13 @@ async def test_latest_mode_records_the_version_of_every_turn(running, policy):
 
 
 async def test_pinned_collection_outlives_a_newer_version(running, policy):
-    running.vllm.delay = lambda body: 0.05
+    retired = False
+    running.vllm.answers = lambda body: retired
     collecting = asyncio.create_task(running.collect(counter_request()))
-    await asyncio.sleep(0.1)
+    await wait_until(lambda: running.vllm.requests)
     await running.call(running.client.publish_policy, 1, policy / "adapter1")
     await running.call(running.client.retire_policy, 0)
+    retired = True
     rollouts, end = await collecting
     assert end.reason == "complete"
     assert {tuple(rollout.policy_versions) for rollout in rollouts} == {(0,)}

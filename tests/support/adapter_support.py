@@ -97,18 +97,3 @@ def no_op_reward(task_id: str) -> float:
     """What the dataset itself says doing nothing is worth."""
     tests = json.loads((ROOT / "data" / "tasks" / task_id / "ground_truth" / "test_data.json").read_text())
     return sum(test["label"] == "no_op_pass" for test in tests) / len(tests)
-
-
-def processes(needle: str) -> dict[int, str]:
-    """Pid -> command line of the live processes whose command line holds ``needle``."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if needle in command and state != "Z":
-                found[int(entry.name)] = command
-    return found

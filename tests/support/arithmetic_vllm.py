@@ -32,6 +32,8 @@ class FakeVllm:
         self.mode = "well"
         self.version = "0.32.0"
         self.load_metrics = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0}
+        self.tokens_per_scrape = 0.0
+        self.scrapes = 0
         self.aborted = 0
 
     def app(self) -> web.Application:
@@ -55,7 +57,9 @@ class FakeVllm:
         return web.json_response({"version": self.version})
 
     async def metrics(self, _: web.Request) -> web.Response:
-        lines = [f'vllm:{name}{{engine="0",model_name="m"}} {value}' for name, value in self.load_metrics.items()]
+        self.scrapes += 1
+        load = {**self.load_metrics, "generation_tokens_total": self.scrapes * self.tokens_per_scrape}
+        lines = [f'vllm:{name}{{engine="0",model_name="m"}} {value}' for name, value in load.items()]
         return web.Response(text="\n".join(["# HELP vllm:x y", *lines, ""]))
 
     async def load(self, request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from rollout_server.config import NodeConfig, from_mapping
 from rollout_server.node import Node
 from rollout_server.rollout import Rollout
 from support.fake_vllm import FakeVllm
+from support.waiting import DEADLINE_S
 
 TOKEN = "secret"
 
@@ -49,20 +50,13 @@ def read_all(client: RolloutClient, collection_id: str, after: int = 0) -> tuple
     return [], stream.end
 
 
-async def wait_until(holds: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    """Return when ``holds()``; fails the test after the deadline."""
-    async with asyncio.timeout(deadline_s):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)
-
-
 def counter_request(collection_id: str = "c1", **changes: Any) -> CollectionRequest:
     """A collection on the counter environment."""
     values = {
         "tasks": ["reach3_1", "reach5_1", "reach8_1"],
         "rollouts_per_task": 4,
         "policy_version": 0,
-        "limits": Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=30.0),
+        "limits": Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S),
         **changes,
     }
     return CollectionRequest(id=collection_id, **values)
@@ -89,7 +83,7 @@ async def local_node(policy: Path, root: Path, publish: bool = True, **changes: 
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         await node.start()
-        local = LocalNode(node, url, vllm, RolloutClient(url, TOKEN, reconnect_s=10.0))
+        local = LocalNode(node, url, vllm, RolloutClient(url, TOKEN, reconnect_s=DEADLINE_S))
         if publish:
             await local.call(local.client.publish_policy, 0, policy / "adapter0")
         yield local

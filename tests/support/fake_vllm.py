@@ -22,21 +22,27 @@ def expected_logprob(position: int) -> float:
 
 
 class FakeVllm:
-    """One server. Set ``delay``, ``fault`` or ``speak`` to change how it behaves.
+    """One server. Set ``delay``, ``answers``, ``fault`` or ``speak`` to change how it behaves.
 
-    ``delay(body)`` is in seconds; ``fault(body)`` may return a status to answer with; ``speak(rng)`` returns the text
-    of a turn; ``logprob(position)`` what is claimed for a token.
+    ``delay(body)`` is in seconds; a request waits until ``answers(body)`` is true; ``fault(body)`` may return a status
+    to answer with; ``speak(rng)`` returns the text of a turn; ``logprob(position)`` what is claimed for a token.
     """
 
     def __init__(self, tokens: ChatTokens):
         self.tokens = tokens
         self.delay: Callable[[dict], float] = lambda body: 0.001
+        self.answers: Callable[[dict], bool] = lambda body: True
         self.fault: Callable[[dict], int | None] = lambda body: None
         self.speak: Callable[[random.Random], str] = self.play
         self.logprob: Callable[[int], float] = expected_logprob
         self.requests: list[dict] = []
         self.aborted = 0
         self.loaded: dict[str, str] = {}
+
+    def turn(self, body: dict) -> int:
+        """Which request of its episode, from 1, the newest one is; ``body`` is any of them."""
+        episode = body["request_id"].rpartition("-")[0]
+        return sum(request["request_id"].rpartition("-")[0] == episode for request in self.requests)
 
     @staticmethod
     def play(rng: random.Random) -> str:
@@ -93,6 +99,8 @@ class FakeVllm:
         rng = random.Random(f"{sampling['seed']}/{len(prompt)}")
         try:
             await asyncio.sleep(self.delay(body))
+            while not self.answers(body):  # noqa: ASYNC110 - the test decides, often in another thread
+                await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             self.aborted += 1
             raise

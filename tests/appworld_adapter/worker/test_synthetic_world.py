@@ -11,6 +11,7 @@ import pytest
 
 from appworld_adapter import flaws
 from appworld_adapter.worker.synthetic import evaluation_program, people
+from support.waiting import COMMAND_S
 
 GENERATOR = Path(people.__file__).with_name("generate.py")
 
@@ -67,7 +68,7 @@ def test_people_do_not_depend_on_the_hash_seed():
             env={"PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=COMMAND_S,
         ).stdout
         for seed in ("1", "2")
     }
@@ -76,7 +77,7 @@ def test_people_do_not_depend_on_the_hash_seed():
 
 def test_generator_refuses_bad_arguments_before_it_loads_the_engine(tmp_path):
     command = [sys.executable, str(GENERATOR), "--root", str(tmp_path / "w"), "--people", "7"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     assert finished.returncode != 0
     assert finished.stderr.strip().splitlines()[-1].startswith("generate.py: --people 7 is too small or odd")
     assert list(tmp_path.iterdir()) == []

@@ -12,18 +12,19 @@ from loop_recipes.collecting.source import NodeSource, NoRollouts, StopRequested
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd
 from support.counter_node import TOKEN, counter_request, local_node
+from support.waiting import DEADLINE_S
 
 TASKS = ["reach3_1", "reach3_2", "reach5_1", "reach5_2", "reach8_1"]
 
 
-def several(urls, stop_requested=lambda: False, reconnect_s=2.0):
+def several(urls, stop_requested=lambda: False, reconnect_s=2.0, start_deadline_s=DEADLINE_S):
     def open_node(url, stop):
         def alive():
             if stop():
                 raise StopRequested
 
         client = RolloutClient(url, TOKEN, reconnect_s=reconnect_s, alive=alive)
-        return NodeSource(client, None, start_deadline_s=1.0, deadline_s=30.0, stop_requested=stop)
+        return NodeSource(client, None, start_deadline_s=start_deadline_s, deadline_s=DEADLINE_S, stop_requested=stop)
 
     return SeveralNodes(open_node, urls, stop_requested)
 
@@ -103,12 +104,12 @@ async def test_the_error_of_one_node_ends_the_wait_for_the_other(policy, tmp_pat
         west.vllm.delay = lambda body: 600.0
         await west.call(west.client.start_collection, first)
         with pytest.raises(RolloutNodeError, match="half-2of2"):
-            await asyncio.wait_for(asyncio.to_thread(source.read, request), 25)
+            await asyncio.wait_for(asyncio.to_thread(source.read, request), DEADLINE_S / 2)
 
 
 async def test_a_node_that_is_gone_is_named_and_a_stop_ends_the_wait(policy, tmp_path):
     async with local_node(policy, tmp_path / "west") as west:
         with pytest.raises(NodeUnreachable, match=r"127\.0\.0\.1:9"):
-            await asyncio.to_thread(several([west.url, "http://127.0.0.1:9"]).wait_ready)
+            await asyncio.to_thread(several([west.url, "http://127.0.0.1:9"], start_deadline_s=2.0).wait_ready)
         with pytest.raises(StopRequested):
             await asyncio.to_thread(several([west.url, "http://127.0.0.1:9"], stop_requested=lambda: True).wait_ready)

@@ -15,6 +15,7 @@ from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
+from support.waiting import COMMAND_S
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +183,7 @@ def test_a_port_in_use_is_one_clear_line(run_folder):
         taken.listen()
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "loop_recipes.viewer.cli", str(run_folder), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 1
     assert "choose another --port" in done.stderr
     assert "Traceback" not in done.stderr

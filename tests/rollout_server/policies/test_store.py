@@ -16,6 +16,7 @@ from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from support import arithmetic_vllm
 from support.arithmetic_vllm import prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter
+from support.waiting import DEADLINE_S, wait_until
 
 
 class House:
@@ -33,7 +34,7 @@ class House:
         self.fakes, self.http = [fake for fake, _ in pairs], [server for _, server in pairs]
         self.model_config = ModelConfig(path=str(self.model), dtype="float32", max_context=512, lora_rank=8)
         urls = [str(server.make_url("")) for server in self.http]
-        self.servers_config = ServersConfig(urls=urls, max_loras=max_loras, start_timeout_s=5.0)
+        self.servers_config = ServersConfig(urls=urls, max_loras=max_loras, start_timeout_s=DEADLINE_S)
         self.group = ServerGroup(self.model_config, self.servers_config, self.folder / "logs")
         self.store = self.new_store(self.group)
         await self.group.start()
@@ -62,12 +63,6 @@ async def house(tmp_path, monkeypatch):
     await house.open()
     yield house
     await house.close()
-
-
-async def until(holds, seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - the tests' own polling
-            await asyncio.sleep(0.01)
 
 
 async def test_published_version_is_on_every_server_under_a_name_of_its_content(house):
@@ -171,7 +166,7 @@ async def test_retired_version_stays_until_its_last_user_is_done(house):
     await asyncio.sleep(0.05)
     assert info.name in house.fakes[0].loaded
     house.store.release(1)
-    await until(lambda: house.folders() == [])
+    await wait_until(lambda: house.folders() == [])
     # The fake notes an unload whose folder is already gone.
     assert house.fakes[0].log == [("load", info.name), ("unload", info.name)]
     with pytest.raises(UnknownPolicy, match="version 1 is not served; served: none"):
@@ -201,12 +196,12 @@ async def test_server_that_comes_back_gets_the_live_versions_before_it_is_ready(
     first = await house.store.publish(1, house.adapter(1))
     second = await house.store.publish(2, house.adapter(2))
     house.fakes[0].mode = "dead engine"
-    await until(lambda: house.group.servers[0].state == "down")
+    await wait_until(lambda: house.group.servers[0].state != "ready")
     house.fakes[0].loaded.clear()
     third = await house.store.publish(3, house.adapter(3))
     await house.store.retire(1)
     house.fakes[0].mode = "well"
-    await until(lambda: house.group.servers[0].state == "ready")
+    await wait_until(lambda: house.group.servers[0].state == "ready")
     assert set(house.fakes[0].loaded) == {second.name, third.name}
     assert first.name not in house.fakes[0].loaded
 
@@ -216,9 +211,9 @@ async def test_server_that_fails_the_canary_after_a_restart_is_not_used(house):
     canary = {"token_ids": [5, 6], "positions": [1], "logprobs": [prompt_logprob(adapter)]}
     await house.store.publish(1, adapter, canary)
     house.fakes[0].mode = "dead engine"
-    await until(lambda: house.group.servers[0].state == "down")
+    await wait_until(lambda: house.group.servers[0].state != "ready")
     house.fakes[0].mode = "poisoned"
-    await until(lambda: house.group.servers[0].restarts >= 2)
+    await wait_until(lambda: house.group.servers[0].restarts >= 2)
     assert house.group.ready == [house.group.servers[1]]
     assert "log-probs that are no numbers" in house.group.servers[0].last_error
 
@@ -227,7 +222,7 @@ async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):
     monkeypatch.setattr(policies, "LOAD_TIMEOUT_S", 0.2)
     for fake in house.fakes:
         fake.mode = "dead engine"
-    await until(lambda: not house.group.ready)
+    await wait_until(lambda: not house.group.ready)
     with pytest.raises(ServerUnavailable, match=r"no vLLM server became ready in 0\.2 s"):
         await house.store.publish(1, house.adapter(1))
     assert house.folders() == []

@@ -1,0 +1,28 @@
+"""Waiting for what a test can see. A test that passes does not wait, so deadlines are for machines with much to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+DEADLINE_S = 300.0
+"""For what takes seconds where nothing else runs."""
+COMMAND_S = 900.0
+"""For a whole command in a process of its own."""
+
+
+async def wait_until(holds: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Return when ``holds()``, leaving the event loop to others meanwhile; fails the test after the deadline."""
+    give_up = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < give_up, f"not within {deadline_s:g} s"
+        await asyncio.sleep(0.01)
+
+
+def block_until(holds: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Return when ``holds()``; fails the test after the deadline."""
+    give_up = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < give_up, f"not within {deadline_s:g} s"
+        time.sleep(0.02)

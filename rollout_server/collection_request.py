@@ -124,7 +124,8 @@ class CollectionEnd:
 
     ``reason`` is "complete" (all that was asked for), "early_stop" (the floors were reached) or "failed" (they could
     not be: ``error`` says why) or "cancelled". ``dropped`` episodes were aborted after sampling ``dropped_tokens``;
-    ``failures`` counts failed attempts by reason; ``seconds`` is since the collection was last opened.
+    ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were any; ``seconds`` is
+    since the collection was last opened.
     """
 
     reason: str
@@ -134,3 +135,29 @@ class CollectionEnd:
     failures: dict[str, int]
     seconds: float
     error: str | None = None
+    failures_by_task: dict[str, int] = field(default_factory=dict)
+
+
+RARE_FAILURES = 0.02
+"""Share of attempts up to which failed ones are no news. One or two of them never are."""
+
+
+def failures_warning(finished: int, failures: Mapping[str, int], failures_by_task: Mapping[str, int]) -> str | None:
+    """One line if failed attempts are not rare, else None.
+
+    They are repeated with the same seeds, which does no harm while it is chance that makes them fail. But a task whose
+    attempts fail over and over is trained or scored on those of its rollouts that did not.
+
+    Args:
+        finished: attempts that gave a rollout.
+        failures: failed attempts by reason, and ``failures_by_task`` by task.
+    """
+    failed = sum(failures.values())
+    if failed < 3 or failed <= RARE_FAILURES * (finished + failed):
+        return None
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(failures.items(), key=lambda item: -item[1]))
+    worst, most = max(failures_by_task.items(), key=lambda item: item[1], default=("unknown", failed))
+    return (
+        f"{failed} of {finished + failed} attempts failed and were repeated ({reasons}), {most} of them at task "
+        f"{worst}; the collection's .meta.jsonl says why in full"
+    )

@@ -23,6 +23,9 @@ class NodeMetrics:
         registry = self._registry
         self._episodes = Counter("rollout_episodes", "Episodes that ended", ["outcome"], registry=registry)
         self._failures = Counter("rollout_episode_failures", "Failed attempts", ["reason"], registry=registry)
+        self._ungradable = Counter(
+            "rollout_ungradable_episodes", "Episodes that ended in a state which could not be graded", registry=registry
+        )
         self._turns = Counter("rollout_turns", "Agent turns", registry=registry)
         self._sampled = Counter("rollout_sampled_tokens", "Tokens sampled", registry=registry)
         self._dropped = Counter("rollout_dropped_tokens", "Sampled tokens of aborted episodes", registry=registry)
@@ -49,6 +52,9 @@ class NodeMetrics:
 
     def finished(self) -> None:
         self._episodes.labels("finished").inc()
+
+    def ungradable(self) -> None:
+        self._ungradable.inc()
 
     def failed(self, reason: str) -> None:
         self._episodes.labels("failed").inc()

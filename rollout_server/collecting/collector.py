@@ -35,7 +35,7 @@ class _TaskState:
     running: int = 0
     finished: int = 0
     given_up: int = 0
-    repeated: int = 0
+    failures: int = 0
     draws: Counter[int] = field(default_factory=Counter)
 
 
@@ -117,7 +117,7 @@ class Collector:
         """The attempt came to nothing: it is replaced, or given up after :data:`MAX_ATTEMPTS`."""
         state = self._leave(key)
         self.failures[reason] += 1
-        state.repeated += 1
+        state.failures += 1
         state.draws[key.index] += reason in REDRAWN
         if self.attempts_before(key) + 1 < MAX_ATTEMPTS:
             state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
@@ -137,9 +137,9 @@ class Collector:
             self.outcome, self.error = outcome, error
 
     @property
-    def repeated(self) -> dict[str, int]:
+    def failures_by_task(self) -> dict[str, int]:
         """Failed attempts of each task that had any."""
-        return {task_id: state.repeated for task_id, state in self._tasks.items() if state.repeated}
+        return {task_id: state.failures for task_id, state in self._tasks.items() if state.failures}
 
     def progress(self) -> Progress:
         return Progress(

@@ -21,7 +21,7 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
 from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import CollectionEnd, CollectionRequest
+from rollout_server.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from rollout_server.rollout import Failure, Rollout
 from rollout_server.run_files import log_path, meta_path
 
@@ -153,6 +153,9 @@ class CollectionRun:
         try:
             rollout = await episode.run()
             self._running[key].delivering = True
+            if rollout.ungradable is not None:
+                logger.warning("%s counts as reward 0: its state was not gradable: %s", key, rollout.ungradable)
+                self.services.metrics.ungradable()
             await self._deliver(key, rollout)
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
@@ -228,7 +231,10 @@ class CollectionRun:
             failures=dict(self.collector.failures),
             seconds=time.monotonic() - self._started,
             error=self.collector.error,
+            failures_by_task=self.collector.failures_by_task,
         )
+        if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
+            logger.warning("collection %s: %s", self.request.id, warning)
         try:
             await asyncio.to_thread(self.stored.meta.append, [json.dumps({"end": asdict(end)})])
         except OSError as error:

@@ -19,6 +19,8 @@ HOSTILE = "\n".join(
     [SCRIPT, "]]>-->{{7*7}} javascript:alert(1)", LONE_SURROGATE, RIGHT_TO_LEFT, "\x00\x1b[31m", LONG_LINE]
 )
 LONG_TOKENS = 100_000
+FAILURE = {"failure": {"task_id": "task1_1", "index": 0, "attempt": 0, "reason": "environment_crashed"}}
+"""Of a collection's meta file; the first iteration's has two."""
 
 
 def write_run(folder: Path, iterations: int = 3, tasks: int = 4, per_task: int = 6) -> Path:
@@ -37,7 +39,9 @@ def write_run(folder: Path, iterations: int = 3, tasks: int = 4, per_task: int =
             rollouts += [hostile(folder, name), long(folder, name)]
         lines = [rollout.to_json() + "\n" for rollout in rollouts]
         (folder / f"node/collections/{name}.jsonl").write_text("".join(lines))
-        (folder / f"node/collections/{name}.meta.jsonl").write_text('{"opened": 1}\n')
+        (folder / f"node/collections/{name}.meta.jsonl").write_text(
+            "".join(f"{json.dumps(line)}\n" for line in [{"opened": 1}, *([FAILURE] * 2 if iteration == 1 else [])])
+        )
         if iteration == 1:
             write_statistics(folder / f"token_statistics/{name}.jsonl", rollouts)
         reward = sum(rollout.reward for rollout in rollouts) / len(rollouts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,15 +121,17 @@ def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequ
 
 def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
     """How the whole collection ended, of shares that all reached their floors."""
-    failures: dict[str, int] = {}
+    failures: Counter[str] = Counter()
+    by_task: Counter[str] = Counter()
     for end in ends:
-        for reason, count in end.failures.items():
-            failures[reason] = failures.get(reason, 0) + count
+        failures.update(end.failures)
+        by_task.update(end.failures_by_task)
     return CollectionEnd(
         reason="complete" if all(end.reason == "complete" for end in ends) else "early_stop",
         finished=sum(end.finished for end in ends),
         dropped=sum(end.dropped for end in ends),
         dropped_tokens=sum(end.dropped_tokens for end in ends),
-        failures=failures,
+        failures=dict(failures),
+        failures_by_task=dict(by_task),
         seconds=max(end.seconds for end in ends),
     )

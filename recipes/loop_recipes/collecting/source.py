@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -16,11 +17,19 @@ from tqdm import tqdm
 from loop_recipes.config.loop_config import CollectionConfig, RolloutNodeConfig
 from loop_recipes.config.schema import ConfigError
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
+from rollout_server.collection_request import (
+    RARE_FAILURES,
+    CollectionEnd,
+    CollectionRequest,
+    Progress,
+    failures_warning,
+)
 from rollout_server.ids import parse_collection_id
 from rollout_server.node_process import NodeDied, NodeProcess
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import only_logs, read_rollouts
+
+logger = logging.getLogger(__name__)
 
 
 class NoRollouts(RuntimeError):
@@ -265,10 +274,23 @@ def collect(source: CollectionSource, request: CollectionRequest) -> dict[str, A
         collected = source.read(request)
     except StopRequested:
         return None
+    end = collected.end
+    if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
+        logger.warning("collection %s: %s", request.id, warning)
+    ungradable = sum(rollout.ungradable is not None for rollout in collected.rollouts)
+    if ungradable > RARE_FAILURES * len(collected.rollouts):
+        logger.warning(
+            "collection %s: %d of %d rollouts ended in a state that could not be graded, and count as reward 0",
+            request.id,
+            ungradable,
+            len(collected.rollouts),
+        )
     return {
         "rollouts": [slim_record(rollout) for rollout in collected.rollouts],
-        "dropped_rollouts": collected.end.dropped,
-        "failed_attempts": sum(collected.end.failures.values()),
+        "dropped_rollouts": end.dropped,
+        "failed_attempts": sum(end.failures.values()),
+        "failed_attempts_worst_task": max(end.failures_by_task.values(), default=0),
+        "ungradable_rollouts": ungradable,
         "seconds_collecting": collected.end.seconds,
         "seconds_waiting": collected.seconds_waiting,
     }

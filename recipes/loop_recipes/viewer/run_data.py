@@ -7,7 +7,7 @@ summary stay in memory, so a run of many gigabytes can be looked at.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from appworld_adapter.behavior import api_calls
 from loop_recipes.learner.run_metrics import METRICS_FILE, read_metrics
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, statistics_files
 from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs, read_lines
+from rollout_server.run_files import find_logs, meta_path, read_lines
 
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
@@ -70,7 +70,8 @@ class RunData:
         """Name, metrics and collections; cheap, so that a page can ask again and again.
 
         ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
-        that nobody has opened yet and that is too large to be read for three numbers.
+        that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
+        attempts, {task: {reason: count}}.
         """
         self._find_logs()
         collections = []
@@ -86,6 +87,7 @@ class RunData:
                     "kind": "training" if parsed.is_training else "evaluation",
                     "bytes": size,
                     "totals": _totals(log.summaries),
+                    "failures": _failures(log.path),
                 }
             )
         collections.sort(key=lambda item: (item["kind"] != "training", item["iteration"] or 0, item["id"]))
@@ -146,6 +148,7 @@ class RunData:
             "cursor": cursor,
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
+            "ungradable": record.get("ungradable"),
             "messages": record["messages"],
             "requirements": record["requirements"],
             "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
@@ -225,8 +228,18 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "seconds": record["seconds"],
         "temperature": record["temperature"],
         "tampered": record["tampered"],
+        "ungradable": record.get("ungradable"),
         "calls": calls,
     }
+
+
+def _failures(log: Path) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    meta = meta_path(log.parent, log.stem)
+    for line in read_lines(meta) if meta.is_file() else ():
+        if failure := line.record.get("failure"):
+            counts[failure["task_id"]][failure["reason"]] += 1
+    return counts
 
 
 def _totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:

@@ -35,6 +35,7 @@ def test_overview_lists_iterations_and_metrics(run):
         (f"demo-i000{number}", number, "training") for number in (1, 2, 3)
     ]
     assert [line["iteration"] for line in overview["metrics"]] == [1, 2, 3]
+    assert [item["failures"] for item in overview["collections"]] == [{"task1_1": {"environment_crashed": 2}}, {}, {}]
 
 
 def test_summaries_hold_the_leave_one_out_advantage_of_the_task(run):

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from rollout_server.collecting.collector import MAX_ATTEMPTS, Collector
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import CollectionRequest, failures_warning
 from rollout_server.config import ConfigError
 
 
@@ -86,7 +86,28 @@ def test_failed_attempts_are_replaced_first_and_then_given_up():
         ("t_0", 1, 0),
     ]
     assert collector.failures == Counter(server_error=MAX_ATTEMPTS)
+    assert collector.failures_by_task == {"t_0": MAX_ATTEMPTS}
     assert collector.outcome is None
+
+
+def test_a_repeated_attempt_is_no_second_draw():
+    collector = Collector(make_request(tasks=1, rollouts=1))
+    draws = []
+    for reason in ("environment_crashed", "bad_logprob", "server_error"):
+        key = collector.start_next()
+        draws.append(collector.draw(key))
+        collector.failed(key, reason, "")
+    assert draws == [0, 0, 1], "only tokens that were useless themselves are drawn anew"
+
+
+def test_failed_attempts_are_named_when_they_are_not_rare():
+    assert failures_warning(1000, {"server_error": 20}, {"t_0": 20}) is None
+    assert failures_warning(2, {"server_error": 2}, {"t_0": 2}) is None
+    failures = {"server_error": 1, "environment_crashed": 4}
+    warning = failures_warning(95, failures, {"t_0": 2, "t_1": 3})
+    assert warning.startswith(
+        "5 of 100 attempts failed and were repeated (environment_crashed 4, server_error 1), 3 of them at task t_1;"
+    )
 
 
 def test_unreachable_floor_ends_it_with_one_line():

@@ -103,7 +103,7 @@ function App() {
     </header>
     <main>
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
-      ${address.page === "collection" && html`<${CollectionPage} ...${common} />`}
+      ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}
       ${address.page === "rollout" && html`<${RolloutPage} ...${common} />`}
     </main>

@@ -47,6 +47,15 @@ function Curve({ title, keys, from, small, metrics }) {
   return present.length > 0 && html`<div class="curve" ref=${holder}></div>`;
 }
 
+/** Failed attempts of the given tasks, each {reason: count}. */
+const countFailures = (tasks) => tasks.flatMap(Object.values).reduce((sum, count) => sum + count, 0);
+
+/** One line per task with failed attempts: how many, and why. */
+const attemptsByTask = (failures) =>
+  Object.entries(failures)
+    .map(([task, reasons]) => `${task}: ${Object.entries(reasons).map(([reason, count]) => `${reason} ${count}`).join(", ")}`)
+    .join("\n");
+
 function RunPage({ run }) {
   const { metrics, collections } = run;
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
@@ -56,7 +65,7 @@ function RunPage({ run }) {
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} />`)}</div>`}
     <h2>Collections</h2>
     <table class="wide">
-      <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>size</th></tr></thead>
+      <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>failed attempts</th><th>size</th></tr></thead>
       <tbody>
         ${collections.map((item) => {
           const line = figures(item);
@@ -67,6 +76,7 @@ function RunPage({ run }) {
             <td>${fixed(line && line.reward)}</td>
             <td>${line ? percent(line.success) : "–"}</td>
             <td>${line ? line.rollouts : "–"}</td>
+            <td title=${attemptsByTask(item.failures)}>${countFailures(Object.values(item.failures))}</td>
             <td class="quiet">${(item.bytes / 1e6).toFixed(1)} MB</td>
           </tr>`;
         })}
@@ -83,6 +93,7 @@ const FILTERS = {
   "over budget": (entry) => entry.end_reason !== "completed",
   "with errors": (entry) => entry.failed_turns > 0,
   tampered: (entry) => Boolean(entry.tampered),
+  ungradable: (entry) => Boolean(entry.ungradable),
 };
 const ORDERS = {
   "by task": null,
@@ -112,7 +123,7 @@ function RolloutCell({ collection, entry }) {
 
 const chosenFilters = { filter: "all", order: "by task", text: "" };
 
-function CollectionPage({ collection, stamp }) {
+function CollectionPage({ collection, stamp, failures }) {
   const [settings, setSettings] = useState(chosenFilters);
   const set = (change) => setSettings(Object.assign(chosenFilters, change) && { ...chosenFilters });
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
@@ -147,21 +158,22 @@ function CollectionPage({ collection, stamp }) {
       <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
     </div>
     ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} />`
-      : html`<${TaskTable} collection=${collection} entries=${entries} />`}
+      : html`<${TaskTable} collection=${collection} entries=${entries} failures=${failures} />`}
   </section>`;
 }
 
-function TaskTable({ collection, entries }) {
+function TaskTable({ collection, entries, failures }) {
   const tasks = new Map();
   for (const entry of entries) tasks.set(entry.task, [...(tasks.get(entry.task) || []), entry]);
   return html`<table class="wide">
-    <thead><tr><th>task</th><th>mean reward</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
+    <thead><tr><th>task</th><th>mean reward</th><th>failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
     <tbody>
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
         const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
         return html`<tr key=${task}>
           <td><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a></td>
           <td>${fixed(mean)}</td>
+          <td title=${attemptsByTask({ [task]: failures[task] || {} })}>${countFailures([failures[task] || {}])}</td>
           <td class="cells">${group
             .sort((a, b) => a.index - b.index)
             .map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</td>
@@ -281,6 +293,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
       ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
     )}</p>
     ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
+    ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
     <${Requirements} requirements=${rollout.requirements} />
     <nav class="tabs">
       ${["conversation", "tokens"].map(

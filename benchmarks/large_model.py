@@ -25,10 +25,9 @@ import torch
 from peak_memory import PeakMemory
 from torch import nn
 
-import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_recipes.config.files import extended, load_config
-from loop_recipes.config.loop_config import DTYPES, LoopConfig
-from loop_recipes.config.schema import build, read_config
+from loop_recipes.config.components import build
+from loop_recipes.config.files import extended, load_config, read_config
+from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.advantages import LeaveOneOut
 from loop_recipes.learner.batching import Sample
@@ -41,7 +40,7 @@ from loop_recipes.learner.logprobs import (
     TiledLogProbs,
     attach_head,
 )
-from loop_recipes.learner.model import meta_model, new_adapter, trained_parameters
+from loop_recipes.learner.model import DTYPES, meta_model, new_adapter, trained_parameters
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.process_group import destroy_process_group, init_process_group
 from loop_recipes.learner.sharding import local_part, place_model

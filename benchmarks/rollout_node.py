@@ -37,10 +37,11 @@ from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import RolloutClient
 from rollout_server.collecting.episode import derive_seed
 from rollout_server.collection_request import CollectionRequest, Limits
-from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.server import ServerGroup, VllmServer, parse_metrics
 from rollout_server.node_process import NodeProcess
 from rollout_server.rollout import Rollout
+from rollout_server.schema import from_mapping
 from support.random_policy import write_adapter, write_model
 
 TOKEN = "benchmark"
@@ -136,7 +137,7 @@ async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: in
         "max_concurrent_episodes": concurrent,
     }
     rounds: list[Round] = []
-    with NodeProcess(config, folder / f"run{concurrent}", TOKEN) as process:
+    with NodeProcess(from_mapping(NodeConfig, config), folder / f"run{concurrent}", TOKEN) as process:
         client = RolloutClient(process.url, TOKEN)
         await asyncio.to_thread(client.wait_ready, 120.0, process.check)
         published = await asyncio.to_thread(client.publish_policy, 0, folder / "adapter")

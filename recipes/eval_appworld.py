@@ -13,17 +13,16 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import difficulty_of
-from loop_recipes.config.files import parse
-from loop_recipes.config.schema import ConfigError
+from loop_recipes.config.command_line import parse
+from loop_recipes.config.files import extended
+from loop_recipes.config.preflight import make_output_dir
 from loop_recipes.evaluation.appworld_layout import MissingState, write_experiments
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
 from loop_recipes.evaluation.config import (
@@ -46,6 +45,7 @@ from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.node_process import NodeDied, NodeProcess
+from rollout_server.schema import ConfigError
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState, UnknownTask)
 
@@ -77,10 +77,7 @@ class EvalAppWorldRecipe:
         self._config: EvalConfig = read_eval_config(cfg)
         self._policies = find_policies(self._config)
         self._output_dir = Path(self._config.output_dir).resolve()
-        try:
-            self._output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"output_dir {self._output_dir} cannot be created: {error.strerror}") from error
+        make_output_dir(self._output_dir)
         self._worlds = self._output_dir / "worlds"
         # A log file has no width of its own, and a table in it should not be folded.
         self._console = Console() if sys.stdout.isatty() else Console(width=180)
@@ -114,8 +111,8 @@ class EvalAppWorldRecipe:
     def _setup_endpoints(self) -> None:
         """An environment pool in this process; a node, if there is one too, has its own."""
         node = child_node_config(self._config, self._worlds)
-        model = node["model"]["path"]
-        self._endpoints = EndpointEpisodes(node["environment"], model, self._output_dir / "endpoints")
+        model = node.model.path
+        self._endpoints = EndpointEpisodes(node.environment, model, self._output_dir / "endpoints")
         self._cleanup.callback(self._endpoints.close)
         self._dataset = self._endpoints.dataset
         if all(policy.endpoint is not None for policy in self._policies):
@@ -191,7 +188,7 @@ class EvalAppWorldRecipe:
 
     def _report(self, cells: list[Cell]) -> list[Path]:
         conf = self._config
-        environment: dict[str, Any] = conf.rollout_node.config.get("environment", {}).get("config", {})
+        environment = conf.environment.config if conf.environment is not None else {}
         protocol = Protocol(
             dataset=self._dataset,
             split=conf.split_name,
@@ -258,7 +255,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
     """
     recipe: EvalAppWorldRecipe | None = None
     try:
-        recipe = EvalAppWorldRecipe(cfg)
+        recipe = EvalAppWorldRecipe(extended(cfg, "eval_appworld"))
         recipe.setup()
         files = recipe.evaluate()
         print("written:", *files, sep="\n  ")

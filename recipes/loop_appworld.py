@@ -20,7 +20,6 @@ from torch import Tensor
 from torchtune import training, utils
 from torchtune.recipe_interfaces import FTRecipeInterface
 
-import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.source import (
     SOURCE_ERRORS,
@@ -30,9 +29,11 @@ from loop_recipes.collecting.source import (
     collect,
     open_source,
 )
-from loop_recipes.config.files import extended, parse
-from loop_recipes.config.loop_config import DTYPES, LoopConfig, read_loop_config
-from loop_recipes.config.schema import ConfigError, build
+from loop_recipes.config.command_line import parse
+from loop_recipes.config.components import build
+from loop_recipes.config.files import extended
+from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.preflight import check_run, make_output_dir
 from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import Sample
 from loop_recipes.learner.checkpoint import (
@@ -50,6 +51,7 @@ from loop_recipes.learner.checkpoint import (
 from loop_recipes.learner.diagnostics import canary, gap_metrics, model_flops_utilization, stress
 from loop_recipes.learner.logprobs import attach_head
 from loop_recipes.learner.model import (
+    DTYPES,
     adapter_parameters,
     check_adapter,
     check_shapes,
@@ -73,6 +75,7 @@ from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
 from loop_recipes.learner.token_statistics import TokenStatistics
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
+from rollout_server.schema import ConfigError
 
 
 class LoopAppWorldRecipe(FTRecipeInterface):
@@ -106,6 +109,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
 
     def __init__(self, cfg: DictConfig) -> None:
         self._config: LoopConfig = read_loop_config(cfg)
+        check_run(self._config)
         self._plain_config = OmegaConf.to_container(cfg, resolve=True)
         try:
             self._device = utils.get_device(self._config.device)
@@ -117,6 +121,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             )
         self._dtype = DTYPES[self._config.dtype]
         self._output_dir = Path(self._config.output_dir).resolve()
+        make_output_dir(self._output_dir)
         self._iteration = 0
         self._policy_version = 0
         self._idle_iterations = 0

@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,111 +23,20 @@ from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import appworld_adapter
-import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import load_split
 from appworld_adapter.flaws import FLAWS
-from loop_recipes.config.files import parse
-from loop_recipes.config.schema import ConfigError, read_config
+from loop_recipes.config.command_line import parse
+from loop_recipes.config.files import read_config
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.warm_start import demonstrations, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, collate, copy_batches, demonstration_batches
+from loop_recipes.warm_start.config import SFTConfig
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.schema import ConfigError
 
 GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "generate.py"
 PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
-
-
-@dataclass(frozen=True)
-class PracticeWorld:
-    """A synthetic world of its own to practise in: other people, other tasks than the one trained and tested on."""
-
-    root: str
-    seed: int
-    scenarios_per_template: int
-    people: int
-
-
-@dataclass(frozen=True)
-class DemonstrationConfig:
-    """``count`` episodes on the practice world's ``split``, ``flawed_share`` of them flawed; kept under ``cache``.
-
-    ``habit_count`` more have the flaw ``habit``, all of them; what they are for is said at :class:`Cycle`.
-    """
-
-    split: str
-    count: int
-    flawed_share: float
-    habit: str
-    habit_count: int
-    held_out: int
-    at_once: int
-    cache: str
-
-
-@dataclass(frozen=True)
-class TokenizerConfig:
-    """``demonstrations``: how many clean episodes, cut by pre-tokens, the vocabulary is trained on."""
-
-    vocab_size: int
-    min_frequency: int
-    demonstrations: int
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """See :class:`loop_recipes.warm_start.tiny_model.Architecture`; ``sharpness`` is that of its look-back start."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    embed_dim: int
-    intermediate_dim: int
-    max_seq_len: int
-    norm_eps: float
-    rope_base: float
-    sharpness: float
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A cosine from ``lr`` to zero over ``steps`` batches of demonstrations; ``habit_share`` of them show the habit.
-
-    A small model learns where to copy each kind of value from in sudden steps, one kind after the other, and those that
-    have not come when the rate is down come after a restart. A last, gentle cycle may teach it a bad habit: a wrong way
-    that it prefers, though it knows better, is what reinforcement learning can undo.
-    """
-
-    steps: int
-    lr: float
-    habit_share: float = 0.0
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """The first of ``cycles`` also spans ``copy_steps``; ``lr_warmup_steps`` of each rise."""
-
-    copy_steps: int
-    cycles: list[Cycle]
-    tokens_per_step: int
-    lr_warmup_steps: int
-    weight_decay: float
-    clip_grad_norm: float
-    log_every: int
-    max_held_out_loss: float
-
-
-@dataclass(frozen=True)
-class SFTConfig:
-    output_dir: str
-    policy_dir: str
-    seed: int
-    practice_world: PracticeWorld
-    demonstrations: DemonstrationConfig
-    environment: dict[str, Any]
-    tokenizer: TokenizerConfig
-    model: ModelConfig
-    training: TrainingConfig
 
 
 class SFTAppWorldRecipe:
@@ -169,7 +78,7 @@ class SFTAppWorldRecipe:
 
     def _setup_practice_world(self) -> None:
         world = self.config.practice_world
-        python = self.config.environment["config"]["python"]
+        python = self.config.environment.config["python"]
         command = [python, str(GENERATOR), "--root", world.root, "--seed", str(world.seed)]
         command += ["--scenarios-per-template", str(world.scenarios_per_template), "--people", str(world.people)]
         try:
@@ -185,9 +94,9 @@ class SFTAppWorldRecipe:
         digest.update((Path(self.config.practice_world.root) / "dataset.json").read_bytes())
         for part in (self.config.demonstrations, self.config.tokenizer):
             digest.update(json.dumps(asdict(part)).encode())
-        digest.update(json.dumps(self.config.environment, sort_keys=True).encode())
+        digest.update(json.dumps(asdict(self.config.environment), sort_keys=True).encode())
         for source in (
-            PROMPTS / f"{self.config.environment['config']['prompt']}.txt",
+            PROMPTS / f"{self.config.environment.config['prompt']}.txt",
             Path(appworld_adapter.__file__).with_name("flaws.py"),
         ):
             digest.update(source.read_bytes())

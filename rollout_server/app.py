@@ -15,12 +15,12 @@ from aiohttp import BodyPartReader, web
 
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.collection_request import CollectionRequest
-from rollout_server.config import ConfigError
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
 from rollout_server.policies.store import UnknownPolicy
 from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS
+from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 

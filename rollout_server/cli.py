@@ -19,9 +19,10 @@ from rich.logging import RichHandler
 
 from rollout_server.app import build_app
 from rollout_server.client import RolloutClient
-from rollout_server.config import ConfigError, NodeConfig, load_node_config
+from rollout_server.config import NodeConfig, load_node_config
 from rollout_server.display import print_status, status_line
 from rollout_server.node import Node
+from rollout_server.schema import ConfigError
 
 logger = logging.getLogger("rollout_server")
 

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rollout_server.config import ConfigError, from_mapping
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from rollout_server.schema import STRICT, from_mapping, require
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-POLICY_MODES = ("pinned", "latest")
 MAX_EPISODES = 100_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Sampling:
     """How tokens are sampled. Training needs the defaults: log-probs are then those of the policy itself."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Samples from the most likely tokens that together have this probability."""
     top_k: int = -1
+    """Samples from this many most likely tokens; -1 from all."""
+
+    def __post_init__(self) -> None:
+        require(self.top_k == -1 or self.top_k >= 1, "top_k must be -1 or at least 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Limits:
-    """Bounds of one episode. ``max_context`` counts prompt and sampled tokens together; the deadline starts with the
-    episode's world, not while it waits for one."""
+    """Bounds of one episode."""
 
-    max_turns: int = 40
-    max_tokens_per_turn: int = 1500
-    max_context: int = 32768
-    episode_deadline_s: float = 1800.0
+    max_turns: PositiveInt = 40
+    """Turns of the agent."""
+    max_tokens_per_turn: PositiveInt = 1500
+    """Tokens sampled in one turn."""
+    max_context: Annotated[int, Field(ge=2)] = 32768
+    """Tokens of the whole episode, prompt and sampled ones together."""
+    episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
+    """Seconds from the start of the episode's world, without the time it waits for one; at most a day."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CollectionRequest:
     """``rollouts_per_task`` episodes of each task under one policy.
 
@@ -47,35 +58,25 @@ class CollectionRequest:
 
     id: str
     tasks: list[str]
-    rollouts_per_task: int
-    policy_version: int
+    rollouts_per_task: PositiveInt
+    policy_version: NonNegativeInt
     min_rollouts_per_task: int | None = None
-    min_rollouts_fraction: float = 1.0
+    min_rollouts_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int = 0
-    policy_mode: str = "pinned"
-    sampling: Sampling = field(default_factory=Sampling)
-    limits: Limits = field(default_factory=Limits)
+    policy_mode: Literal["pinned", "latest"] = "pinned"
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    limits: Limits = dataclasses.field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         floor, most = self.floor_per_task, self.rollouts_per_task
-        _require(_ID.fullmatch(self.id) and not self.id.endswith(".meta"), f"id {self.id!r}", "letters, digits, . _ -")
-        _require(bool(self.tasks), "tasks", "at least one task id")
-        _require(len(set(self.tasks)) == len(self.tasks), "tasks", "distinct (ask for more rollouts_per_task instead)")
-        _require(most >= 1, "rollouts_per_task", "at least 1")
-        _require(len(self.tasks) * most <= MAX_EPISODES, "tasks x rollouts_per_task", f"at most {MAX_EPISODES}")
-        _require(1 <= floor <= most, "min_rollouts_per_task", f"1 to rollouts_per_task = {most}")
-        _require(0.0 < self.min_rollouts_fraction <= 1.0, "min_rollouts_fraction", "above 0 and at most 1")
-        _require(self.policy_version >= 0, "policy_version", "0 or more")
-        _require(self.policy_mode in POLICY_MODES, "policy_mode", " or ".join(POLICY_MODES))
-        _require(0.0 <= self.sampling.temperature <= 10.0, "sampling.temperature", "0 to 10")
-        _require(0.0 < self.sampling.top_p <= 1.0, "sampling.top_p", "above 0 and at most 1")
-        _require(self.sampling.top_k == -1 or self.sampling.top_k >= 1, "sampling.top_k", "-1 or at least 1")
-        _require(self.limits.max_turns >= 1, "limits.max_turns", "at least 1")
-        _require(self.limits.max_tokens_per_turn >= 1, "limits.max_tokens_per_turn", "at least 1")
-        _require(self.limits.max_context >= 2, "limits.max_context", "at least 2")
-        _require(
-            0.0 < self.limits.episode_deadline_s <= 86_400.0, "limits.episode_deadline_s", "above 0, at most a day"
+        sound = _ID.fullmatch(self.id) and not self.id.endswith(".meta")
+        require(sound, f"id {self.id!r} must be letters, digits, . _ -")
+        require(self.tasks, "tasks must be at least one task id")
+        require(
+            len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
         )
+        require(len(self.tasks) * most <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
+        require(1 <= floor <= most, f"min_rollouts_per_task must be 1 to rollouts_per_task = {most}")
 
     @property
     def floor_per_task(self) -> int:
@@ -93,7 +94,7 @@ class CollectionRequest:
         return max(1, math.ceil(self.min_rollouts_fraction * self.episodes - 1e-9))
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:
@@ -101,12 +102,7 @@ class CollectionRequest:
         return from_mapping(cls, data)
 
 
-def _require(holds: Any, what: str, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"{what} must be {expected}")
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Progress:
     """Where a collection stands; all are counts of rollouts but ``needed``, the rollouts that end it."""
 
@@ -118,7 +114,7 @@ class Progress:
     failed: int
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CollectionEnd:
     """How a collection ended.
 
@@ -135,7 +131,7 @@ class CollectionEnd:
     failures: dict[str, int]
     seconds: float
     error: str | None = None
-    failures_by_task: dict[str, int] = field(default_factory=dict)
+    failures_by_task: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 RARE_FAILURES = 0.02

@@ -21,12 +21,13 @@ from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.policy_speaker import EpisodeServices
 from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.collection_request import CollectionRequest
-from rollout_server.config import ConfigError, NodeConfig
+from rollout_server.config import NodeConfig
 from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from rollout_server.run_files import COLLECTIONS, write_whole
+from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 

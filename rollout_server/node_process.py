@@ -8,13 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
-
-from rollout_server.config import NodeConfig, from_mapping
+from rollout_server.config import NodeConfig, write_node_config
 
 TAIL_LINES = 15
 
@@ -29,17 +25,13 @@ class NodeProcess:
     The node watches its owner and stops, with all its servers and worlds, when this process ends in any way.
 
     Args:
-        config: the node's configuration, as in its YAML. Port 0 is the right choice here.
+        config: the node's configuration. Port 0 is the right choice here.
         output_dir: where ``rollout_node.yaml`` and ``rollout_node.log`` are written.
         token: the bearer token, handed over in the environment variable that the configuration names.
-
-    Raises:
-        ConfigError: the configuration cannot be used; nothing was started.
     """
 
-    def __init__(self, config: Mapping[str, Any], output_dir: str | Path, token: str):
-        self._config: NodeConfig = from_mapping(NodeConfig, config)
-        self._plain = dict(config)
+    def __init__(self, config: NodeConfig, output_dir: str | Path, token: str):
+        self._config = config
         self._token = token
         self._address = Path(self._config.root) / "node.json"
         self.log_path = Path(output_dir) / "rollout_node.log"
@@ -53,7 +45,7 @@ class NodeProcess:
             NodeDied: it ended, or did not listen before the deadline.
         """
         self._yaml.parent.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(self._plain), self._yaml)
+        write_node_config(self._config, self._yaml)
         self._address.unlink(missing_ok=True)
         command = [sys.executable, "-m", "rollout_server.cli", "--config", str(self._yaml)]
         with open(self.log_path, "ab") as log:

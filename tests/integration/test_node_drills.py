@@ -19,8 +19,10 @@ import pytest
 
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.collection_request import Limits
+from rollout_server.config import NodeConfig
 from rollout_server.inference.process_guard import descendants
 from rollout_server.node_process import NodeProcess
+from rollout_server.schema import from_mapping
 from support.adapter_support import PYTHON, ROOT, needs_world
 from support.node_reader import TOKEN, Reader, largest_gap, request
 from support.processes import alive
@@ -59,7 +61,7 @@ class House:
             },
             "max_concurrent_episodes": 6,
         }
-        self.process = NodeProcess(config, folder, TOKEN)
+        self.process = NodeProcess(from_mapping(NodeConfig, config), folder, TOKEN)
 
     def client(self, url: str | None = None) -> RolloutClient:
         return RolloutClient(url or self.process.url, TOKEN, reconnect_s=START_S)

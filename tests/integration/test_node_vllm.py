@@ -11,8 +11,10 @@ from collections import Counter
 import pytest
 
 from rollout_server.client import RolloutClient
+from rollout_server.config import NodeConfig
 from rollout_server.inference.process_guard import descendants
 from rollout_server.node_process import NodeDied, NodeProcess
+from rollout_server.schema import from_mapping
 from support.node_reader import TOKEN, Reader, largest_gap, request
 from support.processes import alive
 from support.vllm_proxy import VllmProxy
@@ -30,7 +32,7 @@ def free_address():
 
 @contextlib.contextmanager
 def ready_node(config, folder):
-    with NodeProcess(config, folder, TOKEN) as process:
+    with NodeProcess(from_mapping(NodeConfig, config), folder, TOKEN) as process:
         client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
         client.wait_ready(COMMAND_S, process.check)
         yield process, client
@@ -124,8 +126,10 @@ def test_nothing_outlives_a_killed_owner(shared_vllm, tmp_path):
     config = shared_vllm.node_config(tmp_path / "node", servers={"count": 1, "kv_cache_bytes": 128 << 20})
     script = f"""
 import time
+from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
-NodeProcess({config!r}, {str(tmp_path)!r}, "secret").start()
+from rollout_server.schema import from_mapping
+NodeProcess(from_mapping(NodeConfig, {config!r}), {str(tmp_path)!r}, "secret").start()
 time.sleep(600)
 """
     owner = subprocess.Popen([sys.executable, "-c", script])

@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from eval_appworld import EvalAppWorldRecipe
-from loop_recipes.config.schema import ConfigError
 from loop_recipes.evaluation.collect import EvaluationTimeout
 from loop_recipes.evaluation.config import adapter_digest, find_policies, read_eval_config
+from rollout_server.schema import ConfigError
 from support.counter_node import TOKEN, local_node
 from support.random_policy import write_adapter, write_model
 
@@ -207,16 +207,16 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ({"policies": [{"name": "a", "adapter": "/nowhere"}]}, "neither a PEFT adapter .* nor a training run"),
         ({"policies": [{"name": "a", "adapter": "/nowhere/*"}]}, "no adapter folder matches"),
         ({"policies": [{"name": "a"}, {"name": "a"}]}, "'a' is there twice"),
-        ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be"),
+        ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be of the form .*, not 'a b'"),
         ({"tasks": ["reach4_1"]}, "exactly one of split and tasks"),
-        ({"samplings": [{"temperature": -1}]}, "temperature must be 0 to 10"),
-        ({"samplings": [{"runs": 0}]}, "runs must be at least 1"),
+        ({"samplings": [{"temperature": -1}]}, r"samplings\[0\].temperature must be at least 0, not -1"),
+        ({"samplings": [{"runs": 0}]}, r"samplings\[0\].runs must be above 0, not 0"),
         ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
         ({"dataset_root": "/nowhere"}, "dataset_root /nowhere holds no folder data"),
         ({"appworld_experiments": True}, "needs rollout_node.launch: true"),
         ({"policies": [{"name": "a", "endpoint": {"url": "x.com", "model": "m"}}]}, "must begin with http"),
         ({"policies": [{"name": "a", "endpoint": {"url": "http://x", "model": "m"}}]}, "endpoint needs .*launch: true"),
-        ({"rollout_node": {"replay": "/logs"}}, "cannot be evaluated"),
+        ({"rollout_node": {"replay": "/logs"}}, "unknown key 'rollout_node.replay'"),
     ],
 )
 def test_config_errors_are_one_clear_line(policy, tmp_path, changes, message):

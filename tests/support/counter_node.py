@@ -16,9 +16,10 @@ from rollout_server.app import build_app
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Limits
-from rollout_server.config import NodeConfig, from_mapping
+from rollout_server.config import NodeConfig
 from rollout_server.node import Node
 from rollout_server.rollout import Rollout
+from rollout_server.schema import from_mapping
 from support.fake_vllm import FakeVllm
 from support.waiting import DEADLINE_S
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from loop_recipes.collecting.task_sampler import TaskSampler
 from loop_recipes.config.loop_config import LoopConfig
-from loop_recipes.config.schema import ConfigError
 from rollout_server.collection_request import CollectionRequest, Sampling
 from rollout_server.ids import dev_id, training_id
 from rollout_server.run_files import write_whole
+from rollout_server.schema import ConfigError
 
 
 def run_name(config: LoopConfig, output_dir: Path) -> str:

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from loop_recipes.config.loop_config import CollectionConfig, RolloutNodeConfig
-from loop_recipes.config.schema import ConfigError
+from loop_recipes.config.loop_config import CollectionConfig, RolloutSourceConfig
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import (
     RARE_FAILURES,
@@ -28,6 +27,7 @@ from rollout_server.ids import parse_collection_id
 from rollout_server.node_process import NodeDied, NodeProcess
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import only_logs, read_rollouts
+from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class ReplaySource:
 
 
 def open_source(
-    node: RolloutNodeConfig, collection: CollectionConfig, output_dir: Path, stop_requested: Callable[[], bool]
+    node: RolloutSourceConfig, collection: CollectionConfig, output_dir: Path, stop_requested: Callable[[], bool]
 ) -> CollectionSource:
     """The source that a config names. A node that is launched goes on starting while the caller works.
 
@@ -238,7 +238,7 @@ def open_source(
         source.wait_ready()
         return source
     with contextlib.ExitStack() as undo:
-        child = NodeProcess(node.config, output_dir, token)
+        child = NodeProcess(node.child, output_dir, token)
         undo.callback(child.stop)
         child.start()
         source = _node_source(child.url, child, token, node, collection, stop_requested)
@@ -250,7 +250,7 @@ def _node_source(
     url: str,
     child: NodeProcess | None,
     token: str,
-    node: RolloutNodeConfig,
+    node: RolloutSourceConfig,
     collection: CollectionConfig,
     stop_requested: Callable[[], bool],
 ) -> NodeSource:

@@ -10,49 +10,20 @@ Values of the extending file, and those of the command line, win. ``extends`` ca
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from torchtune import config
 from yaml import YAMLError
 
-from loop_recipes.config.schema import ConfigError
+import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from loop_recipes.paths import recipes_folder
+from rollout_server.schema import ConfigError, from_mapping
 
+Section = TypeVar("Section")
 CONFIGS = recipes_folder() / "configs"
-
-
-def parse(recipe_main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
-    """torchtune's ``config.parse``, but a command line that it cannot read is one line and not a traceback."""
-    parsed = config.parse(recipe_main)
-
-    @functools.wraps(recipe_main)
-    def checked() -> Any:
-        recipe, *words = sys.argv
-        try:
-            _check_words(words)
-        except ConfigError as error:
-            sys.exit(f"{Path(recipe).stem}: {error}")
-        return parsed()
-
-    return checked
-
-
-def _check_words(words: list[str]) -> None:
-    """Of a command line; argparse itself says what is wrong with a missing ``--config``."""
-    if "--config" in words[:-1]:
-        place = words.index("--config")
-        load_config(words[place + 1])
-        words = words[:place] + words[place + 2 :]
-    for word in words:
-        override = word.startswith("~") or (word.count("=") == 1 and not word.startswith("-"))
-        if not override and word not in ("-h", "--help", "--config"):
-            raise ConfigError(f"{word!r} is not understood; after --config come key=value, or ~key to leave one out")
 
 
 def load_config(name: str) -> DictConfig:
@@ -104,6 +75,19 @@ def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
     while layers:
         merged = _merged(merged, layers.pop())
     return OmegaConf.create(merged)
+
+
+def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
+    """Resolve ``cfg`` and turn it into ``section``.
+
+    Raises:
+        ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
+    """
+    try:
+        plain = OmegaConf.to_container(OmegaConf.create(cfg), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
+    return from_mapping(section, plain)
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:

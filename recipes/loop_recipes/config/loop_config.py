@@ -1,136 +1,135 @@
-"""The keys of ``loop_appworld``'s YAML, and everything that can be refused before any work begins."""
+"""The keys of ``loop_appworld``'s YAML, each with its sentence, and what they must be among each other."""
 
 from __future__ import annotations
 
-import os
-import socket
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
-import torch
 from omegaconf import DictConfig
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from loop_recipes.config.schema import ConfigError, build, check_component, read_config
+from loop_recipes.config.files import read_config
+from loop_recipes.config.rollout_node import RolloutNodeConfig
 from rollout_server.collection_request import Limits, Sampling
-from rollout_server.config import NodeConfig, from_mapping
-from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
+from rollout_server.schema import STRICT, require
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPONENT = "component"
+Component = Annotated[dict[str, Any], COMPONENT]
+"""What to build, by ``_component_``, and its arguments."""
+Dtype = Literal["fp32", "bf16", "fp16"]
 
 
-@dataclass(frozen=True)
-class RolloutNodeConfig:
-    """Where rollouts come from; exactly one of ``launch``, ``url`` and ``replay``.
+@dataclass(frozen=True, config=STRICT)
+class RolloutSourceConfig(RolloutNodeConfig):
+    """Where rollouts come from: exactly one of ``launch``, ``url`` and ``replay``."""
 
-    ``launch`` starts a rollout node with ``config`` as a child of rank 0; ``url`` uses one that runs elsewhere;
-    ``replay`` is a folder with one ``*.jsonl`` log per iteration, taken in the order of their names.
-    """
-
-    launch: bool = False
-    url: str | None = None
     replay: str | None = None
-    token_env: str = "ROLLOUT_SERVER_TOKEN"
-    start_deadline_s: float = 600.0
-    config: dict[str, Any] = field(default_factory=dict)
+    """Trains on stored rollouts: a folder with one ``*.jsonl`` log per iteration, taken in the order of their names."""
 
-    def __post_init__(self) -> None:
-        chosen = [self.launch, self.url is not None, self.replay is not None]
-        if sum(chosen) != 1:
-            raise ConfigError("rollout_node needs exactly one of launch: true, url and replay")
+    def _ways(self) -> dict[str, bool]:
+        return {**super()._ways(), "replay": self.replay is not None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class HorizonStage:
-    """From this iteration on, episodes may take this many turns."""
+    """A stage of the interaction horizon."""
 
-    from_iteration: int
-    max_turns: int
+    from_iteration: NonNegativeInt
+    """The first iteration of the stage."""
+    max_turns: PositiveInt
+    """How many turns its episodes may take."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CollectionConfig:
-    """What one iteration asks of the rollout node. ``tasks`` replaces the tasks of ``split``; ``horizons`` replaces
-    ``limits.max_turns`` from the first stage's iteration on."""
+    """What one iteration asks of the rollout node."""
 
-    tasks_per_iteration: int
+    tasks_per_iteration: PositiveInt
+    """Tasks drawn for one iteration, without repetition until all have been drawn."""
     rollouts_per_task: int
+    """Rollouts of each task, at least 2: the group of the leave-one-out baseline."""
     min_rollouts_per_task: int
+    """The collection may end once every task has this many rollouts."""
     limits: Limits
-    min_rollouts_fraction: float = 1.0
+    min_rollouts_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The collection may end once this share of all rollouts is finished."""
     split: str = "train"
+    """Tasks to train on: a split of the dataset, with difficulties as in ``train:1,2``."""
     tasks: list[str] | None = None
+    """Task ids to train on instead of a split."""
     sampling: Sampling = field(default_factory=Sampling)
     horizons: list[HorizonStage] = field(default_factory=list)
-    max_policy_lag: int = 0
-    policy_mode: str = "pinned"
-    deadline_s: float = 7200.0
+    """Stages that replace ``limits.max_turns`` from the first stage's iteration on."""
+    max_policy_lag: Literal[0, 1] = 0
+    """1 collects the next iteration while this one is trained on."""
+    policy_mode: Literal["pinned", "latest"] = "pinned"
+    """``pinned`` samples a whole episode from one policy version, ``latest`` takes the newest one at every turn."""
+    deadline_s: PositiveFloat = 7200.0
+    """Seconds until a collection must have ended."""
 
     def __post_init__(self) -> None:
         most, least = self.rollouts_per_task, self.min_rollouts_per_task
-        _require(most >= 2, f"collection.rollouts_per_task is {most}; leave-one-out needs at least 2")
-        _require(2 <= least <= most, f"collection.min_rollouts_per_task is {least}; it must be 2 to {most}")
-        _require(self.tasks_per_iteration >= 1, "collection.tasks_per_iteration must be at least 1")
-        _require(0 < self.min_rollouts_fraction <= 1, "collection.min_rollouts_fraction must be above 0 and at most 1")
-        _require(
+        require(most >= 2, f"rollouts_per_task is {most}; leave-one-out needs at least 2")
+        require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be 2 to {most}")
+        distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
+        require(distinct, "tasks must be distinct")
+        require(
             self.sampling == Sampling(),
-            "collection.sampling must be temperature 1.0, top_p 1.0, top_k -1: otherwise the sampled log-probs are not "
-            "the policy's, and the ratios are biased (evaluation may sample as it likes)",
+            "sampling must be temperature 1.0, top_p 1.0, top_k -1: otherwise the sampled log-probs are not the "
+            "policy's, and the ratios are biased (evaluation may sample as it likes)",
         )
-        _require(self.max_policy_lag in (0, 1), "collection.max_policy_lag must be 0 or 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class UpdateConfig:
-    """One iteration's update. ``minibatch_rollouts`` null takes one step per epoch on all rollouts with signal.
+    """One iteration's update."""
 
-    ``loss_divisor`` is "mean" (over the rollouts of the minibatch, as the paper) or a constant (the authors' code: 32,
-    whatever the filter leaves). ``exact_entropy`` gives the metric ``entropy``, for one more pass of the head where old
-    log-probs are recomputed. ``token_statistics`` keeps each token's log-prob, ratio and clip of every update for
-    rollout-viewer, about 25 bytes a sampled token.
-    """
-
-    epochs: int = 1
-    minibatch_rollouts: int | None = 32
-    micro_batch_tokens: int = 32768
+    epochs: PositiveInt = 1
+    """Passes over the rollouts of the iteration."""
+    minibatch_rollouts: PositiveInt | None = 32
+    """Rollouts of one optimizer step; null takes one step per epoch on all rollouts with signal."""
+    micro_batch_tokens: PositiveInt = 32768
+    """Tokens of one forward pass, padding included; a longer rollout is a batch of its own."""
     packed: bool = False
-    min_abs_advantage: float = 0.01
-    loss_divisor: str | float = "mean"
-    clip_grad_norm: float | None = 1.0
+    """Packs several rollouts into one row in place of padding them."""
+    min_abs_advantage: NonNegativeFloat = 0.01
+    """Rollouts with a smaller advantage carry no signal and are left out."""
+    loss_divisor: Literal["mean"] | PositiveFloat = "mean"
+    """``mean`` over the rollouts of the minibatch, as in the paper, or a constant (the authors' code: 32, whatever the
+    filter leaves)."""
+    clip_grad_norm: PositiveFloat | None = 1.0
+    """The largest norm of the gradient; null does not clip."""
     exact_entropy: bool = False
+    """Writes the metric ``entropy``, at the cost of one more pass of the head where old log-probs are recomputed."""
     token_statistics: bool = False
-
-    def __post_init__(self) -> None:
-        _require(self.epochs >= 1, "update.epochs must be at least 1")
-        _require(
-            self.minibatch_rollouts is None or self.minibatch_rollouts >= 1, "update.minibatch_rollouts must be 1+"
-        )
-        _require(self.micro_batch_tokens >= 1, "update.micro_batch_tokens must be at least 1")
-        constant = isinstance(self.loss_divisor, int | float) and self.loss_divisor > 0
-        _require(self.loss_divisor == "mean" or constant, "update.loss_divisor must be 'mean' or a number above 0")
-        _require(
-            self.clip_grad_norm is None or self.clip_grad_norm > 0, "update.clip_grad_norm must be above 0 or null"
-        )
+    """Keeps each token's log-prob, ratio and clip of every update for rollout-viewer, about 25 bytes each."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DevEvaluationConfig:
-    """One rollout of every task of ``split`` before the first iteration and after each ``every`` (0: never), while the
-    next iteration updates; the checkpoint with the best success is kept. A score made on the way, for choosing a
-    checkpoint; `eval_appworld` makes those to report."""
+    """Scores on the way, for choosing a checkpoint: one rollout of every task, made while the next iteration updates.
+    The checkpoint with the best success is kept. `eval_appworld` makes the scores to report."""
 
-    every: int = 0
+    every: NonNegativeInt = 0
+    """Scores the policy before the first iteration and after each ``every``; 0 never."""
     split: str = "dev"
-    temperature: float = 0.0
-    max_turns: int = 50
+    """The tasks to score."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """0 is greedy."""
+    max_turns: PositiveInt = 50
+    """Turns of an episode."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class StopConfig:
-    """When to stop by itself, saying why: too many iterations in a row without signal, the KL estimate too large."""
+    """When a run stops by itself, saying why."""
 
     iterations_without_signal: int | None = 10
+    """After so many iterations in a row in which no rollout had an advantage; null never."""
     max_approx_kl: float | None = None
+    """When the metric ``approx_kl`` is larger; null never."""
 
     def reason(self, idle_iterations: int, approx_kl: float) -> str | None:
         """Why to stop now, or None."""
@@ -141,168 +140,105 @@ class StopConfig:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GapConfig:
-    """Thresholds on the 99th percentile of abs(sampler log-prob - learner log-prob): ok up to ``ok``, then "drift",
-    and "broken" above ``broken``."""
+    """Thresholds for the 99th percentile of abs(sampler log-prob - learner log-prob)."""
 
     ok: float = 1e-3
+    """Up to here the verdict is "ok", above it "drift"."""
     broken: float = 0.1
+    """Above this the verdict is "broken"."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class LoopConfig:
-    """All keys of the recipe; see docs/training.md and the header of each YAML.
-
-    ``extends`` is resolved before (see config_files.py). ``critic_lr`` null gives the critic the policy's.
-    """
+    """All keys of the recipe `loop_appworld`."""
 
     output_dir: str
-    model: dict[str, Any]
-    checkpointer: dict[str, Any]
-    rollout_node: RolloutNodeConfig
+    """Folder of the run: metrics, policies, checkpoints and the launched node's files."""
+    model: Component
+    """torchtune's builder of the LoRA model."""
+    checkpointer: Component
+    """torchtune's checkpointer, which reads the base model."""
+    rollout_node: RolloutSourceConfig
     collection: CollectionConfig
-    advantage: dict[str, Any]
-    loss: dict[str, Any]
-    log_probs: dict[str, Any]
-    optimizer: dict[str, Any]
-    lr_scheduler: dict[str, Any]
-    max_iterations: int
+    advantage: Component
+    """From ``loop_recipes.learner.advantages``: what a rollout's return is compared with."""
+    loss: Component
+    """From ``loop_recipes.learner.losses``."""
+    log_probs: Component
+    """From ``loop_recipes.learner.logprobs``: the head that gives the sampled tokens' log-probs."""
+    optimizer: Component
+    """Any ``torch.optim`` optimizer."""
+    lr_scheduler: Component
+    """From ``loop_recipes.learner.lr_schedules``, or one of torchtune's; a step is an iteration."""
+    max_iterations: PositiveInt
+    """Iterations of the whole run, those before a resume included."""
     extends: str | None = None
-    critic: dict[str, Any] | None = None
+    """The config below this one: a name, or the path of a YAML file."""
+    critic: Component | None = None
+    """``loop_recipes.learner.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
     critic_lr: float | None = None
+    """Learning rate of the critic; null gives it the policy's."""
     update: UpdateConfig = field(default_factory=UpdateConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
     sampler_gap: GapConfig = field(default_factory=GapConfig)
-    run_name: str | None = None
+    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    """Begins the ids of this run's collections; null makes a name of the output folder's and a random part."""
     seed: int = 0
+    """Seed of tasks, episodes, the new adapter and minibatches."""
     device: str = "cpu"
-    dtype: str = "fp32"
-    adapter_dtype: str = "fp32"
+    """``cpu`` or ``cuda``."""
+    dtype: Dtype = "fp32"
+    """Precision of base weights and computation; LoRA masters and gradients are always fp32."""
+    adapter_dtype: Dtype = "fp32"
+    """Precision of the adapters that are exported and served."""
     enable_activation_checkpointing: bool = False
+    """Recomputes each layer's activations in the backward pass."""
     initial_adapter: str | None = None
+    """A PEFT adapter to begin with; null begins with a new one, which changes nothing at first."""
     resume_from_checkpoint: bool = False
-    keep_last_checkpoints: int = 2
+    """Goes on with the newest checkpoint in ``output_dir``, if there is one."""
+    keep_last_checkpoints: PositiveInt = 2
+    """Checkpoints that are kept, beside the best of ``dev_evaluation``."""
     stress_test: bool = False
+    """Runs one forward and backward pass of ``collection.limits.max_context`` tokens before the first iteration."""
     device_peak_tflops: float | None = None
-    metric_logger: list[dict[str, Any]] = field(default_factory=list)
+    """Peak of one device, for the metric ``model_flops_utilization``; null leaves it out."""
+    metric_logger: list[Component] = field(default_factory=list)
+    """torchtune's metric loggers, beside ``metrics.jsonl``."""
 
     def __post_init__(self) -> None:
-        _require(self.max_iterations >= 1, "max_iterations must be at least 1")
-        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}; fp32, bf16 and fp16 can be trained")
-        _require(self.adapter_dtype in DTYPES, "adapter_dtype (of what is served) must be fp32, bf16 or fp16")
-        _require(self.keep_last_checkpoints >= 1, "keep_last_checkpoints must be at least 1")
+        if self.critic is not None:
+            level = self.loss.get("level", "token")
+            require(
+                level == "token",
+                f"loss.level is {level!r}; a critic gives each token its own advantage: choose token",
+            )
+        if self.rollout_node.replay is not None:
+            require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
+        if self.rollout_node.launch:
+            self._check_child()
+
+    def _check_child(self) -> None:
+        served, limits = self.rollout_node.child.model, self.collection.limits
+        require(
+            limits.max_context <= served.max_context,
+            f"collection.limits.max_context is {limits.max_context}, more than the node's "
+            f"rollout_node.config.model.max_context, {served.max_context}",
+        )
+        rank = self.model.get("lora_rank")
+        require(
+            not isinstance(rank, int) or rank <= served.lora_rank,
+            f"model.lora_rank is {rank}, but rollout_node.config.model.lora_rank {served.lora_rank}",
+        )
 
 
-def read_loop_config(cfg: DictConfig) -> LoopConfig:
-    """Check the whole config and what it names on this machine.
+def read_loop_config(cfg: DictConfig | Mapping[str, Any]) -> LoopConfig:
+    """The recipe's config, as far as it can be judged by itself; preflight.py looks at what it names.
 
     Raises:
         ConfigError: one line that names the key and the cure.
     """
-    config = read_config(cfg, LoopConfig)
-    check_component("model", config.model)
-    check_component("checkpointer", config.checkpointer)
-    for path in ("advantage", "loss", "log_probs"):
-        check_component(path, getattr(config, path))
-        try:
-            build(getattr(config, path))  # cheap, and they check their own arguments
-        except ValueError as error:
-            raise ConfigError(f"{path}: {error}") from error
-    if config.critic is not None:
-        check_component("critic", config.critic, positional=1)
-        _require(
-            config.loss.get("level", "token") == "token",
-            f"loss.level is {config.loss.get('level')!r}; a critic gives each token its own advantage: choose token",
-        )
-    check_component("optimizer", config.optimizer, positional=1)
-    check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
-    for number, logger in enumerate(config.metric_logger):
-        check_component(f"metric_logger[{number}]", logger)
-    _check_checkpoint_files(config.checkpointer)
-    _check_output_dir(config)
-    _check_rollout_node(config)
-    if config.initial_adapter and not is_adapter(Path(config.initial_adapter)):
-        raise ConfigError(
-            f"initial_adapter {config.initial_adapter} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}"
-        )
-    return config
-
-
-def holds_run(output_dir: Path) -> bool:
-    """Whether a run has written its metrics or checkpoints here."""
-    metrics = output_dir / "metrics.jsonl"
-    return (metrics.exists() and metrics.stat().st_size > 0) or any((output_dir / "checkpoints").glob("iteration_*"))
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigError(message)
-
-
-def _check_checkpoint_files(checkpointer: dict[str, Any]) -> None:
-    folder = Path(checkpointer["checkpoint_dir"])
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"checkpointer.checkpoint_dir {folder} holds no config.json; download the model there (tune download) or, "
-            "for the tiny policy, run `make warm-start`"
-        )
-    files = checkpointer["checkpoint_files"]
-    for name in files if isinstance(files, list) else []:
-        if not (folder / name).is_file():
-            raise ConfigError(f"checkpointer.checkpoint_files: {folder / name} does not exist")
-
-
-def _check_output_dir(config: LoopConfig) -> None:
-    folder = Path(config.output_dir)
-    if holds_run(folder) and not config.resume_from_checkpoint:
-        raise ConfigError(
-            f"output_dir {folder} already holds a run; give resume_from_checkpoint=True to go on with it, or another "
-            "output_dir"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output_dir {folder} cannot be created: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"output_dir {folder} is not writable")
-
-
-def _check_rollout_node(config: LoopConfig) -> None:
-    node = config.rollout_node
-    if node.replay is not None:
-        _require(config.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
-        if not only_logs(Path(node.replay).glob("*")):
-            raise ConfigError(f"rollout_node.replay {node.replay} holds no *.jsonl log")
-    elif node.launch:
-        _check_child_node(config, from_mapping(NodeConfig, node.config, "rollout_node.config"))
-    elif not os.environ.get(node.token_env):
-        raise ConfigError(f"the environment variable {node.token_env} must hold the rollout node's bearer token")
-
-
-def _check_child_node(config: LoopConfig, node: NodeConfig) -> None:
-    served, trained = Path(node.model.path).resolve(), Path(config.checkpointer["checkpoint_dir"]).resolve()
-    if served != trained:
-        raise ConfigError(
-            f"rollout_node.config.model.path is {served}, but checkpointer.checkpoint_dir is {trained}; both must "
-            "be the same base model"
-        )
-    if node.model.max_context < config.collection.limits.max_context:
-        raise ConfigError(
-            f"collection.limits.max_context is {config.collection.limits.max_context}, more than the node's "
-            f"rollout_node.config.model.max_context, {node.model.max_context}"
-        )
-    rank = config.model.get("lora_rank")
-    if rank is not None and rank > node.model.lora_rank:
-        raise ConfigError(f"model.lora_rank is {rank}, but rollout_node.config.model.lora_rank {node.model.lora_rank}")
-    if node.port and int(os.environ.get("RANK", 0)) == 0:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((node.host, node.port))
-            except OSError as error:
-                raise ConfigError(
-                    f"rollout_node.config.port: {node.host}:{node.port} cannot be used ({error.strerror}); choose "
-                    "another, or 0 for any free port"
-                ) from error
+    return read_config(cfg, LoopConfig)

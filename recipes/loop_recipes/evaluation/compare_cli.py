@@ -1,8 +1,7 @@
-"""Evaluations of the same tasks, compared task by task: `tune run compare_evals`, or `compare-evals` for short.
+"""Compares evaluations of the same tasks, task by task.
 
     compare-evals runs/a/evaluation runs/b/evaluation
-    compare-evals runs/a/evaluation runs/b/evaluation output=runs/comparison level=0.9
-    tune run compare_evals --config compare_evals/default runs/a/evaluation runs/b/evaluation
+    compare-evals runs/a/evaluation runs/b/evaluation --output runs/comparison --level 0.9
 
 Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
 the first policy is compared with each other one.
@@ -13,64 +12,47 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.markdown import Markdown
 
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
-from rollout_server.config import ConfigError, from_mapping
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """``output``: folder for comparison.md and comparison.json, null for none; the others are of the bootstrap."""
-
-    output: str | None = None
-    level: float = 0.95
-    resamples: int = 10_000
-
-    def __post_init__(self) -> None:
-        if not 0.5 <= self.level < 1.0 or self.resamples < 100:
-            raise ConfigError("level must be 0.5 to below 1, and resamples at least 100")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script and of `tune run`; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="compare-evals", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="+", metavar="FOLDER | key=value", help="evaluations; output, level, resamples")
-    parser.add_argument("--config", type=Path, help="YAML file with the keys output, level and resamples")
-    parsed = parser.parse_args(arguments)
-    folders = [Path(word) for word in parsed.words if "=" not in word or Path(word).is_dir()]
+    """Entry point of the console script; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "compare-evals", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="output of an evaluation")
+    parser.add_argument("--output", type=Path, help="folder for comparison.md and comparison.json")
+    parser.add_argument("--level", type=float, default=0.95, help="confidence of the bootstrap intervals, 0.95")
+    parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap, 10000")
+    options = parser.parse_args(arguments)
+    if not 0.5 <= options.level < 1.0:
+        parser.error(f"--level is {options.level:g}; it must be 0.5 to below 1")
+    if options.resamples < 100:
+        parser.error(f"--resamples is {options.resamples}; it must be at least 100")
     try:
-        conf = _config(parsed.config, [word for word in parsed.words if Path(word) not in folders])
-        text, data = _compare(folders, conf)
+        text, data = _compare(options.folders, options.level, options.resamples)
+        if options.output is not None:
+            options.output.mkdir(parents=True, exist_ok=True)
+            (options.output / "comparison.md").write_text(text)
+            (options.output / "comparison.json").write_text(json.dumps(data, indent=1) + "\n")
     except (ValueError, OSError) as error:
         print(f"compare-evals: {error}", file=sys.stderr)
         return 1
     console = Console() if sys.stdout.isatty() else Console(width=140)  # a log file has no width of its own
     console.print(Markdown(text))
-    if conf.output is not None:
-        output = Path(conf.output)
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "comparison.md").write_text(text)
-        (output / "comparison.json").write_text(json.dumps(data, indent=1) + "\n")
-        print(f"written: {output / 'comparison.md'}, {output / 'comparison.json'}")
+    if options.output is not None:
+        print(f"written: {options.output / 'comparison.md'}, {options.output / 'comparison.json'}")
     return 0
 
 
-def _config(file: Path | None, overrides: list[str]) -> CompareConfig:
-    parts = [OmegaConf.load(file)] if file is not None else []
-    merged = OmegaConf.merge(*parts, OmegaConf.from_dotlist(overrides))
-    return from_mapping(CompareConfig, OmegaConf.to_container(merged, resolve=True))
-
-
-def _compare(folders: list[Path], conf: CompareConfig) -> tuple[str, dict]:
-    if not folders:
-        raise ValueError("give the output folder of an evaluation, or several")
+def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, dict[str, Any]]:
     reports, scores = [], []
     for folder in folders:
         report, named = read_report(folder)
@@ -83,15 +65,13 @@ def _compare(folders: list[Path], conf: CompareConfig) -> tuple[str, dict]:
             raise ValueError(
                 f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"
             )
-    comparisons = compare_with_first(scores, level=conf.level, resamples=conf.resamples)
+    comparisons = compare_with_first(scores, level=level, resamples=resamples)
     if not comparisons:
         held = ", ".join(f"{item.name} ({item.sampling})" for item in scores)
         raise ValueError(f"nothing to compare: no two policies were sampled the same way; there are {held}")
     first = reports[0]
     header = {"dataset": first["dataset"], "split": f"{first['split']} ({len(first['tasks'])} tasks)"}
-    header["intervals"] = (
-        f"{conf.level:.0%} bootstrap, p-values by permutation, both over scenarios; in percentage points"
-    )
+    header["intervals"] = f"{level:.0%} bootstrap, p-values by permutation, both over scenarios; in percentage points"
     return comparison_markdown(comparisons, header), {
         **header,
         "comparisons": [comparison.to_dict() for comparison in comparisons],

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import glob
 import hashlib
 import json
 import os
-import re
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import DictConfig
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from loop_recipes.config.loop_config import RolloutNodeConfig
-from loop_recipes.config.schema import ConfigError, read_config
+from loop_recipes.config.files import read_config
+from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
 from rollout_server.collection_request import Limits
-from rollout_server.config import NodeConfig, from_mapping
+from rollout_server.config import EnvironmentConfig, NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, is_adapter
+from rollout_server.schema import STRICT, ConfigError, require
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class EndpointConfig:
-    """A chat endpoint: ``POST <url>/chat/completions``.
-
-    ``api_key_env`` names the environment variable that holds the key (null: none is sent). ``request`` is merged into
-    every request's body, for what one service wants and another refuses; a null there leaves a key out.
-    """
+    """A chat endpoint: ``POST <url>/chat/completions``."""
 
     url: str
+    """Without ``/chat/completions``."""
     model: str
+    """The name of the model there."""
     api_key_env: str | None = "OPENAI_API_KEY"
-    max_concurrent: int = 8
-    request_timeout_s: float = 600.0
+    """The environment variable that holds the key; null sends none."""
+    max_concurrent: PositiveInt = 8
+    """Episodes that run at the same time."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Seconds until one answer must be there."""
     request: dict[str, Any] = field(default_factory=dict)
+    """Merged into the body of every request, for what one service wants and another refuses; null leaves a key out."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"endpoint.url {self.url!r} must begin with http:// or https://")
-        if self.max_concurrent < 1 or self.request_timeout_s <= 0:
-            raise ConfigError("endpoint.max_concurrent must be at least 1 and endpoint.request_timeout_s above 0")
+        sound = self.url.startswith(("http://", "https://"))
+        require(sound, f"url {self.url!r} must begin with http:// or https://")
 
     @property
     def digest(self) -> str:
@@ -63,32 +65,32 @@ class EndpointConfig:
         return {"Authorization": f"Bearer {key}"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PolicyConfig:
-    """A policy to evaluate: the node's base model with the PEFT adapter in folder ``adapter``, or as it is for null.
+    """A policy to evaluate: an adapter, the node's base model as it is (``adapter: null``), or an endpoint's model."""
 
-    The folder of a training run stands for the newest version in its ``policies``, that of an evaluation for the best
-    adapter it found. A pattern with ``*`` stands for every adapter folder it matches, for choosing among checkpoints;
-    each is called ``name`` and its folder's name. With ``endpoint`` the policy is a model that others serve.
-    """
-
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w.+-]{1,40}$")]
+    """What the policy is called in the report: 1 to 40 letters, digits or ``_.+-``."""
     adapter: str | None = None
+    """A folder in PEFT's format. The folder of a training run stands for the newest version in its ``policies``, that
+    of an evaluation for the best adapter it found. A pattern with ``*`` stands for every adapter folder it matches, for
+    choosing among checkpoints; each is called ``name`` and its folder's name."""
     endpoint: EndpointConfig | None = None
+    """A model that others serve."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SamplingConfig:
-    """One way of sampling, and how many runs over all tasks are made with it."""
+    """One way of sampling."""
 
-    temperature: float = 0.0
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """0 is greedy."""
     top_p: float = 1.0
+    """Samples from the most likely tokens that together have this probability."""
     top_k: int = -1
-    runs: int = 5
-
-    def __post_init__(self) -> None:
-        _require(self.runs >= 1, "runs must be at least 1")
-        _require(0.0 <= self.temperature <= 10.0, "temperature must be 0 to 10")
+    """Samples from this many most likely tokens; -1 from all."""
+    runs: PositiveInt = 5
+    """How many runs over all tasks are made with it."""
 
     @property
     def label(self) -> str:
@@ -99,55 +101,81 @@ class SamplingConfig:
         return " ".join(parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class StatisticsConfig:
-    """Of the bootstrap intervals."""
+    """The bootstrap intervals."""
 
-    level: float = 0.95
-    resamples: int = 10_000
-
-    def __post_init__(self) -> None:
-        _require(0.5 <= self.level < 1.0, "level must be 0.5 to below 1")
-        _require(self.resamples >= 100, "resamples must be at least 100")
+    level: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
+    """Confidence of an interval."""
+    resamples: Annotated[int, Field(ge=100)] = 10_000
+    """How often the scenarios are drawn again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class EvalConfig:
-    """All keys of the recipe; see docs/evaluation.md. ``tasks`` replaces the tasks of ``split``.
-
-    ``retries`` is how often a task that gave no rollout is asked for again, beyond the attempts that the node makes by
-    itself. ``dataset_root`` (the folder that holds ``data/``) is where difficulties are read; null takes the root of a
-    launched node. ``appworld_experiments`` also writes every run in AppWorld's own layout, from the final states that a
-    launched node then keeps. ``run``, ``adapter`` and ``endpoint`` are for ``policies`` and others to refer to, because
-    the command line cannot reach into a list.
-    """
+    """All keys of the recipe `eval_appworld`. ``run``, ``adapter`` and ``endpoint`` are for ``policies`` and others to
+    refer to, because the command line cannot reach into a list."""
 
     output_dir: str
+    """Folder of the report and of the journal that an interrupted evaluation goes on from."""
     policies: list[PolicyConfig]
     rollout_node: RolloutNodeConfig
     limits: Limits
+    extends: str | None = None
+    """The config below this one: a name, or the path of a YAML file."""
     run: str | None = None
+    """A training run, to refer to."""
     adapter: str | None = None
+    """An adapter, to refer to."""
     endpoint: EndpointConfig | None = None
     split: str | None = None
+    """The tasks: a split of the dataset, with difficulties as in ``train:1,2``. Either this or ``tasks`` is given."""
     tasks: list[str] | None = None
+    """Task ids in place of a split."""
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: int = 0
-    retries: int = 2
-    deadline_s: float = 14_400.0
+    """Each run over the tasks has seeds of its own, made from this one."""
+    retries: NonNegativeInt = 2
+    """How often a task that gave no rollout is asked for again, beyond the attempts that the node makes by itself."""
+    deadline_s: PositiveFloat = 14_400.0
+    """Seconds until the runs of one policy must be done."""
     dataset_root: str | None = None
+    """The folder that holds ``data/``, where difficulties are read; null takes the root of a launched node."""
     appworld_experiments: bool = False
+    """Also writes every run in AppWorld's own layout, from the final states that a launched node then keeps."""
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
-        _require((self.split is None) != (self.tasks is None), "give exactly one of split and tasks")
-        _require(self.tasks is None or len(self.tasks) > 0, "tasks must not be empty")
-        _require(bool(self.policies), "policies must name at least one policy")
-        _require(bool(self.samplings), "samplings must hold at least one way of sampling")
+        require((self.split is None) != (self.tasks is None), "give exactly one of split and tasks")
+        require(self.tasks is None or self.tasks, "tasks must not be empty")
+        distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
+        require(distinct, "tasks must be distinct; ask for more runs instead")
+        require(self.policies, "policies must name at least one policy")
+        require(self.samplings, "samplings must hold at least one way of sampling")
         labels = [sampling.label for sampling in self.samplings]
-        _require(len(set(labels)) == len(labels), "samplings must differ; ask for more runs instead")
-        _require(self.retries >= 0, "retries must be 0 or more")
-        _require(self.deadline_s > 0, "deadline_s must be above 0")
+        require(len(set(labels)) == len(labels), "samplings must differ; ask for more runs instead")
+        self._check_node()
+
+    def _check_node(self) -> None:
+        node = self.rollout_node
+        if node.launch:
+            served, environment = node.child.model, node.child.environment.name
+            require(
+                self.limits.max_context <= served.max_context,
+                f"limits.max_context is {self.limits.max_context}, more than the node's "
+                f"rollout_node.config.model.max_context, {served.max_context}",
+            )
+            sound = not self.appworld_experiments or environment == "appworld"
+            require(sound, f"appworld_experiments: the environment is {environment!r}, not 'appworld'")
+        else:
+            require(
+                not any(policy.endpoint for policy in self.policies),
+                "policies[].endpoint needs rollout_node.launch: true, whose config.environment the episodes run in",
+            )
+            require(
+                not self.appworld_experiments,
+                "appworld_experiments needs rollout_node.launch: true, a node whose states are on this machine",
+            )
 
     @property
     def split_name(self) -> str:
@@ -155,21 +183,28 @@ class EvalConfig:
         return self.split if self.split is not None else f"{len(self.tasks or [])} chosen tasks"
 
     @property
+    def environment(self) -> EnvironmentConfig | None:
+        """The environment of the node that the config describes, if it describes one."""
+        node = self.rollout_node.config
+        return None if node is None else node.environment
+
+    @property
     def metadata_root(self) -> Path | None:
         """Folder to read difficulties from, if any is known."""
-        root = self.dataset_root or self.rollout_node.config.get("environment", {}).get("config", {}).get("root")
+        root = self.dataset_root or (self.environment.config.get("root") if self.environment else None)
         return Path(root) if root else None
 
 
-def child_node_config(config: EvalConfig, worlds: Path) -> dict[str, Any]:
+def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
     """The configuration of a launched node; with ``appworld_experiments`` it keeps final states in ``worlds``."""
-    node = copy.deepcopy(config.rollout_node.config)
-    if config.appworld_experiments:
-        node["environment"]["config"] |= {"keep_experiments": True, "experiments_root": str(worlds)}
-    return node
+    node = config.rollout_node.child
+    if not config.appworld_experiments:
+        return node
+    kept = {"keep_experiments": True, "experiments_root": str(worlds)}
+    return replace(node, environment=replace(node.environment, config=node.environment.config | kept))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PolicyUnderTest:
     """A policy with its weights found: ``digest`` is the SHA-256 of the adapter's files, "base" where there is none.
 
@@ -180,7 +215,7 @@ class PolicyUnderTest:
     adapter: Path | None
     digest: str
     chosen: str = ""
-    endpoint: EndpointConfig | None = field(default=None, compare=False)
+    endpoint: EndpointConfig | None = dataclasses.field(default=None, compare=False)
 
     @property
     def served_version(self) -> int:
@@ -196,28 +231,8 @@ def read_eval_config(cfg: DictConfig) -> EvalConfig:
         ConfigError: one line that names the key and the cure.
     """
     config = read_config(cfg, EvalConfig)
-    node = config.rollout_node
-    if node.replay is not None:
-        raise ConfigError("rollout_node.replay cannot be evaluated; give launch: true or url")
-    if not node.launch and any(policy.endpoint for policy in config.policies):
-        raise ConfigError(
-            "policies[].endpoint needs rollout_node.launch: true, whose config.environment the episodes run in"
-        )
-    if node.launch:
-        child = from_mapping(NodeConfig, node.config, "rollout_node.config")
-        if child.model.max_context < config.limits.max_context:
-            raise ConfigError(
-                f"limits.max_context is {config.limits.max_context}, more than the node's "
-                f"rollout_node.config.model.max_context, {child.model.max_context}"
-            )
-        if config.appworld_experiments and child.environment.name != "appworld":
-            raise ConfigError(f"appworld_experiments: the environment is {child.environment.name!r}, not 'appworld'")
-    elif config.appworld_experiments:
-        raise ConfigError(
-            "appworld_experiments needs rollout_node.launch: true, a node whose states are on this machine"
-        )
-    elif not os.environ.get(node.token_env):
-        raise ConfigError(f"the environment variable {node.token_env} must hold the rollout node's bearer token")
+    if not config.rollout_node.launch:
+        check_token(config.rollout_node.token_env)
     if config.dataset_root is not None and not Path(config.dataset_root, "data").is_dir():
         raise ConfigError(f"dataset_root {config.dataset_root} holds no folder data")
     return config
@@ -232,23 +247,20 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
     found: list[PolicyUnderTest] = []
     for number, policy in enumerate(config.policies):
         key = f"policies[{number}]"
-        _require(
-            re.fullmatch(r"[\w.+-]{1,40}", policy.name) is not None, f"{key}.name must be 1 to 40 of A-Za-z0-9_.+-"
-        )
         if policy.endpoint is not None:
-            _require(policy.adapter is None, f"{key}: give adapter or endpoint, not both")
+            require(policy.adapter is None, f"{key}: give adapter or endpoint, not both")
             policy.endpoint.headers()
             found.append(PolicyUnderTest(policy.name, None, policy.endpoint.digest, endpoint=policy.endpoint))
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter:
             folders = [Path(path) for path in sorted(glob.glob(policy.adapter)) if is_adapter(Path(path))]
-            _require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
+            require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
             folder, chosen = _best_of_evaluation(Path(policy.adapter), key)
             folder = _newest_version(folder)
-            _require(
+            require(
                 is_adapter(folder),
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
                 "a training run with policies/policy-v* nor an evaluation with report.json",
@@ -256,7 +268,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
             found.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
     names = [policy.name for policy in found]
     for name in names:
-        _require(names.count(name) == 1, f"policies: the name {name!r} is there twice")
+        require(names.count(name) == 1, f"policies: the name {name!r} is there twice")
     return found
 
 
@@ -274,11 +286,9 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
         return folder, ""
     report = json.loads((folder / "report.json").read_text())
     choices = [policy for policy in report["policies"] if policy["name"] == report["best"]]
-    _require(
-        len(choices) == 1 and choices[0]["adapter"] is not None, f"{key}.adapter: {folder} chose among no adapters"
-    )
+    require(len(choices) == 1 and choices[0]["adapter"] is not None, f"{key}.adapter: {folder} chose among no adapters")
     adapter = Path(choices[0]["adapter"])
-    _require(
+    require(
         is_adapter(adapter) and adapter_digest(adapter) == choices[0]["sha256"],
         f"{key}.adapter: {adapter}, the best of {folder}, is gone or has changed since; evaluate again",
     )
@@ -291,8 +301,3 @@ def _newest_version(folder: Path) -> Path:
     """The last adapter of a training run; the folder itself if it is no run."""
     versions = sorted(path for path in folder.glob("policies/policy-v*") if is_adapter(path))
     return versions[-1] if versions else folder
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigError(message)

@@ -8,10 +8,9 @@ nothing that could be trained on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -24,24 +23,25 @@ from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.collector import MAX_ATTEMPTS, EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.config import ConfigError
+from rollout_server.config import EnvironmentConfig
 from rollout_server.run_files import append_to, log_path
+from rollout_server.schema import ConfigError
 
 
 class EndpointEpisodes:
     """Plays episodes on a pool of this process's own; blocking outside, asynchronous inside.
 
     Args:
-        environment: {"name", "config"} of the pool.
+        environment: whose pool the episodes run in.
         model_dir: folder of the tokenizer by which observations are cut, the same for all policies compared.
         log_folder: gets ``collections/<id>.jsonl``, for rollout-viewer.
     """
 
-    def __init__(self, environment: Mapping[str, Any], model_dir: str, log_folder: Path) -> None:
+    def __init__(self, environment: EnvironmentConfig, model_dir: str, log_folder: Path) -> None:
         tokens = ChatTokens(model_dir)
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._pool: EnvironmentPool = create_pool(environment["name"], environment.get("config", {}), tokens.spans)
+        self._pool: EnvironmentPool = create_pool(environment.name, environment.config, tokens.spans)
         self._runner = asyncio.Runner()
         self._closed = False
         try:

@@ -11,16 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from loop_recipes.config.files import extended, load_config
-from loop_recipes.launch.job_check import Machines, check_job
-from rollout_server.config import ConfigError, NodeConfig, from_mapping
+from rollout_server.config import NodeConfig, write_node_config
 from rollout_server.run_files import whole_file
+from rollout_server.schema import ConfigError, from_mapping
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.command == "rollout-node":
             _run_node(config, node_overrides)
         else:
-            _check(config, Machines(options.nodes, options.gpus, options.gpu_gib))
+            _check(config, options.nodes, options.gpus, options.gpu_gib)
     except (ConfigError, OSError) as error:
         sys.exit(f"loop-launch: {error}")
 
@@ -73,7 +71,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def _node_section(config: DictConfig) -> dict[str, Any]:
+def _node_config(config: DictConfig) -> NodeConfig:
     section = OmegaConf.select(config, "rollout_node.config")
     if not section:
         raise ConfigError("the config has no rollout_node.config: say there what the rollout node serves")
@@ -81,25 +79,26 @@ def _node_section(config: DictConfig) -> dict[str, Any]:
         plain = OmegaConf.to_container(section, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"rollout_node.config: {str(error).splitlines()[0]}") from error
-    from_mapping(NodeConfig, plain, "rollout_node.config")
-    return plain
+    return from_mapping(NodeConfig, plain, "rollout_node.config")
 
 
 def _run_node(config: DictConfig, overrides: list[str]) -> None:
     """Write the node's YAML into the run's folder and become ``rollout-server``."""
-    plain = _node_section(config)
+    node = _node_config(config)
     file = Path(config.output_dir).resolve() / "rollout_node.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     # Several nodes of one job write the same file; none may read half of it.
     with whole_file(file) as partial:
-        OmegaConf.save(OmegaConf.create(plain), partial)
+        write_node_config(node, partial)
     command = [sys.executable, "-m", "rollout_server.cli", "--config", str(file), *overrides]
     os.execv(sys.executable, command)
 
 
-def _check(config: DictConfig, machines: Machines) -> None:
+def _check(config: DictConfig, nodes: int, gpus: int, gpu_gib: float) -> None:
     """Print what would run where and the memory arithmetic; exit 1 when something cannot work."""
-    report = check_job(config, _node_section(config), machines)
+    from loop_recipes.launch.job_check import Machines, check_job  # imports the components, and torch with them
+
+    report = check_job(config, _node_config(config), Machines(nodes, gpus, gpu_gib))
     print("\n".join(report.lines))
     for problem in report.problems:
         print(f"problem: {problem}", file=sys.stderr)

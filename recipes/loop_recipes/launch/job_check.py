@@ -6,59 +6,39 @@ Looks at this machine's file system, which is the nodes' too on a cluster with s
 from __future__ import annotations
 
 import shutil
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import dataset_name, load_split
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
+from loop_recipes.config.preflight import check_run, port_problem
+from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
 from loop_recipes.learner.checkpoint import latest_checkpoint
 from rollout_server.base_model import BaseModel
-from rollout_server.config import ConfigError, NodeConfig, ServersConfig, from_mapping
+from rollout_server.config import NodeConfig
+from rollout_server.schema import ConfigError
 
 
 @dataclass(frozen=True)
 class Machines:
-    """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each.
-
-    Raises:
-        ConfigError: there is no node, or no GPU.
-    """
+    """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each. One node is shared half and half, the trainer first; of
+    several, the last is the trainer's."""
 
     nodes: int
     gpus: int
     gpu_gib: float
 
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or self.gpus < 1:
-            raise ConfigError(f"--nodes and --gpus must be at least 1, not {self.nodes} and {self.gpus}")
+    @property
+    def trainer_gpus(self) -> int:
+        return self.gpus if self.nodes > 1 else self.gpus // 2
 
-
-@dataclass(frozen=True)
-class Placement:
-    """Which GPUs of a node train, and which (by index) vLLM may use on a rollout node.
-
-    Of several nodes the last trains. One node is divided in halves, the trainer's first, unless it has only one GPU or
-    the config's only server is on GPU 0: then the trainer has one rank, on that GPU, and shares it.
-    """
-
-    trainer_gpus: int
-    rollout_gpus: range
-    shared: bool
-
-    @classmethod
-    def of(cls, machines: Machines, servers: ServersConfig) -> Placement:
-        if machines.nodes > 1:
-            return cls(machines.gpus, range(machines.gpus), shared=False)
-        if machines.gpus == 1 or servers.gpus == [[0]]:
-            return cls(1, range(machines.gpus), shared=True)
-        half = machines.gpus // 2
-        return cls(half, range(half, machines.gpus), shared=False)
+    @property
+    def rollout_gpus(self) -> range:
+        """Indices of the GPUs that vLLM may use on a rollout node."""
+        return range(self.gpus) if self.nodes > 1 else range(self.trainer_gpus, self.gpus)
 
 
 @dataclass
@@ -72,20 +52,15 @@ class Report:
         self.lines.append(f"{name:<15}{text}")
 
 
-def check_job(cfg: DictConfig, node_section: dict[str, Any], machines: Machines) -> Report:
+def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     """
     Args:
         cfg: the training config, composed.
-        node_section: its ``rollout_node.config``, resolved.
-
-    Raises:
-        ConfigError: the rollout node's section is wrong; everything else is reported.
+        node: its ``rollout_node.config``.
     """
     report = Report()
-    node = from_mapping(NodeConfig, node_section, "rollout_node.config")
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
-    place = Placement.of(machines, node.servers)
-    _placement(report, cfg, node, machines, place, cuda)
+    _placement(report, cfg, node, machines, cuda)
     _port(report, node)
     config = _config(report, cfg)
     if config is not None:
@@ -100,32 +75,18 @@ def check_job(cfg: DictConfig, node_section: dict[str, Any], machines: Machines)
     lora_rank = cfg.model.get("lora_rank", 16)
     _disk(report, cfg, shape.adapter_parameters(lora_rank))
     if cuda:
-        _memory(report, cfg, node, machines, place, shape)
+        context = cfg.collection.limits.max_context
+        for plan in (
+            plan_trainer(shape, lora_rank, context, machines.trainer_gpus, machines.gpu_gib),
+            plan_rollout_server(shape, node, machines.gpu_gib),
+        ):
+            report.lines.append(plan.table())
+            if plan.over:
+                report.problems.append(plan.over)
     return report
 
 
-def _memory(
-    report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
-) -> None:
-    """The tables of a trainer rank and of a server, and of what both take of a GPU that they share."""
-    tokens = max(cfg.collection.limits.max_context, OmegaConf.select(cfg, "update.micro_batch_tokens") or 0)
-    trainer = plan_trainer(shape, cfg.model.get("lora_rank", 16), tokens, place.trainer_gpus, machines.gpu_gib)
-    server = plan_rollout_server(shape, node, machines.gpu_gib)
-    for plan in (trainer, server):
-        report.lines.append(plan.table())
-        if plan.over:
-            report.problems.append(plan.over)
-    together = trainer.sum + server.sum
-    if place.shared and not (trainer.over or server.over) and together > machines.gpu_gib * USABLE:
-        report.problems.append(
-            f"trainer and vLLM server need about {together:.0f} GiB of the {machines.gpu_gib:.0f} of the GPU that they "
-            "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context"
-        )
-
-
-def _placement(
-    report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, cuda: bool
-) -> None:
+def _placement(report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool) -> None:
     servers = node.servers
     count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
     on = "the node" if machines.nodes == 1 else f"{max(1, machines.nodes - 1)} node(s)"
@@ -137,18 +98,11 @@ def _placement(
         "rollout node",
         f"{on}, {count} vLLM server(s) x {per_server} GPU(s) each, {node.max_concurrent_episodes} episodes at a time",
     )
-    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {place.trainer_gpus - 1} of the same node"
-    if place.shared:
-        where = "GPU 0, which it shares with vLLM"
-    report.row("trainer", f"{place.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
+    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {machines.trainer_gpus - 1} of the same node"
+    report.row("trainer", f"{machines.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
     if servers.urls is not None:
         return
-    allowed = place.rollout_gpus
-    if place.shared and (servers.gpu_memory_utilization is None or servers.kv_cache_bytes is None):
-        report.problems.append(
-            "on a GPU that vLLM shares with the trainer, rollout_node.config.servers needs both gpu_memory_utilization "
-            "(checked when it starts) and kv_cache_bytes (else it counts the trainer's memory as its own)"
-        )
+    allowed = machines.rollout_gpus
     if count * per_server > len(allowed):
         report.problems.append(
             f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
@@ -157,8 +111,8 @@ def _placement(
     named = sorted({gpu for gpus in servers.gpus or [] for gpu in gpus})
     if any(gpu not in allowed for gpu in named):
         report.problems.append(
-            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
-            f"vLLM may use {allowed.start} to {allowed.stop - 1}"
+            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) vLLM may use "
+            f"{allowed.start} to {allowed.stop - 1}"
         )
     if servers.gpus is None and (count > 1 or allowed.start > 0):
         report.problems.append("rollout_node.config.servers.gpus must say which GPUs each server takes")
@@ -167,21 +121,17 @@ def _placement(
 def _port(report: Report, node: NodeConfig) -> None:
     if node.port == 0:
         return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((node.host, node.port))
-            state = "free"
-        except OSError as error:
-            state = f"not to be had ({error.strerror})"
+    problem = port_problem(node)
+    state = "free" if problem is None else f"not to be had ({problem})"
     report.row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
 
 
 def _config(report: Report, cfg: DictConfig) -> LoopConfig | None:
     """The config as the recipe would read it. Its run may exist already, and the port is not this machine's matter."""
-    adjusted = {"resume_from_checkpoint": True, "rollout_node": {"config": {"port": 0}}}
     try:
-        return read_loop_config(OmegaConf.merge(cfg, adjusted))
+        config = read_loop_config(cfg)
+        check_run(config, starts_now=False)
+        return config
     except ConfigError as error:
         report.problems.append(str(error))
         return None

@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loop_recipes.config.schema import ConfigError
 from loop_recipes.learner.sharding import full_tensor, like_parameter, local_part
 from rollout_server.run_files import whole_folder
+from rollout_server.schema import ConfigError
 
 _FOLDER = re.compile(r"iteration_(\d+)")
 _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")

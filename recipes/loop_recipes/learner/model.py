@@ -17,8 +17,10 @@ from torchtune.modules import TransformerDecoder
 from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
 
-from loop_recipes.config.schema import ConfigError, build
+from loop_recipes.config.components import build
+from rollout_server.schema import ConfigError
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WRAPPER = "_checkpoint_wrapped_module."
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from loop_recipes.config.schema import ConfigError
+from rollout_server.schema import ConfigError
 
 
 class RemoteError(RuntimeError):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
-from rollout_server.config import ConfigError
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import read_lines, write_whole
+from rollout_server.schema import ConfigError
 
 METRICS: dict[str, str] = {
     "iteration": "number of the iteration, from 1: one collection and one update",

@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtune import training
 from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 
-from loop_recipes.config.schema import ConfigError, build
+from loop_recipes.config.components import build
 from loop_recipes.learner.model import share_rope_cache
+from rollout_server.schema import ConfigError
 
 
 def place_model(

@@ -23,10 +23,10 @@ from torch import Tensor
 from agent_environments.observation import REMINDER_HEAD
 from agent_environments.protocol import EnvironmentPool, Message
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from loop_recipes.config.schema import ConfigError
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.ids import rollout_id
 from rollout_server.run_files import write_whole
+from rollout_server.schema import ConfigError
 
 
 @dataclass(frozen=True)

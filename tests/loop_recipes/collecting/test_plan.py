@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from loop_recipes.collecting.plan import CollectionPlan, run_name
-from loop_recipes.config.loop_config import DevEvaluationConfig, read_loop_config
-from loop_recipes.config.schema import ConfigError
+from loop_recipes.config.loop_config import DevEvaluationConfig, RolloutSourceConfig, read_loop_config
+from rollout_server.schema import ConfigError
 from support.small_runs import replay_config
 
 TASKS = [f"task_{number}" for number in range(1, 8)]
@@ -44,8 +44,9 @@ def test_horizons_begin_at_their_iterations(config_file):
 
 
 def evaluating(file, every):
-    """Replayed logs hold no evaluations, so a config that is read with a replay cannot ask for one."""
-    return replace(config(file), dev_evaluation=DevEvaluationConfig(every=every))
+    """Replayed logs hold no evaluations, so only a config with a node can ask for one."""
+    node = RolloutSourceConfig(url="http://node:8700")
+    return replace(config(file), rollout_node=node, dev_evaluation=DevEvaluationConfig(every=every))
 
 
 def test_an_evaluation_is_greedy_once_per_task_and_does_not_draw(config_file):

@@ -3,9 +3,9 @@
 import pytest
 
 from loop_recipes.collecting.source import ReplaySource
-from loop_recipes.config.schema import ConfigError
 from rollout_server.ids import dev_id, training_id
 from rollout_server.run_files import log_path, meta_path
+from rollout_server.schema import ConfigError
 from support.counter_node import counter_request
 from support.small_runs import stored_rollout
 

@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.config.schema import ConfigError
 from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
+from rollout_server.schema import ConfigError
 from support.random_policy import write_adapter
 from support.small_runs import replay_config
 
@@ -43,17 +43,17 @@ def config(workspace, *overrides):
         ),
         ("model.lora_rank=high", "model: torchtune.models.qwen2.lora_qwen2 cannot be built"),
         ("max_iterations=many", "max_iterations must be int, not 'many'"),
-        ("collection.rollouts_per_task=1", "rollouts_per_task is 1; leave-one-out needs at least 2"),
-        ("collection.min_rollouts_per_task=5", "min_rollouts_per_task is 5; it must be 2 to 4"),
-        ("collection.sampling.temperature=0.7", "sampling must be temperature 1.0, top_p 1.0, top_k -1"),
-        ("collection.max_policy_lag=2", "collection.max_policy_lag must be 0 or 1"),
+        ("collection.rollouts_per_task=1", "collection.rollouts_per_task is 1; leave-one-out needs at least 2"),
+        ("collection.min_rollouts_per_task=5", "collection.min_rollouts_per_task is 5; it must be 2 to 4"),
+        ("collection.sampling.temperature=0.7", "collection.sampling must be temperature 1.0, top_p 1.0, top_k -1"),
+        ("collection.max_policy_lag=2", "collection.max_policy_lag must be 0 or 1, not 2"),
         (
             "collection.tasks_per_iteration=4",
             "is 4, but must lie between 1 and the number of tasks, 3",
         ),
         ("collection.limits.max_context=99999", "max_context is 99999, more than the model's max_seq_len 4096"),
-        ("update.loss_divisor=none", "update.loss_divisor must be 'mean' or a number above 0"),
-        ("dtype=fp8", "dtype is 'fp8'; fp32, bf16 and fp16 can be trained"),
+        ("update.loss_divisor=none", "update.loss_divisor must be mean or float, not 'none'"),
+        ("dtype=fp8", "dtype must be fp32, bf16 or fp16, not 'fp8'"),
         ("device=cuda", "device 'cuda' cannot be used"),
         ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download the model there"),
         ("checkpointer.checkpoint_files=[weights.safetensors]", "weights.safetensors does not exist"),
@@ -66,7 +66,7 @@ def config(workspace, *overrides):
         ),
         ("output_dir=/proc/run", "output_dir /proc/run cannot be created"),
         ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
-        ("rollout_node.url=http://127.0.0.1:9", "rollout_node needs exactly one of launch: true, url and replay"),
+        ("rollout_node.url=http://127.0.0.1:9", "rollout_node: exactly one of launch: true, url, replay must be given"),
         ("rollout_node.replay=${output_dir}/../empty", "holds no *.jsonl log"),
     ],
 )
@@ -166,7 +166,7 @@ def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("loop_appworld/tiny_tpu", "there are: .*loop_appworld/tiny_cpu"),
+        ("loop_appworld/tiny_gpu", "there are: .*loop_appworld/tiny_cpu"),
         ("{broken}", "broken.yaml: "),
         ("", "no config"),
     ],

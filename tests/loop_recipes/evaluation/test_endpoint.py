@@ -11,12 +11,13 @@ from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
 from eval_appworld import EvalAppWorldRecipe
-from loop_recipes.config.schema import ConfigError
 from loop_recipes.evaluation import endpoint_speaker
 from loop_recipes.evaluation.collect import EvaluationTimeout
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.viewer.run_data import RunData
 from rollout_server.collecting.collector import MAX_ATTEMPTS
+from rollout_server.config import EnvironmentConfig
+from rollout_server.schema import ConfigError
 from support.random_policy import write_model
 
 KEY = "sk-secret"
@@ -198,7 +199,7 @@ def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):
 
 
 def episodes_of(model, folder):
-    return EndpointEpisodes({"name": "counter"}, str(model), folder)
+    return EndpointEpisodes(EnvironmentConfig("counter"), str(model), folder)
 
 
 def test_closing_ends_the_pool_once_and_hides_no_error(model, tmp_path):

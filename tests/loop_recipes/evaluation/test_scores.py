@@ -7,7 +7,6 @@ import pytest
 from loop_recipes.evaluation.compare_cli import main as compare_evals
 from loop_recipes.evaluation.comparison import NamedResults, compare, compare_with_first
 from loop_recipes.evaluation.scores import TaskResult, score
-from loop_recipes.paths import recipes_folder
 
 TASKS = ["aaa_1", "aaa_2", "bbb_1", "bbb_2"]
 
@@ -124,7 +123,7 @@ def write_evaluation(folder, results, dataset="synthetic"):
 def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     first = write_evaluation(tmp_path / "first", runs("+---"))
     second = write_evaluation(tmp_path / "second", runs("-+++"))
-    assert compare_evals([first, second, f"output={tmp_path / 'out'}"]) == 0
+    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/comparison.md").read_text()
     assert "second/p against first/p" in text
     assert "+50.0 [" in text
@@ -135,16 +134,14 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     assert "synthetic" in capsys.readouterr().out
 
 
-def test_compare_evals_takes_a_config_as_tune_run_gives_it(tmp_path, capsys):
+def test_compare_evals_takes_the_level_of_its_intervals(tmp_path, capsys):
     first = write_evaluation(tmp_path / "first", runs("+---"))
     second = write_evaluation(tmp_path / "second", runs("-+++"))
-    default = recipes_folder() / "configs/compare_evals/default.yaml"
-    assert compare_evals(["--config", str(default), first, second, "level=0.8"]) == 0
+    assert compare_evals([first, second, "--level", "0.8", "--resamples", "200"]) == 0
     assert "80% bootstrap" in capsys.readouterr().out
-    assert compare_evals([first, second, "levl=0.8"]) == 1
-    assert "unknown key 'levl'; did you mean 'level'" in capsys.readouterr().err
-    assert compare_evals([first, second, "level=2"]) == 1
-    assert "level must be 0.5 to below 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compare_evals([first, second, "--level", "2"])
+    assert "--level is 2; it must be 0.5 to below 1" in capsys.readouterr().err
 
 
 def test_compare_evals_refuses_what_cannot_be_compared(tmp_path, capsys):

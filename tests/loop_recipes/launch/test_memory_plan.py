@@ -6,7 +6,8 @@ import pytest
 
 from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
 from rollout_server.base_model import BaseModel
-from rollout_server.config import NodeConfig, from_mapping
+from rollout_server.config import NodeConfig
+from rollout_server.schema import from_mapping
 
 QWEN2_5_32B = {
     "architectures": ["Qwen2ForCausalLM"],

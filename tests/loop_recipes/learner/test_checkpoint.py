@@ -9,7 +9,6 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.config.schema import ConfigError
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     latest_checkpoint,
@@ -18,6 +17,7 @@ from loop_recipes.learner.checkpoint import (
     save_training_state,
 )
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from rollout_server.schema import ConfigError
 from support.small_runs import replay_config
 
 

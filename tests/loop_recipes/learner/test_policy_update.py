@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.config.loop_config import DTYPES
 from loop_recipes.learner import policy_update
 from loop_recipes.learner.advantages import LeaveOneOut
 from loop_recipes.learner.checkpoint import load_training_state
+from loop_recipes.learner.model import DTYPES
 from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
 from support.learner_cases import make_samples
 from support.small_runs import replay_config, train

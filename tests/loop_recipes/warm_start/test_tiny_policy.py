@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agent_environments.protocol import Message
-from loop_recipes.config.schema import ConfigError
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
 from loop_recipes.warm_start.demonstrations import Demonstration, draw_scripts, render, with_other_names
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.schema import ConfigError
 
 POLICY = loop_package("tiny_policy")
 TASK = "My name is: Pimi Dirim. My personal email is pimi.dirim@example.com and phone number is 5559780032.\nTask: Pay."

@@ -5,7 +5,7 @@ import pytest
 
 from rollout_server.collecting.collector import MAX_ATTEMPTS, Collector
 from rollout_server.collection_request import CollectionRequest, failures_warning
-from rollout_server.config import ConfigError
+from rollout_server.schema import ConfigError
 
 
 def make_request(tasks=4, rollouts=3, floor=None, fraction=1.0, **others):
@@ -194,7 +194,7 @@ def test_ten_thousand_schedules():
     [
         ({"tasks": []}, "tasks must be at least one"),
         ({"tasks": ["a_1", "a_1"]}, "distinct"),
-        ({"rollouts_per_task": 0}, "rollouts_per_task must be at least 1"),
+        ({"rollouts_per_task": 0}, "rollouts_per_task must be above 0, not 0"),
         ({"min_rollouts_per_task": 7}, "1 to rollouts_per_task = 6"),
         ({"min_rollouts_fraction": 0}, "above 0"),
         ({"policy_mode": "newest"}, "pinned or latest"),
@@ -202,7 +202,7 @@ def test_ten_thousand_schedules():
         ({"id": "x.meta"}, "must be letters"),
         ({"policy_versoin": 3}, "did you mean 'policy_version'"),
         ({"limits": {"max_turn": 3}}, "limits.max_turn'; did you mean 'max_turns'"),
-        ({"limits": {"max_turns": 0}}, "limits.max_turns must be at least 1"),
+        ({"limits": {"max_turns": 0}}, "limits.max_turns must be above 0, not 0"),
         ({"sampling": {"temperature": "hot"}}, "sampling.temperature must be float, not 'hot'"),
         ({"seed": 1.5}, "seed must be int"),
     ],

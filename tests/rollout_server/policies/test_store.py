@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rollout_server.config import ConfigError, ModelConfig, ServersConfig
+from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import server as vllm_server
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import ServerGroup
 from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
+from rollout_server.schema import ConfigError
 from support import arithmetic_vllm
 from support.arithmetic_vllm import prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter

@@ -1,40 +1,16 @@
-"""Checks a recipe's YAML before anything is built, so that a misspelt key is one clear line and not a late surprise.
-
-A schema is a frozen dataclass: a field whose type is another dataclass is a section, a field without a default a
-required key. A node that names what to build by ``_component_`` is a field of type ``dict[str, Any]``;
-:func:`check_component` compares its keys with the signature of what it names, without building it.
-"""
+"""What a config names by ``_component_``: compared with the signature of what it names, and built."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 from torchtune import config
 
-from rollout_server.config import ConfigError, from_mapping
-
-__all__ = ["ConfigError", "build", "check_component", "read_config"]
-
-Schema = TypeVar("Schema")
-
-
-def read_config(cfg: DictConfig | Mapping[str, Any], schema: type[Schema]) -> Schema:
-    """Resolve ``cfg`` and turn it into ``schema``.
-
-    Raises:
-        ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
-    """
-    try:
-        plain = OmegaConf.to_container(OmegaConf.create(cfg), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
-    return from_mapping(schema, plain)
+from rollout_server.schema import ConfigError, nearest
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -68,9 +44,7 @@ def check_component(
     arguments = {key: value for key, value in component.items() if key != "_component_"}
     for key in arguments:
         if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            near = difflib.get_close_matches(key, known, n=1)
-            cure = f"did you mean {near[0]!r}?" if near else f"it takes: {', '.join(known)}"
-            raise ConfigError(f"unknown key '{path}.{key}' for {name}; {cure}")
+            raise ConfigError(f"unknown key '{path}.{key}' for {name}; {nearest(key, known)}")
     try:
         signature.bind(*[None] * positional, **{**arguments, **dict.fromkeys(provided)})
     except TypeError as error:

@@ -1,0 +1,141 @@
+"""What a training config names on this machine, looked at before any work begins: components, files, folders, ports.
+
+Nothing is made here, so that `loop-launch check` can ask the same questions as the recipe.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from loop_recipes.config.components import build, check_component
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.rollout_node import check_token
+from rollout_server.config import NodeConfig
+from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
+from rollout_server.schema import ConfigError, require
+
+
+def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
+    """Check everything ``config`` names.
+
+    Args:
+        config: of a training run.
+        starts_now: the run starts on this machine now, so that its port must be free and its folder its own.
+
+    Raises:
+        ConfigError: one line that names the key and the cure.
+    """
+    _check_components(config)
+    _check_checkpoint_files(config)
+    if starts_now:
+        _check_new_or_resumed(config)
+    check_can_write(Path(config.output_dir))
+    _check_rollout_node(config, starts_now)
+    require(
+        not config.initial_adapter or is_adapter(Path(config.initial_adapter)),
+        f"initial_adapter {config.initial_adapter} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}",
+    )
+
+
+def check_can_write(output_dir: Path) -> None:
+    """Whether ``output_dir`` exists or could be made, and could be written to.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    folder = output_dir.absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    require(existing.is_dir(), f"output_dir {output_dir} cannot be created: {existing} is a file")
+    why = "is not writable" if existing == folder else f"cannot be created: {existing} is not writable"
+    require(os.access(existing, os.W_OK | os.X_OK), f"output_dir {output_dir} {why}")
+
+
+def make_output_dir(output_dir: Path) -> None:
+    """
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir {output_dir} cannot be created: {error.strerror}") from error
+
+
+def port_problem(node: NodeConfig) -> str | None:
+    """Why the node could not listen at its port on this machine, in the system's words; None if it could."""
+    if node.port == 0:
+        return None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((node.host, node.port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def _check_components(config: LoopConfig) -> None:
+    check_component("model", config.model)
+    check_component("checkpointer", config.checkpointer)
+    for path in ("advantage", "loss", "log_probs"):
+        check_component(path, getattr(config, path))
+        try:
+            build(getattr(config, path))  # cheap, and they check their own arguments
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    if config.critic is not None:
+        check_component("critic", config.critic, positional=1)
+    check_component("optimizer", config.optimizer, positional=1)
+    check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
+    for number, logger in enumerate(config.metric_logger):
+        check_component(f"metric_logger[{number}]", logger)
+
+
+def _check_checkpoint_files(config: LoopConfig) -> None:
+    folder = Path(config.checkpointer["checkpoint_dir"])
+    require(
+        (folder / "config.json").is_file(),
+        f"checkpointer.checkpoint_dir {folder} holds no config.json; download the model there (tune download) or, for "
+        "the tiny policy, run `make warm-start`",
+    )
+    files = config.checkpointer["checkpoint_files"]
+    for name in files if isinstance(files, list) else []:
+        require((folder / name).is_file(), f"checkpointer.checkpoint_files: {folder / name} does not exist")
+
+
+def _check_new_or_resumed(config: LoopConfig) -> None:
+    folder = Path(config.output_dir)
+    metrics = folder / "metrics.jsonl"
+    begun = (metrics.exists() and metrics.stat().st_size > 0) or any((folder / "checkpoints").glob("iteration_*"))
+    require(
+        config.resume_from_checkpoint or not begun,
+        f"output_dir {folder} already holds a run; give resume_from_checkpoint=True to go on with it, or another "
+        "output_dir",
+    )
+
+
+def _check_rollout_node(config: LoopConfig, starts_now: bool) -> None:
+    node = config.rollout_node
+    if node.replay is not None:
+        require(only_logs(Path(node.replay).glob("*")), f"rollout_node.replay {node.replay} holds no *.jsonl log")
+    elif node.url is not None:
+        check_token(node.token_env)
+    else:
+        _check_child(config, node.child, starts_now)
+
+
+def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None:
+    served, trained = Path(node.model.path).resolve(), Path(config.checkpointer["checkpoint_dir"]).resolve()
+    require(
+        served == trained,
+        f"rollout_node.config.model.path is {served}, but checkpointer.checkpoint_dir is {trained}; both must be the "
+        "same base model",
+    )
+    problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
+    require(
+        problem is None,
+        f"rollout_node.config.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any "
+        "free port",
+    )

@@ -1,0 +1,49 @@
+"""The section ``rollout_node``, which training and evaluation share."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import PositiveFloat
+from pydantic.dataclasses import dataclass
+
+from rollout_server.config import NodeConfig
+from rollout_server.schema import STRICT, require
+
+
+@dataclass(frozen=True, config=STRICT)
+class RolloutNodeConfig:
+    """Which rollout node is used: exactly one of ``launch`` and ``url``."""
+
+    launch: bool = False
+    """Starts a node described by ``config`` as a child of the recipe, and stops it with the recipe."""
+    url: str | None = None
+    """Uses a node that runs elsewhere; training takes several, separated by commas."""
+    token_env: str = "ROLLOUT_SERVER_TOKEN"
+    """The environment variable that holds the bearer token; a launched node needs none."""
+    start_deadline_s: PositiveFloat = 600.0
+    """Seconds until the node must be ready."""
+    config: NodeConfig | None = None
+    """The node that ``launch`` and ``loop-launch rollout-node`` start."""
+
+    def __post_init__(self) -> None:
+        ways = self._ways()
+        require(sum(ways.values()) == 1, f"exactly one of {', '.join(ways)} must be given")
+        require(not self.launch or self.config is not None, "config is missing; say there what the node serves")
+
+    def _ways(self) -> dict[str, bool]:
+        return {"launch: true": self.launch, "url": self.url is not None}
+
+    @property
+    def child(self) -> NodeConfig:
+        """The node to launch; ask only where ``launch`` is true."""
+        assert self.config is not None
+        return self.config
+
+
+def check_token(variable: str) -> None:
+    """
+    Raises:
+        ConfigError: the environment variable ``variable`` does not hold the token of a node that runs elsewhere.
+    """
+    require(os.environ.get(variable), f"the environment variable {variable} must hold the rollout node's bearer token")

@@ -1,0 +1,136 @@
+"""The keys of ``sft_appworld``'s YAML, each with its sentence."""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass
+
+from rollout_server.config import EnvironmentConfig
+from rollout_server.schema import STRICT
+
+
+@dataclass(frozen=True, config=STRICT)
+class PracticeWorld:
+    """A synthetic world of its own to practise in: other people, other tasks than the one trained and tested on."""
+
+    root: str
+    """Folder the world is generated in."""
+    seed: int
+    """Seed of the generator."""
+    scenarios_per_template: int
+    """Scenarios made of each template of tasks; each has three tasks."""
+    people: int
+    """People of the world."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class DemonstrationConfig:
+    """Executed reference solutions on the practice world, some of them flawed on purpose."""
+
+    split: str
+    """The practice world's tasks to demonstrate."""
+    count: int
+    """Episodes, the held-out ones included."""
+    flawed_share: float
+    """Share of those trained on that have a flaw."""
+    habit: str
+    """The flaw that the last cycles teach; what it is for is said at ``training.cycles``."""
+    habit_count: int
+    """More episodes, which all have the flaw ``habit``."""
+    held_out: int
+    """Episodes that are not trained on but measured."""
+    at_once: int
+    """Episodes that run at the same time."""
+    cache: str
+    """Folder that keeps the episodes for the next time."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class TokenizerConfig:
+    """The byte-level BPE."""
+
+    vocab_size: int
+    """The most entries it may have, special tokens included."""
+    min_frequency: int
+    """A pair that is rarer is not merged."""
+    demonstrations: int
+    """How many clean episodes, cut by pre-tokens, it is trained on."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class ModelConfig:
+    """A Qwen2 model."""
+
+    num_layers: int
+    """Transformer layers."""
+    num_heads: int
+    """Attention heads."""
+    num_kv_heads: int
+    """Heads of keys and values."""
+    embed_dim: int
+    """Width."""
+    intermediate_dim: int
+    """Width inside the MLP."""
+    max_seq_len: int
+    """Longest sequence, in tokens."""
+    norm_eps: float
+    """Epsilon of the RMS norms."""
+    rope_base: float
+    """Base of the rotary embedding."""
+    sharpness: float
+    """How sharply the heads of the first layer look back before training: ``tiny_model.look_back``."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Cycle:
+    """A cosine from ``lr`` to zero over ``steps`` batches of demonstrations.
+
+    A small model learns where to copy each kind of value from in sudden steps, one kind after the other, and those that
+    have not come when the rate is down come after a restart. A last, gentle cycle may teach it a bad habit: a wrong way
+    that it prefers, though it knows better, is what reinforcement learning can undo.
+    """
+
+    steps: int
+    """Batches."""
+    lr: float
+    """Learning rate at the start."""
+    habit_share: float = 0.0
+    """Share of demonstrations that show the habit."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainingConfig:
+    """Muon for hidden matrices, AdamW for the rest."""
+
+    copy_steps: int
+    """Batches of random streams to copy, before the demonstrations; the first cycle spans them too."""
+    cycles: list[Cycle]
+    tokens_per_step: int
+    """Tokens of one batch."""
+    lr_warmup_steps: int
+    """Batches of each cycle over which the rate rises."""
+    weight_decay: float
+    """Weight decay of the hidden matrices."""
+    clip_grad_norm: float
+    """The largest norm of the gradient."""
+    log_every: int
+    """Batches between two lines of the log."""
+    max_held_out_loss: float
+    """The recipe fails if the held-out loss ends above this."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class SFTConfig:
+    """All keys of the recipe `sft_appworld`."""
+
+    output_dir: str
+    """Folder of logs and intermediate files."""
+    policy_dir: str
+    """Folder the policy is written to."""
+    seed: int
+    """Seed of everything that is drawn."""
+    practice_world: PracticeWorld
+    demonstrations: DemonstrationConfig
+    environment: EnvironmentConfig
+    tokenizer: TokenizerConfig
+    model: ModelConfig
+    training: TrainingConfig

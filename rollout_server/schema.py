@@ -1,0 +1,140 @@
+"""Sections of a configuration: checked by pydantic, refused in one line that names the key and the cure.
+
+A section is a :func:`pydantic.dataclasses.dataclass` with ``frozen=True, config=STRICT``. A field whose type is another
+section is a section inside it, a field without a default a required key, and the string below a field the sentence that
+``docs/config.md`` has for its key. What types cannot say, ``__post_init__`` checks with :func:`require`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, to_json
+
+STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+Section = TypeVar("Section")
+
+_WANTED = {
+    "int_type": "int",
+    "float_type": "float",
+    "bool_type": "bool",
+    "string_type": "str",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "string_pattern_mismatch": "of the form {pattern}",
+    "literal_error": "{expected}",
+}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one line."""
+
+
+def require(holds: object, message: str) -> None:
+    """Raise ConfigError unless ``holds``. In a section's ``__post_init__`` a message that begins with the name of a
+    field gets the section's path in front of it."""
+    if not holds:
+        raise ConfigError(message)
+
+
+def from_mapping(section: type[Section], data: object, path: str = "") -> Section:
+    """Build ``section`` from plain data; ``path`` is where it stands in the whole, for errors.
+
+    Raises:
+        ConfigError: an unknown or missing key, a value of another type or out of range.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path or 'the configuration'} must be a mapping, not {type(data).__name__}")
+    try:
+        # Of JSON, strict validation takes mappings as sections; of Python objects, only instances.
+        return _adapter(section).validate_json(to_json(data, inf_nan_mode="constants"))
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    raise ConfigError(_line(section, data, path, errors))
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The cure for a key that is not among ``known``."""
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+
+
+@cache
+def _adapter(section: type[Section]) -> TypeAdapter[Section]:
+    return TypeAdapter(section)
+
+
+def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) -> str:
+    """One line for the first of ``errors``, a misspelt key before the one that is missing because of it."""
+    order = {"unexpected_keyword_argument": 0, "missing": 1}
+    first = min(errors, key=lambda error: order.get(error["type"], 2))
+    where = _place(data, first)
+    key = _join(path, where)
+    if first["type"] == "unexpected_keyword_argument":
+        *above, unknown = first["loc"]
+        return f"unknown key {key!r}; {nearest(str(unknown), _fields(section, above))}"
+    if first["type"] == "missing":
+        return f"missing key {key!r}"
+    if first["type"] == "value_error":
+        return _of_section(str(first["ctx"]["error"]), key, _fields(section, first["loc"]))
+    # A union reports once for each of its types.
+    same = [error for error in errors if _place(data, error) == where and error["type"] in _WANTED]
+    if not same:
+        return f"{key}: {first['msg']}"
+    wanted = dict.fromkeys(_WANTED[error["type"]].format(**error.get("ctx", {})).replace("'", "") for error in same)
+    return f"{key} must be {' or '.join(wanted)}, not {first['input']!r}"
+
+
+def _of_section(message: str, key: str, fields: Sequence[str]) -> str:
+    if not key:
+        return message
+    first_word = message.split(maxsplit=1)[0].split(".")[0].rstrip(":,")
+    return f"{key}.{message}" if first_word in fields else f"{key}: {message}"
+
+
+def _place(data: object, error: ErrorDetails) -> str:
+    """The key an error is about; what pydantic says beyond it names the member of a union."""
+    place = ""
+    for part in error["loc"]:
+        if isinstance(data, Mapping) and part in data:
+            place, data = _join(place, str(part)), data[part]
+        elif isinstance(data, list) and isinstance(part, int):
+            place, data = f"{place}[{part}]", data[part]
+        elif error["type"] == "missing":
+            place = _join(place, str(part))
+    return place
+
+
+def _fields(section: type, loc: Sequence[int | str]) -> list[str]:
+    """Names of the keys of the section that ``loc`` leads to."""
+    for part in loc:
+        if isinstance(part, str) and (field := fields_of(section).get(part)) is not None:
+            section = sections_in(field.annotation)[0]
+    return list(fields_of(section))
+
+
+def fields_of(section: type) -> dict[str, Any]:
+    """pydantic's description of each field of ``section``."""
+    return section.__pydantic_fields__  # type: ignore[attr-defined]
+
+
+def sections_in(annotation: Any) -> list[type]:
+    """The sections that a type names: itself, an alternative to None, or the items of a list."""
+    if dataclasses.is_dataclass(annotation):
+        return [annotation]  # type: ignore[list-item]
+    return [found for part in getattr(annotation, "__args__", ()) for found in sections_in(part)]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and not name.startswith("[") else path + name

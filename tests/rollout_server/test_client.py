@@ -1,0 +1,117 @@
+"""The client against a scripted node: what is sent again, what is read on, what ends the waiting."""
+
+import asyncio
+import json
+import logging
+from dataclasses import asdict
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rollout_server import client as client_module
+from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
+from rollout_server.collection_request import CollectionEnd, Progress
+from support.random_policy import write_adapter
+from support.small_runs import stored_rollout
+
+
+@pytest.fixture
+async def node(monkeypatch):
+    """Starts a server with the given handler on every path; returns its URL."""
+    monkeypatch.setattr(client_module, "RETRY_PAUSE_S", 0.01)
+    servers = []
+
+    async def start(handler) -> str:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_route("*", "/{path:.*}", handler)
+        servers.append(TestServer(app))
+        await servers[-1].start_server()
+        return str(servers[-1].make_url("")).rstrip("/")
+
+    yield start
+    for server in servers:
+        await server.close()
+
+
+async def test_an_upload_is_streamed_and_sent_again_whole(node, tmp_path):
+    write_adapter(tmp_path, seed=1)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")}
+    canary, received = {"token_ids": [1, 2]}, []
+
+    async def handle(request):
+        assert request.content_length > sum(map(len, whole.values())), "the node bounds uploads by it"
+        assert request.headers["Authorization"] == "Bearer token"
+        received.append({part.name: bytes(await part.read()) async for part in await request.multipart()})
+        if len(received) == 1:
+            return web.json_response({"error": "starting"}, status=503)
+        return web.json_response({"version": 3, "name": "policy-v0003-x", "seconds": 0.5})
+
+    client = RolloutClient(await node(handle), "token")
+    published = await asyncio.to_thread(client.publish_policy, 3, tmp_path, canary)
+    assert (published.version, published.name) == (3, "policy-v0003-x")
+    assert received == [{**whole, "canary": json.dumps(canary).encode()}] * 2
+
+
+async def test_a_stream_that_breaks_off_in_a_line_is_read_on_from_the_cursor(node):
+    rollouts = [stored_rollout("a", "t_1", index, 0, 1.0, 300, seed=index) for index in range(2)]
+    lines = [f'{{"cursor": {n}, "rollout": {rollout.to_json()}}}\n' for n, rollout in enumerate(rollouts, start=1)]
+    progress = Progress(**dict.fromkeys(Progress.__dataclass_fields__, 0))
+    end = CollectionEnd("complete", 2, 0, 0, {}, 1.0)
+    bodies = [
+        json.dumps({"heartbeat": True, "progress": asdict(progress)}) + "\n" + lines[0] + lines[1][:50],
+        lines[1] + json.dumps({"end": asdict(end)}) + "\n",
+    ]
+    asked = []
+
+    async def handle(request):
+        asked.append(request.path_qs)
+        return web.Response(text=bodies[len(asked) - 1])
+
+    stream = RolloutClient(await node(handle), "token").rollouts("a")
+    assert await asyncio.to_thread(list, stream) == [progress, *rollouts]
+    assert stream.end == end
+    assert asked == [f"/v1/collections/a/rollouts?after={cursor}" for cursor in (0, 1)]
+
+
+async def test_no_proxy_is_asked_and_nothing_is_logged_per_request(node, monkeypatch, caplog):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    caplog.set_level(logging.INFO)
+
+    async def handle(request):
+        return web.json_response({"status": "ok"})
+
+    client = RolloutClient(await node(handle), "token")
+    assert await asyncio.to_thread(client.health) == {"status": "ok"}
+    assert not [record for record in caplog.records if record.name == "httpx"]
+
+
+async def test_what_answers_without_json_is_no_rollout_node(node):
+    async def handle(request):
+        return web.Response(text="<html>", status=404)
+
+    client = RolloutClient(await node(handle), "token")
+    with pytest.raises(RolloutNodeError, match=r"answers 404 and no JSON; is it a rollout node\?"):
+        await asyncio.to_thread(client.status)
+
+
+def test_waiting_asks_whether_it_is_in_vain():
+    asked = []
+
+    def alive():
+        asked.append(None)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+
+    client = RolloutClient("http://127.0.0.1:9", "token", alive=alive)
+    with pytest.raises(KeyboardInterrupt):
+        client.status()
+    with pytest.raises(NodeUnreachable, match=r"no rollout node at http://127\.0\.0\.1:9 \(.*refused"):
+        RolloutClient("http://127.0.0.1:9", "token", reconnect_s=0.0).status()
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8700", "ftp://node", "http://", "http://node:port"])
+def test_a_url_of_another_kind_is_refused(url):
+    with pytest.raises(ValueError, match="must look like http://host:port"):
+        RolloutClient(url, "token")

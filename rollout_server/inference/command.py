@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
 
     ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k;
     ``processed_logprobs`` makes the log-probs those of the distribution that was sampled from, temperature included.
+    A model in half precision gets a head that computes in fp32, as the learner's does: in bf16, logits of 16 to 32 are
+    0.125 apart.
     """
     options: dict[str, object] = {
         "--served-model-name": BASE_MODEL_NAME,
@@ -76,6 +79,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if servers.gpu_memory_utilization is not None:
         options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
+    if model.dtype != "float32":
+        options["--hf-overrides"] = '{"head_dtype": "float32"}'
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
@@ -99,7 +104,13 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_API_KEY": api_key,
         "HF_HUB_OFFLINE": "1",
+        # vLLM's own limit, 600 s, is below what the configuration may allow a large model.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(servers.start_timeout_s)),
+        # What vLLM 0.32 picks by itself for these settings; named, so that it cannot fall back without a word.
+        "VLLM_USE_V2_MODEL_RUNNER": "0" if cpu else "1",
     }
+    # Meant for the trainer, which starts this process; memory that vLLM's workers share cannot be expandable.
+    environment.pop("PYTORCH_ALLOC_CONF", None)
     if cpu:
         # Only with this does vLLM's CPU platform allow one process per server. It leaves the number of threads to us.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -9,36 +9,56 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import dataset_name, load_split
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, port_problem
-from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
+from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from loop_recipes.learner.checkpoint import latest_checkpoint
 from rollout_server.base_model import BaseModel
-from rollout_server.config import NodeConfig
+from rollout_server.config import NodeConfig, ServersConfig
 from rollout_server.schema import ConfigError
 
 
 @dataclass(frozen=True)
 class Machines:
-    """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each. One node is shared half and half, the trainer first; of
-    several, the last is the trainer's."""
+    """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each.
+
+    Raises:
+        ConfigError: there is no node, or no GPU.
+    """
 
     nodes: int
     gpus: int
     gpu_gib: float
 
-    @property
-    def trainer_gpus(self) -> int:
-        return self.gpus if self.nodes > 1 else self.gpus // 2
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.gpus < 1:
+            raise ConfigError(f"--nodes and --gpus must be at least 1, not {self.nodes} and {self.gpus}")
 
-    @property
-    def rollout_gpus(self) -> range:
-        """Indices of the GPUs that vLLM may use on a rollout node."""
-        return range(self.gpus) if self.nodes > 1 else range(self.trainer_gpus, self.gpus)
+
+@dataclass(frozen=True)
+class Placement:
+    """Which GPUs of a node train, and which (by index) vLLM may use on a rollout node.
+
+    Of several nodes the last trains. One node is divided in halves, the trainer's first, unless it has only one GPU or
+    the config's only server is on GPU 0: then the trainer has one rank, on that GPU, and shares it.
+    """
+
+    trainer_gpus: int
+    rollout_gpus: range
+    shared: bool
+
+    @classmethod
+    def of(cls, machines: Machines, servers: ServersConfig) -> Placement:
+        if machines.nodes > 1:
+            return cls(machines.gpus, range(machines.gpus), shared=False)
+        if machines.gpus == 1 or servers.gpus == [[0]]:
+            return cls(1, range(machines.gpus), shared=True)
+        half = machines.gpus // 2
+        return cls(half, range(half, machines.gpus), shared=False)
 
 
 @dataclass
@@ -60,7 +80,8 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     """
     report = Report()
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
-    _placement(report, cfg, node, machines, cuda)
+    place = Placement.of(machines, node.servers)
+    _placement(report, cfg, node, machines, place, cuda)
     _port(report, node)
     config = _config(report, cfg)
     if config is not None:
@@ -75,18 +96,32 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     lora_rank = cfg.model.get("lora_rank", 16)
     _disk(report, cfg, shape.adapter_parameters(lora_rank))
     if cuda:
-        context = cfg.collection.limits.max_context
-        for plan in (
-            plan_trainer(shape, lora_rank, context, machines.trainer_gpus, machines.gpu_gib),
-            plan_rollout_server(shape, node, machines.gpu_gib),
-        ):
-            report.lines.append(plan.table())
-            if plan.over:
-                report.problems.append(plan.over)
+        _memory(report, cfg, node, machines, place, shape)
     return report
 
 
-def _placement(report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool) -> None:
+def _memory(
+    report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
+) -> None:
+    """The tables of a trainer rank and of a server, and of what both take of a GPU that they share."""
+    tokens = max(cfg.collection.limits.max_context, OmegaConf.select(cfg, "update.micro_batch_tokens") or 0)
+    trainer = plan_trainer(shape, cfg.model.get("lora_rank", 16), tokens, place.trainer_gpus, machines.gpu_gib)
+    server = plan_rollout_server(shape, node, machines.gpu_gib)
+    for plan in (trainer, server):
+        report.lines.append(plan.table())
+        if plan.over:
+            report.problems.append(plan.over)
+    together = trainer.sum + server.sum
+    if place.shared and not (trainer.over or server.over) and together > machines.gpu_gib * USABLE:
+        report.problems.append(
+            f"trainer and vLLM server need about {together:.0f} GiB of the {machines.gpu_gib:.0f} of the GPU that they "
+            "share: lower servers.kv_cache_bytes, update.micro_batch_tokens or collection.limits.max_context"
+        )
+
+
+def _placement(
+    report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, cuda: bool
+) -> None:
     servers = node.servers
     count, per_server = len(servers.urls or []) or servers.count, servers.tensor_parallel_size
     on = "the node" if machines.nodes == 1 else f"{max(1, machines.nodes - 1)} node(s)"
@@ -98,11 +133,18 @@ def _placement(report: Report, cfg: DictConfig, node: NodeConfig, machines: Mach
         "rollout node",
         f"{on}, {count} vLLM server(s) x {per_server} GPU(s) each, {node.max_concurrent_episodes} episodes at a time",
     )
-    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {machines.trainer_gpus - 1} of the same node"
-    report.row("trainer", f"{machines.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
+    where = "the last node" if machines.nodes > 1 else f"GPUs 0 to {place.trainer_gpus - 1} of the same node"
+    if place.shared:
+        where = "GPU 0, which it shares with vLLM"
+    report.row("trainer", f"{place.trainer_gpus} rank(s) on {where}, {cfg.get('dtype', 'fp32')}")
     if servers.urls is not None:
         return
-    allowed = machines.rollout_gpus
+    allowed = place.rollout_gpus
+    if place.shared and (servers.gpu_memory_utilization is None or servers.kv_cache_bytes is None):
+        report.problems.append(
+            "on a GPU that vLLM shares with the trainer, rollout_node.config.servers needs both gpu_memory_utilization "
+            "(checked when it starts) and kv_cache_bytes (else it counts the trainer's memory as its own)"
+        )
     if count * per_server > len(allowed):
         report.problems.append(
             f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
@@ -111,8 +153,8 @@ def _placement(report: Report, cfg: DictConfig, node: NodeConfig, machines: Mach
     named = sorted({gpu for gpus in servers.gpus or [] for gpu in gpus})
     if any(gpu not in allowed for gpu in named):
         report.problems.append(
-            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) vLLM may use "
-            f"{allowed.start} to {allowed.stop - 1}"
+            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
+            f"vLLM may use {allowed.start} to {allowed.stop - 1}"
         )
     if servers.gpus is None and (count > 1 or allowed.start > 0):
         report.problems.append("rollout_node.config.servers.gpus must say which GPUs each server takes")

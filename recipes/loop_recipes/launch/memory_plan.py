@@ -11,6 +11,8 @@ from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
 GIB = 2**30
+USABLE = 0.92
+"""Of a GPU's memory: the rest goes to the CUDA context, NCCL and what the allocator cannot use."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,14 @@ class MemoryPlan:
     over: str | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def sum(self) -> float:
+        return sum(self.parts.values())
+
     def table(self) -> str:
         rows = [f"{self.title} ({self.available:.1f} GiB available)"]
         rows += [f"  {name:<44}{size:8.2f} GiB" for name, size in self.parts.items()]
-        rows += [f"  {'sum':<44}{sum(self.parts.values()):8.2f} GiB", *(f"  {note}" for note in self.notes)]
+        rows += [f"  {'sum':<44}{self.sum:8.2f} GiB", *(f"  {note}" for note in self.notes)]
         return "\n".join(rows)
 
 
@@ -44,7 +50,7 @@ def plan_trainer(shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_
     }
     need = sum(parts.values())
     over = None
-    if need > gpu_gib * 0.92:
+    if need > gpu_gib * USABLE:
         over = (
             f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use more GPUs, or a lower "
             "collection.limits.max_context"
@@ -53,23 +59,32 @@ def plan_trainer(shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:
-    """One GPU of one vLLM server: bf16 weights and adapter slots over the tensor-parallel GPUs, the rest KV cache."""
+    """One GPU of one vLLM server: bf16 weights and adapter slots over the tensor-parallel GPUs, and the KV cache, which
+    is what ``servers.kv_cache_bytes`` says, else the rest of ``servers.gpu_memory_utilization``."""
     gpus = node.servers.tensor_parallel_size
     adapter = shape.adapter_parameters(node.model.lora_rank)
     usable = gpu_gib * (node.servers.gpu_memory_utilization or 0.9)
     parts = {
         "weights, bf16": shape.parameters * 2 / gpus / GIB,
         "adapters loaded, bf16": node.servers.max_loras * adapter * 2 / gpus / GIB,
-        "activations and CUDA graphs (allowance)": 4.0,
+        "CUDA context, activations and graphs (allowance)": 3.0 if shape.width < 3000 else 4.0,
     }
-    left = usable - sum(parts.values())
-    per_token = shape.kv_bytes_per_token / min(gpus, shape.kv_heads)
-    tokens = int(max(left, 0) * GIB / per_token)
+    if node.servers.kv_cache_bytes is None:
+        cache = max(usable - sum(parts.values()), 0.0)
+    else:
+        cache = node.servers.kv_cache_bytes / GIB
+    tokens = int(cache * GIB / (shape.kv_bytes_per_token / min(gpus, shape.kv_heads)))
     over = None
     if tokens < node.model.max_context:
+        key = "tensor_parallel_size" if node.servers.kv_cache_bytes is None else "kv_cache_bytes"
         over = (
             f"a vLLM server has room for {tokens} tokens of KV cache, less than one episode of "
-            f"{node.model.max_context}: raise servers.tensor_parallel_size or lower model.max_context"
+            f"{node.model.max_context}: raise servers.{key} or lower model.max_context"
+        )
+    elif sum(parts.values()) + cache > gpu_gib * 0.97:
+        over = (
+            f"a vLLM server needs about {sum(parts.values()) + cache:.0f} GiB of {gpu_gib:.0f}: lower "
+            "servers.kv_cache_bytes or raise servers.tensor_parallel_size"
         )
     notes = (f"KV cache of the server: {tokens} tokens, {tokens // node.model.max_context} full episodes at a time",)
-    return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {"KV cache": max(left, 0.0)}, over, notes)
+    return MemoryPlan(f"vLLM server, one of {gpus} GPUs", usable, parts | {"KV cache": cache}, over, notes)

@@ -18,7 +18,15 @@ from support.small_runs import replay_config
 
 FOLDER = CONFIGS / "loop_appworld"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-MODELS = ("tiny_cpu", "qwen2_5_7b", "qwen2_5_32b")
+PARAMETERS = {
+    "tiny_cpu": 1.08e6,
+    "tiny_gpu": 1.08e6,
+    "qwen2_5_1_5b_one_gpu": 1.56e9,
+    "qwen2_5_7b_one_gpu": 7.66e9,
+    "qwen2_5_7b": 7.66e9,
+    "qwen2_5_32b": 32.9e9,
+}
+MODELS = tuple(PARAMETERS)
 ALGORITHMS = sorted(set(NAMES) - set(MODELS))
 # advantage, loss, level, kl_coefficient, one step per collection, critic
 EXPECTED = {
@@ -71,9 +79,7 @@ def test_models_build_and_are_loop_token(name):
     assert config.advantage["_component_"].endswith("LeaveOneOut")
     model = meta_model(config.model, torch.float32 if name == "tiny_cpu" else torch.bfloat16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert parameters == pytest.approx(
-        {"tiny_cpu": 1.08e6, "qwen2_5_7b": 7.66e9, "qwen2_5_32b": 32.9e9}[name], rel=0.03
-    )
+    assert parameters == pytest.approx(PARAMETERS[name], rel=0.03)
 
 
 def test_the_critic_has_the_papers_sizes_and_schedule():
@@ -113,7 +119,7 @@ def test_a_component_named_by_a_string_keeps_the_arguments():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends: tiny_gpu", r"extends: no config 'loop_appworld/tiny_gpu'; there are: .*loop_appworld/tiny_cpu"),
+        ("extends: tiny_tpu", r"extends: no config 'loop_appworld/tiny_tpu'; there are: .*loop_appworld/tiny_cpu"),
         ("extends: {here}", "goes in a circle"),
         ("extends: {broken}", "broken.yaml: "),
         ("extends: {listed}", "a config must be a mapping"),

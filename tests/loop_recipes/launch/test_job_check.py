@@ -1,5 +1,6 @@
 """`loop-launch check`: what it says of jobs that can run, and of those that cannot."""
 
+import itertools
 import json
 
 import pytest
@@ -7,15 +8,25 @@ import pytest
 from loop_recipes.launch.cli import main
 from support.small_runs import replay_config
 
+SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
+    "tiny": (4, 128, 384, 4, 2, 1011, True),
+    "1_5b": (28, 1536, 8960, 12, 2, 151936, True),
+    "7b": (28, 3584, 18944, 28, 4, 152064, False),
+    "32b": (64, 5120, 27648, 40, 8, 152064, False),
+}
+
 
 @pytest.fixture(scope="module")
-def qwen_32b(tmp_path_factory):
-    """Qwen2.5-32B's config.json, which is all that the check reads of a model."""
-    folder = tmp_path_factory.mktemp("qwen")
-    sizes = {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 27648, "vocab_size": 152064}
-    heads = {"num_attention_heads": 40, "num_key_value_heads": 8, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], **sizes, **heads}))
-    return folder
+def models(tmp_path_factory):
+    """Folders with a config.json each, which is all that the check reads of a model; a weights' file must be there."""
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    folders = {}
+    for model, sizes in SIZES.items():
+        folders[model] = tmp_path_factory.mktemp(model)
+        content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
+        (folders[model] / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]} | content))
+        (folders[model] / "model.safetensors").touch()
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +54,78 @@ def check(capsys, *words):
 
 
 @pytest.fixture
-def check_32b(capsys, qwen_32b, dataset, tmp_path):
-    environment = "rollout_node.config.environment.config"
-    words = (
-        f"output_dir={tmp_path / 'run'}",
-        f"checkpointer.checkpoint_dir={qwen_32b}",
-        f"{environment}.root={dataset}",
-        f"{environment}.python=/bin/sh",
-        "max_iterations=2",
-    )
-    return lambda *more: check(capsys, "--config", "loop_appworld/qwen2_5_32b", *words, *more)
+def check_config(capsys, models, dataset, tmp_path):
+    def run(config, model, *more):
+        environment = "rollout_node.config.environment.config"
+        words = (
+            f"output_dir={tmp_path / 'run'}",
+            f"checkpointer.checkpoint_dir={models[model]}",
+            f"{environment}.root={dataset}",
+            f"{environment}.python=/bin/sh",
+            "max_iterations=2",
+        )
+        return check(capsys, "--config", f"loop_appworld/{config}", *words, *more)
+
+    return run
+
+
+@pytest.fixture
+def check_32b(check_config):
+    return lambda *more: check_config("qwen2_5_32b", "32b", *more)
+
+
+CONFIGS = {
+    "tiny_cpu": "tiny",
+    "tiny_gpu": "tiny",
+    "qwen2_5_1_5b_one_gpu": "1_5b",
+    "qwen2_5_7b_one_gpu": "7b",
+    "qwen2_5_7b": "7b",
+    "qwen2_5_32b": "32b",
+}
+# Nodes and GPUs of a node on which a config needs no change.
+SOUND = {
+    "tiny_cpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "tiny_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_1_5b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_7b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen2_5_7b": {(1, 8), (2, 8), (3, 8)},
+    "qwen2_5_32b": {(2, 8), (3, 8)},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
+    sound = set()
+    for nodes, gpus in itertools.product((1, 2, 3), (1, 2, 4, 8)):
+        words = ("collection.tasks_per_iteration=10", "collection.split=paper_train", "--nodes", nodes, "--gpus", gpus)
+        code, shown, problems = check_config(config, CONFIGS[config], *words)
+        assert "trainer" in shown
+        assert code == (1 if problems else 0)
+        assert all("\n" not in problem for problem in problems)
+        if code == 0:
+            sound.add((nodes, gpus))
+    assert sound == SOUND[config]
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu_gib", "gpus"), [("qwen2_5_1_5b_one_gpu", 23.5, 1), ("qwen2_5_7b_one_gpu", 79.0, 1)]
+)
+def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpus):
+    words = ("--nodes", "1", "--gpus", gpus, "--gpu-gib", gpu_gib)
+    code, shown, problems = check_config(config, CONFIGS[config], *words)
+    assert (code, problems) == (0, [])
+    assert "1 rank(s) on GPU 0, which it shares with vLLM" in shown
+    servers = "rollout_node.config.servers"
+    _, _, problems = check_config(config, CONFIGS[config], f"{servers}.kv_cache_bytes=null", *words)
+    assert "needs both gpu_memory_utilization" in problems[0]
+    _, _, problems = check_config(config, CONFIGS[config], *words[:-1], 0.8 * gpu_gib)
+    assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
+
+
+@pytest.mark.parametrize("words", [("--gpus", "0"), ("--nodes", "0")])
+def test_no_gpu_and_no_node_are_one_line(check_32b, words):
+    code, _, _ = check_32b(*words)
+    assert "--nodes and --gpus must be at least 1" in str(code)
 
 
 def test_a_sound_job_is_shown_with_its_memory(check_32b):
@@ -69,7 +142,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     code, _, problems = check_32b("--nodes", "1")
     assert code == 1
     assert problems[0].startswith("the servers need 8 GPUs, a rollout node has 4: lower rollout_node.config.servers")
-    assert problems[1].endswith("on 1 node(s) vLLM may use 4 to 7")
+    assert problems[1].endswith("on 1 node(s) of 8 vLLM may use 4 to 7")
     servers = "rollout_node.config.servers"
     code, shown, problems = check_32b(f"{servers}.count=1", f"{servers}.gpus=[[4, 5, 6, 7]]", "--nodes", "1")
     assert (code, problems) == (0, [])

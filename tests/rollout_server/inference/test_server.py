@@ -246,7 +246,8 @@ def test_other_vllm_release_or_none_is_refused(monkeypatch):
         installed_vllm()
 
 
-def test_gpu_and_cpu_settings_reach_the_command_line():
+def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     model = ModelConfig(path="/models/qwen", dtype="bfloat16", max_context=32768, lora_rank=16)
     servers = ServersConfig(
         count=2,
@@ -255,6 +256,7 @@ def test_gpu_and_cpu_settings_reach_the_command_line():
         gpu_memory_utilization=0.9,
         extra_args=["--max-num-batched-tokens", "8192"],
         env={"NCCL_DEBUG": "WARN"},
+        start_timeout_s=1200.5,
     )
     gpu = " ".join(server_command(model, servers, 8001, cpu=False))
     for part in (
@@ -264,6 +266,7 @@ def test_gpu_and_cpu_settings_reach_the_command_line():
         "--gpu-memory-utilization 0.9",
         "--logprobs-mode processed_logprobs",
         "--max-num-batched-tokens 8192",
+        '--hf-overrides {"head_dtype": "float32"}',
     ):
         assert part in gpu
     assert "eager" not in gpu
@@ -273,8 +276,14 @@ def test_gpu_and_cpu_settings_reach_the_command_line():
     assert environment["NCCL_DEBUG"] == "WARN"
     assert environment["VLLM_API_KEY"] == "secret"
     assert "VLLM_SERVER_DEV_MODE" not in environment
+    assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "1201"
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert server_environment(servers, 1, "secret", cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert "PYTORCH_ALLOC_CONF" not in environment, "the trainer's"
     assert "secret" not in gpu
-    cpu = " ".join(server_command(model, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
+    tiny = ModelConfig(path="/models/tiny", dtype="float32")
+    cpu = " ".join(server_command(tiny, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
+    assert "--hf-overrides" not in cpu
     assert "--kv-cache-memory-bytes 268435456" in cpu
     assert "--enforce-eager" in cpu
 

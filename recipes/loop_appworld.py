@@ -20,14 +20,15 @@ from torch import Tensor
 from torchtune import training, utils
 from torchtune.recipe_interfaces import FTRecipeInterface
 
+from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.source import (
     SOURCE_ERRORS,
+    Collected,
     CollectionSource,
     StopRequested,
     check_versions,
     collect,
-    open_source,
 )
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.components import build
@@ -166,7 +167,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
 
     def _open_source(self) -> None:
         conf = self._config
-        self._source = open_source(conf.rollout_node, conf.collection, self._output_dir, self._stop_requested)
+        deadline_s = conf.collection.deadline_s
+        self._source = open_source(conf.rollout_node, self._output_dir, deadline_s, self._stop_requested)
 
     def _await_source(self) -> tuple[list[int], str, list[str], list[str]]:
         self._say("waiting for the rollout node to be ready")
@@ -292,7 +294,9 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             started = time.perf_counter()
             request = self._pending or self._plan.training(self._iteration + 1, self._policy_version)
             self._pending = None
-            collected = on_main_rank(lambda request=request: collect(self._source, request))
+            collected: Collected | None = on_main_rank(
+                lambda request=request: collect(self._source, request), Collected.pack, Collected.unpack
+            )
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
@@ -302,8 +306,8 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             if self._config.collection.max_policy_lag and self._iteration + 1 < self._config.max_iterations:
                 self._pending = self._plan.training(self._iteration + 2, self._policy_version)
                 self._start(self._pending)
-            metrics = self.update([Rollout.from_dict(record) for record in collected.pop("rollouts")])
-            metrics |= collected | self._scores(self._iteration - 1, evaluation)
+            metrics = self.update(collected.rollouts)
+            metrics |= collected.metrics() | self._scores(self._iteration - 1, evaluation)
             published = time.perf_counter()
             if metrics["steps"]:
                 self._publish(self._policy_version, self._canary)
@@ -404,7 +408,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             collected = collect(self._source, evaluation)
             if collected is None:  # asked to stop
                 return {}
-            means = rollout_metrics([Rollout.from_dict(record) for record in collected["rollouts"]])
+            means = rollout_metrics(collected.rollouts)
             return {"dev_iteration": iteration, "dev_reward": means["reward"], "dev_success": means["success"]}
 
         scores = on_main_rank(read)

@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.collecting.source import Collected, ReplaySource, StopRequested
+from loop_recipes.collecting.replay_source import ReplaySource
+from loop_recipes.collecting.source import Collected, StopRequested
 from rollout_server.collection_request import CollectionEnd
 from support.small_runs import replay_config
 

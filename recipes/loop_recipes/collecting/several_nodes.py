@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loop_recipes.collecting.source import Collected, NodeSource, NoRollouts, StopRequested
-from rollout_server.collection_request import CollectionEnd, CollectionRequest
+from loop_recipes.collecting.node_source import NodeSource
+from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
 from rollout_server.ids import share_id
+from rollout_server.rollout import Rollout
 
 Answer = TypeVar("Answer")
 
 
 class SeveralNodes:
-    """A :class:`~loop_recipes.collecting.source.CollectionSource` over rollout nodes that run elsewhere.
+    """What a :class:`NodeSource` is, over several rollout nodes that run elsewhere.
 
     All nodes hold the same base model and dataset and are given every policy version. Each ends its share of a
     collection by itself, so the floors of early stop hold for each share and therefore for the whole. A node that fails
@@ -42,23 +45,32 @@ class SeveralNodes:
         self._urls = list(urls)
         self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
 
+    def health(self) -> dict[str, Any]:
+        """What the first node says of itself; all say the same of ``model`` and ``dataset``.
+
+        Raises:
+            NodeUnreachable: a node is missing; it is not waited for.
+            NoRollouts: two nodes differ.
+        """
+        reports = self._each(lambda node: node.health())
+        for key in ("model", "dataset"):
+            self._check_alike(f"have different {key}s", [report.get(key) for report in reports])
+        return reports[0]
+
     def wait_ready(self) -> list[int]:
         """Versions that any of the nodes serves. Raises what a single node's source raises."""
         served = self._each(lambda node: node.wait_ready())
         return sorted({version for versions in served for version in versions})
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
-        """
+        """The tasks that every node serves.
+
         Raises:
             NoRollouts: two nodes serve different tasks.
         """
         listings = self._each(lambda node: node.tasks(split))
-        for url, listing in zip(self._urls, listings, strict=True):
-            if listing != listings[0]:
-                raise NoRollouts(
-                    f"rollout nodes {self._urls[0]} and {url} serve different tasks of {split} (datasets "
-                    f"{listings[0][0]} and {listing[0]}); give them the same environment"
-                )
+        self._check_alike("have different datasets", [dataset for dataset, _ in listings])
+        self._check_alike(f"serve different tasks of {split}", [tasks for _, tasks in listings], show=False)
         return listings[0]
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
@@ -71,11 +83,24 @@ class SeveralNodes:
         shares = split_request(request, len(self._nodes))
         self._each(lambda node, share: node.start(share), shares)
 
-    def read(self, request: CollectionRequest) -> Collected:
-        """
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress]:
+        """As of a single node, one share after the other: a node works on its own while another's share is read.
+
         Raises:
-            StopRequested: asked to stop. Also what a single node's source raises.
+            CollectionFailed: a share failed; raised after the rollouts of every share.
         """
+        failure: CollectionFailed | None = None
+        self._given_up.clear()
+        for node, share in zip(self._nodes, split_request(request, len(self._nodes)), strict=False):
+            try:
+                yield from node.events(share)
+            except CollectionFailed as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def read(self, request: CollectionRequest) -> Collected:
+        """All shares of a collection that was started. Raises what a single node's source raises."""
         shares = split_request(request, len(self._nodes))
         parts = self._each(lambda node, share: node.read(share), shares)
         return Collected(
@@ -87,6 +112,13 @@ class SeveralNodes:
     def close(self) -> None:
         for node in self._nodes:
             node.close()
+
+    def _check_alike(self, difference: str, answers: Sequence[object], show: bool = True) -> None:
+        for url, answer in zip(self._urls, answers, strict=True):
+            if answer != answers[0]:
+                shown = f" ({answers[0]} and {answer})" if show else ""
+                cure = "give them the same model and environment"
+                raise NoRollouts(f"rollout nodes {self._urls[0]} and {url} {difference}{shown}; {cure}")
 
     def _each(self, call: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
         """``call`` on every node at once (or on as many as there are ``arguments``); the first error ends the others'

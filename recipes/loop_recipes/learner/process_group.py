@@ -87,8 +87,16 @@ def gather_bytes(data: bytes) -> list[bytes]:
     return [bytes(row[: int(length)].numpy()) for row, length in zip(rows, sizes, strict=True)]
 
 
-def on_main_rank(work: Callable[[], Any]) -> Any:
-    """Run ``work`` on rank 0 and give its JSON-able result to every rank.
+def on_main_rank(
+    work: Callable[[], Any],
+    pack: Callable[[Any], Any] = lambda result: result,
+    unpack: Callable[[Any], Any] = lambda data: data,
+) -> Any:
+    """Run ``work`` on rank 0 and give its result to every rank.
+
+    Args:
+        pack: makes JSON-able data of a result that is none; called only when there are other ranks.
+        unpack: makes the result again, on the other ranks. Neither is asked about None.
 
     Raises:
         Exception: on rank 0, whatever ``work`` raised; RemoteError (ConfigError for a ConfigError) on the others.
@@ -99,14 +107,14 @@ def on_main_rank(work: Callable[[], Any]) -> Any:
         answer = json.loads(_broadcast(b""))
         if "error" in answer:
             raise (ConfigError if answer["config"] else RemoteError)(answer["error"])
-        return answer["result"]
+        return None if answer["result"] is None else unpack(answer["result"])
     try:
         result = work()
     except BaseException as error:
         text = str(error) or type(error).__name__
         _broadcast(json.dumps({"error": text, "config": isinstance(error, ConfigError)}).encode())
         raise
-    _broadcast(json.dumps({"result": result}).encode())
+    _broadcast(json.dumps({"result": None if result is None else pack(result)}).encode())
     return result
 
 

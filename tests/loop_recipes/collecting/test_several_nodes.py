@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.several_nodes import SeveralNodes, merge_ends, split_request
-from loop_recipes.collecting.source import NodeSource, NoRollouts, StopRequested
+from loop_recipes.collecting.source import NoRollouts, StopRequested
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd
 from support.counter_node import TOKEN, counter_request, local_node
@@ -92,7 +93,7 @@ async def test_every_node_is_given_every_version(policy, tmp_path):
 async def test_nodes_with_other_tasks_are_refused(policy, tmp_path):
     async with two_nodes(policy, tmp_path) as (west, east):
         east.node.pool.dataset = "another"
-        with pytest.raises(NoRollouts, match=r"serve different tasks of train.*datasets counter and another"):
+        with pytest.raises(NoRollouts, match=r"have different datasets \(counter and another\)"):
             await asyncio.to_thread(several([west.url, east.url]).tasks, "train")
 
 

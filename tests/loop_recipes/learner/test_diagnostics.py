@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.collecting.source import ReplaySource
+from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.learner.diagnostics import CANARY_TOKENS
 from rollout_server.policies.store import Canary
 from support.random_policy import reference_logprobs

@@ -1,0 +1,110 @@
+"""Rollouts from one rollout node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested
+from rollout_server.client import RolloutClient, RolloutNodeError
+from rollout_server.collection_request import CollectionRequest, Progress
+from rollout_server.node_process import NodeProcess
+from rollout_server.rollout import Rollout
+
+
+class NodeSource:
+    """Rollouts from a rollout node, launched here as a child or running elsewhere.
+
+    Args:
+        client: of the node.
+        node: the child to stop at the end, if the node is ours.
+        start_deadline_s: longest time to wait for the node to be ready.
+        deadline_s: longest time to wait for one collection.
+        stop_requested: asked while waiting; true ends the wait with :class:`StopRequested`.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        node: NodeProcess | None,
+        start_deadline_s: float,
+        deadline_s: float,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._start_deadline_s = start_deadline_s
+        self._deadline_s = deadline_s
+        self._stop_requested = stop_requested
+
+    def health(self) -> dict[str, Any]:
+        """What the node says of itself, ready or not; once it is ready, also ``dataset`` and ``model``.
+
+        Raises:
+            NodeUnreachable: there is no node; it is not waited for.
+        """
+        return self._client.health()
+
+    def wait_ready(self) -> list[int]:
+        return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        listing = self._client.tasks(split)
+        return listing.dataset, list(listing.tasks)
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        self._client.publish_policy(version, folder, canary)
+
+    def retire(self, version: int) -> None:
+        try:
+            self._client.retire_policy(version)
+        except RolloutNodeError as error:
+            if error.status != 404:  # not served (any more) is what we want
+                raise
+
+    def start(self, request: CollectionRequest) -> None:
+        self._client.start_collection(request)
+
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress]:
+        """Each rollout of a started collection as it finishes and, in between, the collection's progress.
+
+        Raises:
+            CollectionFailed: the floors could not be reached; raised after the last rollout.
+        """
+        return iter(self._client.rollouts(request.id))
+
+    def read(self, request: CollectionRequest) -> Collected:
+        """Wait for a collection that was started; also raises the client's errors.
+
+        Raises:
+            NoRollouts: a rollout came twice, or the deadline passed.
+            StopRequested: see the class.
+        """
+        started = time.monotonic()
+        rollouts: dict[str, Rollout] = {}
+        stream = self._client.rollouts(request.id)
+        with tqdm(total=request.floor_total, desc="collecting", leave=False, disable=None, mininterval=1.0) as bar:
+            for event in stream:
+                if isinstance(event, Progress):
+                    bar.set_postfix(running=event.running, waiting=event.waiting, failed=event.failed)
+                elif event.rollout_id in rollouts:
+                    raise NoRollouts(f"rollout {event.rollout_id} was delivered twice")
+                else:
+                    rollouts[event.rollout_id] = event
+                    bar.update()
+                if self._stop_requested():
+                    raise StopRequested
+                if time.monotonic() - started > self._deadline_s:
+                    raise NoRollouts(
+                        f"collection {request.id} had {len(rollouts)} of {request.floor_total} rollouts after "
+                        f"{self._deadline_s:.0f} s (collection.deadline_s)"
+                    )
+        return Collected(list(rollouts.values()), stream.end, time.monotonic() - started)
+
+    def close(self) -> None:
+        if self._node is not None:
+            self._node.stop()

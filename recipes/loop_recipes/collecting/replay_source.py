@@ -1,0 +1,72 @@
+"""Rollouts from the logs of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loop_recipes.collecting.source import Collected, NoRollouts
+from rollout_server.collection_request import CollectionEnd, CollectionRequest
+from rollout_server.ids import parse_collection_id
+from rollout_server.rollout import Rollout
+from rollout_server.run_files import only_logs, read_rollouts
+from rollout_server.schema import ConfigError
+
+
+class ReplaySource:
+    """Rollouts from the logs in a folder, one log per iteration in the order of their names; asks no node.
+
+    For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
+    as that run did only if it starts from the same adapter.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        logs = only_logs(folder.iterdir())
+        self._logs = [log for log in logs if not parse_collection_id(log.stem).dev]
+
+    def wait_ready(self) -> list[int]:
+        return []
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
+        return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        pass
+
+    def retire(self, version: int) -> None:
+        pass
+
+    def start(self, request: CollectionRequest) -> None:
+        pass
+
+    def read(self, request: CollectionRequest) -> Collected:
+        """The log of the request's iteration.
+
+        Raises:
+            NoRollouts: there is no log left.
+            ConfigError: a line of it is no rollout that can be trained on; names the file.
+        """
+        number = parse_collection_id(request.id).iteration or 0
+        if number > len(self._logs):
+            raise NoRollouts(f"iteration {number} was asked for, but only {len(self._logs)} logs can be replayed")
+        rollouts = self._read_log(self._logs[number - 1])
+        return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _read_log(log: Path) -> list[Rollout]:
+        try:
+            rollouts = read_rollouts(log)
+        except ValueError as error:
+            raise ConfigError(f"rollout_node.replay: {error}") from error
+        for rollout in rollouts:
+            if rollout.text_only:
+                raise ConfigError(
+                    f"rollout_node.replay: {log}: rollout {rollout.rollout_id} has no token ids: an endpoint's rollouts "
+                    "cannot be trained on"
+                )
+        return rollouts

@@ -1,0 +1,77 @@
+"""What is handed over of a collection, and which rollouts an update refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested, check_versions, collect
+from rollout_server.collection_request import CollectionEnd
+from rollout_server.rollout import Rollout, Turn
+from support.counter_node import counter_request
+
+END = CollectionEnd("early_stop", 6, 2, 90, {"server_error": 1, "bad_logprob": 2}, 5.0)
+
+
+def sampled_by(version):
+    return Rollout(
+        rollout_id="c/t_1/0.0",
+        collection_id="c",
+        task_id="t_1",
+        index=0,
+        attempt=0,
+        seed=1,
+        dataset="made-up",
+        token_ids=[5, 6, 7],
+        mask=[False, True, True],
+        sampler_logprobs=[0.0, -0.1, -1e-17],
+        turns=[Turn(1, 3, version, "stop", "s0", 0.1, 0.1)],
+        messages=[{"role": "assistant", "content": "x"}],
+        reward=1 / 3,
+        success=False,
+        requirements=[{"text": "it is done", "passed": False}],
+        end_reason="completed",
+        temperature=1.0,
+        started_at=0.0,
+        seconds=1.0,
+        extra={"who": "me"},
+    ).validate()
+
+
+def test_other_ranks_get_all_but_the_texts():
+    rollout = sampled_by(3)
+    collected = Collected([rollout], END, 1.5)
+    received = Collected.unpack(json.loads(json.dumps(collected.pack())))
+    assert received == replace(collected, rollouts=[replace(rollout, messages=[], requirements=[])])
+    assert rollout.messages, "rank 0 keeps the texts"
+
+
+def test_metrics_of_a_collection():
+    assert Collected([], END, 1.5).metrics() == {
+        "dropped_rollouts": 2,
+        "failed_attempts": 3,
+        "seconds_collecting": 5.0,
+        "seconds_waiting": 1.5,
+    }
+
+
+def test_a_stop_while_waiting_gives_nothing():
+    class Stopped:
+        started = None
+
+        def start(self, request):
+            self.started = request
+
+        def read(self, request):
+            raise StopRequested
+
+    source, request = Stopped(), counter_request()
+    assert collect(source, request) is None
+    assert source.started == request
+
+
+def test_versions_outside_the_lag_are_refused():
+    rollouts = [sampled_by(4), sampled_by(3)]
+    check_versions(rollouts, 3, 4)
+    with pytest.raises(NoRollouts, match=r"policy versions \[3\]; the update takes 4 to 4"):
+        check_versions(rollouts, 4, 4)

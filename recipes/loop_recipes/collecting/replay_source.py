@@ -63,10 +63,6 @@ class ReplaySource:
             rollouts = read_rollouts(log)
         except ValueError as error:
             raise ConfigError(f"rollout_node.replay: {error}") from error
-        for rollout in rollouts:
-            if rollout.text_only:
-                raise ConfigError(
-                    f"rollout_node.replay: {log}: rollout {rollout.rollout_id} has no token ids: an endpoint's rollouts "
-                    "cannot be trained on"
-                )
+        if any(rollout.text_only for rollout in rollouts):
+            raise ConfigError(f"rollout_node.replay: {log} holds rollouts of text alone, which cannot be trained on")
         return rollouts

@@ -10,7 +10,9 @@ from rollout_server.collection_request import CollectionEnd
 from rollout_server.rollout import Rollout, Turn
 from support.counter_node import counter_request
 
-END = CollectionEnd("early_stop", 6, 2, 90, {"server_error": 1, "bad_logprob": 2}, 5.0)
+END = CollectionEnd(
+    "early_stop", 6, 2, 90, {"server_error": 1, "bad_logprob": 2}, 5.0, failures_by_task={"t_1": 1, "t_2": 2}
+)
 
 
 def sampled_by(version):
@@ -50,6 +52,8 @@ def test_metrics_of_a_collection():
     assert Collected([], END, 1.5).metrics() == {
         "dropped_rollouts": 2,
         "failed_attempts": 3,
+        "failed_attempts_worst_task": 2,
+        "ungradable_rollouts": 0,
         "seconds_collecting": 5.0,
         "seconds_waiting": 1.5,
     }

@@ -98,8 +98,9 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
-test: world $(if $(GPU),,.triton/.installed) ## ruff, unit tests, then the tests that drive the real parts
+test: world $(if $(GPU),,.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/lint-imports
 ifdef GPU
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
@@ -113,8 +114,9 @@ drills: world ## failure drills of the sbatch scripts on a real Slurm of three n
 unit: world ## only the fast tests
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
 
-lint: setup ## ruff: lint and format
+lint: setup ## ruff (which mends what it can), import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+	.venv/bin/lint-imports
 
 warm-start: world ## build recipes/loop_recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
 	OMP_NUM_THREADS=2 .venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu

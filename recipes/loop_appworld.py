@@ -71,9 +71,9 @@ from loop_recipes.learner.process_group import (
     leave,
     on_main_rank,
 )
-from loop_recipes.learner.run_metrics import RunMetrics, rollout_metrics, summary_line
+from loop_recipes.learner.run_metrics import METRICS_FILE, RunMetrics, rollout_metrics, summary_line
 from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
-from loop_recipes.learner.token_statistics import TokenStatistics
+from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError
@@ -249,7 +249,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             device=self._device,
             seed=conf.seed,
             critic=self._critic,
-            token_statistics=TokenStatistics(self._output_dir / "token_statistics", self._rank)
+            token_statistics=TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
             if conf.update.token_statistics
             else None,
         )
@@ -266,7 +266,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             loggers = [build(logger) for logger in conf.metric_logger]
             for logger in loggers:
                 logger.log_config(cfg)
-            self._metrics = RunMetrics(self._output_dir / "metrics.jsonl", loggers, self._iteration)
+            self._metrics = RunMetrics(self._output_dir / METRICS_FILE, loggers, self._iteration)
         if self._source is not None:
             # Published by a run that died before it saved; the same number may soon mean other weights.
             for version in [version for version in served if version > self._policy_version]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from agent_environments.protocol import (
     StepResult,
     TokenSpans,
 )
+from appworld_adapter.pool.run_folder import experiment_name
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,7 @@ class AppWorldEnvironment:
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
         self._pool = pool
         self._rules = pool.rules
-        # Slashes would make folders; and two attempts at one episode must not share one.
-        self._experiment = f"{episode_id.replace('/', '-')[-80:]}-{secrets.token_hex(4)}"
+        self._experiment = experiment_name(episode_id)
         self._card: TaskCard | None = None
         self._world: World | None = None
         self._cut_short: World | None = None

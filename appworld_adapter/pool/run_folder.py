@@ -104,6 +104,22 @@ class RunFolder:
         self._lock = -1
 
 
+def experiment_name(episode_id: str) -> str:
+    """A name for the state of an attempt at an episode; every call gives another."""
+    return f"{_stem(episode_id)}-{secrets.token_hex(4)}"
+
+
+def kept_state(experiments_root: Path, episode_id: str, task_id: str) -> Path | None:
+    """The folder with the final state of an episode, as pools with ``keep_experiments`` left it in their
+    ``experiments_root``; of several attempts under one id the last. None if there is none."""
+    pattern = f"torchtune-loop-*/run-*/agent/experiments/outputs/{_stem(episode_id)}-????????/tasks/{task_id}"
+    return max(experiments_root.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _stem(episode_id: str) -> str:
+    return episode_id.replace("/", "-")[-80:]  # a slash would make a folder
+
+
 def remove_abandoned(parent: Path) -> None:
     """Remove the run folders in ``parent`` whose owners are dead."""
     for path in parent.glob("run-*"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.rollout_node import check_token
+from loop_recipes.learner.run_metrics import METRICS_FILE
 from rollout_server.config import NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
 from rollout_server.schema import ConfigError, require
@@ -107,7 +108,7 @@ def _check_checkpoint_files(config: LoopConfig) -> None:
 
 def _check_new_or_resumed(config: LoopConfig) -> None:
     folder = Path(config.output_dir)
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS_FILE
     begun = (metrics.exists() and metrics.stat().st_size > 0) or any((folder / "checkpoints").glob("iteration_*"))
     require(
         config.resume_from_checkpoint or not begun,

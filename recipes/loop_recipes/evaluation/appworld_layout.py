@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from appworld_adapter.pool.run_folder import kept_state
 from loop_recipes.evaluation.scores import TaskResult
 
 
@@ -53,16 +54,11 @@ def write_experiments(
         if result.rollout_id is None or result.over_budget:
             shutil.copytree(dataset_root / "data" / "tasks" / result.task_id / "dbs", target / "dbs")
         else:
-            shutil.copytree(_kept_state(worlds, result), target)
+            state = kept_state(worlds, result.rollout_id, result.task_id)
+            if state is None:
+                raise MissingState(
+                    f"the final state of {result.rollout_id} is not in {worlds}; it was not kept, so give another "
+                    "output_dir"
+                )
+            shutil.copytree(state, target)
     return [names[run] for run in sorted(names)]
-
-
-def _kept_state(worlds: Path, result: TaskResult) -> Path:
-    """The folder of one task's state; the pool names an episode's experiment by its id and a random ending."""
-    stem = str(result.rollout_id).replace("/", "-")[-80:]
-    found = sorted(worlds.glob(f"*/run-*/agent/experiments/outputs/{stem}-????????/tasks/{result.task_id}"))
-    if not found:
-        raise MissingState(
-            f"the final state of {result.rollout_id} is not in {worlds}; it was not kept, so give another output_dir"
-        )
-    return found[-1]

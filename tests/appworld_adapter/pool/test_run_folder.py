@@ -1,0 +1,43 @@
+"""Where the state of an episode is kept, and found again by the evaluation."""
+
+import os
+
+import pytest
+
+from appworld_adapter.pool.run_folder import RunFolder, experiment_name, kept_state
+
+EPISODE = f"eval-{'long' * 20}-0123456789/692c77d_1/0.0"
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    for name in ("api_docs", "base_dbs", "tasks"):
+        (tmp_path / "dataset" / "data" / name).mkdir(parents=True)
+    return tmp_path / "dataset"
+
+
+def save(folder, episode_id, text, at):
+    """What a world leaves of an episode."""
+    task = folder.experiment(experiment_name(episode_id)) / "tasks" / episode_id.split("/")[1]
+    task.mkdir(parents=True)
+    (task / "state").write_text(text)
+    os.utime(task, (at, at))
+
+
+def test_the_last_state_of_an_episode_is_found_after_its_pool_has_gone(dataset, tmp_path_factory):
+    worlds = tmp_path_factory.mktemp("w")  # sockets lie there, whose paths must be short
+    first, second = (RunFolder.create(str(worlds), dataset, keep=True) for _ in range(2))
+    save(second, EPISODE, "second attempt", at=2000)
+    save(first, EPISODE, "first attempt", at=1000)
+    save(second, EPISODE.replace("/0.0", "/1.0"), "another run", at=3000)
+    first.remove()
+    second.remove()
+    assert (kept_state(worlds, EPISODE, "692c77d_1") / "state").read_text() == "second attempt"
+    assert kept_state(worlds, EPISODE, "692c77d_2") is None
+    assert kept_state(worlds, EPISODE.replace("/0.0", "/2.0"), "692c77d_1") is None
+
+
+def test_two_attempts_at_one_episode_have_two_names_of_one_path_segment():
+    names = {experiment_name(EPISODE) for _ in range(10)}
+    assert len(names) == 10
+    assert not any("/" in name for name in names)

@@ -7,11 +7,11 @@ tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.url=http:
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -20,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import difficulty_of
+from loop_recipes.collecting.open import open_nodes
+from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import make_output_dir
@@ -43,15 +45,15 @@ from loop_recipes.evaluation.report import (
 )
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
-from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.node_process import NodeDied, NodeProcess
+from rollout_server.client import NodeUnreachable, RolloutNodeError
+from rollout_server.node_process import NodeDied
 from rollout_server.schema import ConfigError
 
-_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, EvaluationTimeout, MissingState, UnknownTask)
+_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, NoRollouts, EvaluationTimeout, MissingState, UnknownTask)
 
 
 class EvalAppWorldRecipe:
-    """Scores policies on a split or a list of tasks through a rollout node.
+    """Scores policies on a split or a list of tasks through a rollout node, or several that share the tasks.
 
     Features:
         - **Policies.** The node's base model as it is, or with a PEFT adapter; several of them, or a pattern of adapter
@@ -94,19 +96,16 @@ class EvalAppWorldRecipe:
 
     def _setup_node(self) -> None:
         node = self._config.rollout_node
-        # A node of our own needs no secret that somebody has to know.
-        token = os.environ.get(node.token_env) or secrets.token_hex(16)
         if node.launch:
             self._console.print("starting the rollout node (vLLM servers and environment)")
-            settings = child_node_config(self._config, self._worlds)
-            child = self._cleanup.enter_context(NodeProcess(settings, self._output_dir, token))
-            self._client = RolloutClient(child.url, token, alive=child.check)
-        else:
-            self._client = RolloutClient(str(node.url), token)
-            self._client.health()
-        health = self._client.wait_ready(node.start_deadline_s)
+            node = replace(node, config=child_node_config(self._config, self._worlds))
+        self._nodes = open_nodes(node, self._output_dir, self._config.deadline_s)
+        self._cleanup.callback(self._nodes.close)
+        self._nodes.health()  # an address where nothing listens is said at once
+        self._nodes.wait_ready()
+        health = self._nodes.health()
         self._dataset, self._model = health["dataset"], health["model"]
-        self._tasks = list(self._config.tasks or self._client.tasks(str(self._config.split)).tasks)
+        self._tasks = list(self._config.tasks or self._nodes.tasks(str(self._config.split))[1])
 
     def _setup_endpoints(self) -> None:
         """An environment pool in this process; a node, if there is one too, has its own."""
@@ -175,16 +174,16 @@ class EvalAppWorldRecipe:
                 raise ConfigError(
                     f"the base model alone cannot be evaluated: {error}; give an adapter instead"
                 ) from error
-            self._client.publish_policy(policy.served_version, folder)
+            self._nodes.publish(policy.served_version, folder)
         run_cells(
-            self._client,
+            self._nodes,
             cells,
             self._store,
             retries=self._config.retries,
             deadline_s=self._config.deadline_s,
             on_result=on_result,
         )
-        self._client.retire_policy(policy.served_version)
+        self._nodes.retire(policy.served_version)
 
     def _report(self, cells: list[Cell]) -> list[Path]:
         conf = self._config

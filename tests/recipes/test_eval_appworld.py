@@ -146,6 +146,38 @@ async def test_a_hopeless_task_is_retried_then_named(policy, tmp_path):
         assert len(local.vllm.requests) == asked + 2
 
 
+async def test_several_nodes_share_the_tasks(policy, tmp_path):
+    """A task that they cannot do is named, and what else they did is kept."""
+    async with (
+        local_node(policy, tmp_path / "west", publish=False) as west,
+        local_node(policy, tmp_path / "east", publish=False) as east,
+    ):
+        hopeless = west.node.tokens.encode_text("from 0 to 8")
+
+        def fault(body):
+            ids = body["token_ids"]
+            return 400 if any(ids[i : i + len(hopeless)] == hopeless for i in range(len(ids))) else None
+
+        for node in (west, east):
+            node.vllm.speak = lambda rng: solve(4)
+            node.vllm.fault = fault
+        urls = f"{west.url},{east.url}"
+        cfg = config(policy, tmp_path, urls, policies=[{"name": "base"}], samplings=[{"runs": 2}], retries=0)
+        results, report, _ = reports(await asyncio.to_thread(run, cfg))
+        for node in (west, east):
+            assert node.vllm.requests
+            assert node.node.policies.versions() == []
+        sound = [line["rollout_id"] for line in results if line["failure"] is None]
+        assert len(sound) == 10
+        assert any("-2of2/" in rollout_id for rollout_id in sound)
+        assert {task for task, _, _ in report["scores"][0]["failed"]} == {"reach4_3"}
+        for node in (west, east):
+            node.vllm.fault = lambda body: None
+        results, report, _ = reports(await asyncio.to_thread(run, cfg))
+        assert report["scores"][0]["failed"] == []
+        assert set(sound) < {line["rollout_id"] for line in results}
+
+
 async def test_the_base_model_is_served_by_an_adapter_without_effect(policy, tmp_path):
     from safetensors.numpy import load_file
 

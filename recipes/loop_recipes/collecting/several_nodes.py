@@ -46,7 +46,7 @@ class SeveralNodes:
         self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
 
     def health(self) -> dict[str, Any]:
-        """What the first node says of itself; all say the same of ``model`` and ``dataset``.
+        """What the first node says of itself; once all are ready, they say the same of ``model`` and ``dataset``.
 
         Raises:
             NodeUnreachable: a node is missing; it is not waited for.
@@ -54,7 +54,8 @@ class SeveralNodes:
         """
         reports = self._each(lambda node: node.health())
         for key in ("model", "dataset"):
-            self._check_alike(f"have different {key}s", [report.get(key) for report in reports])
+            if all(key in report for report in reports):  # else one is not ready yet
+                self._check_alike(f"have different {key}s", [report[key] for report in reports])
         return reports[0]
 
     def wait_ready(self) -> list[int]:

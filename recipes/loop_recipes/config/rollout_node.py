@@ -18,7 +18,7 @@ class RolloutNodeConfig:
     launch: bool = False
     """Starts a node described by ``config`` as a child of the recipe, and stops it with the recipe."""
     url: str | None = None
-    """Uses a node that runs elsewhere; training takes several, separated by commas."""
+    """Uses a node that runs elsewhere, or several, separated by commas, which share the tasks."""
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token; a launched node needs none."""
     start_deadline_s: PositiveFloat = 600.0

@@ -1,4 +1,4 @@
-"""Runs an evaluation on a rollout node: one collection per policy and way of sampling, resumable, with named failures.
+"""Runs an evaluation on rollout nodes: one collection per policy and way of sampling, resumable, with named failures.
 
 Every rollout that arrives becomes a line of ``journal.jsonl`` at once, so an evaluation that is started again with the
 same config asks only for what is missing; the node, too, finds again what it has under the collection's id.
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
-from rollout_server.client import CollectionFailed, RolloutClient
-from rollout_server.collection_request import CollectionRequest, Limits, Sampling
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionRequest, Limits, Progress, Sampling
 from rollout_server.ids import evaluation_id, single_task_id
 from rollout_server.rollout import Rollout
 
@@ -121,8 +121,24 @@ class ResultStore:
         self._file.close()
 
 
+class Nodes(Protocol):
+    """What an evaluation asks of the rollout node, or of several as of one."""
+
+    def start(self, request: CollectionRequest) -> None:
+        """Ask for a collection without waiting; asking again is harmless."""
+        ...
+
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress]:
+        """Each rollout of a started collection as it finishes and, in between, the collection's progress.
+
+        Raises:
+            CollectionFailed: not every rollout could be made; raised after the last one.
+        """
+        ...
+
+
 def run_cells(
-    client: RolloutClient,
+    nodes: Nodes,
     cells: Sequence[Cell],
     store: ResultStore,
     *,
@@ -130,19 +146,19 @@ def run_cells(
     deadline_s: float,
     on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
 ) -> None:
-    """Fill the store with a result for every attempt of ``cells``, whose policy the node already serves.
+    """Fill the store with a result for every attempt of ``cells``, whose policy is served already.
 
     All collections are started first, so that the last episodes of one overlap with the first of the next. A task whose
     attempts keep failing is asked for again by itself, ``retries`` times, then recorded as failed.
 
     Raises:
         EvaluationTimeout: not done after ``deadline_s``.
-        RolloutNodeError, NodeUnreachable, NodeDied: of the client.
+        RolloutNodeError, NodeUnreachable, NodeDied: of the nodes.
     """
     give_up = time.monotonic() + deadline_s
     waiting = [cell for cell in cells if store.missing(cell)]
     for cell in waiting:
-        client.start_collection(cell.request)
+        nodes.start(cell.request)
     for cell in waiting:
 
         def take(rollouts: Iterator[Rollout], cell: Cell = cell) -> None:
@@ -152,11 +168,11 @@ def run_cells(
                     on_result(cell, result)
 
         try:
-            take(_read(client, cell.request, give_up))
+            take(_read(nodes, cell.request, give_up))
         except CollectionFailed:
             # One hopeless task ends its whole collection, so from here on every task has its own.
             for task in dict.fromkeys(task for task, _ in store.missing(cell)):
-                failure = _retry_task(client, cell.request, task, retries, give_up, take)
+                failure = _retry_task(nodes, cell.request, task, retries, give_up, take)
                 for _, run in [key for key in store.missing(cell) if key[0] == task]:
                     result = TaskResult(task_id=task, run=run, failure=failure)
                     store.add(cell, result)
@@ -164,7 +180,7 @@ def run_cells(
 
 
 def _retry_task(
-    client: RolloutClient,
+    nodes: Nodes,
     request: CollectionRequest,
     task: str,
     retries: int,
@@ -175,17 +191,17 @@ def _retry_task(
     alone = CollectionRequest.from_dict(request.to_dict() | {"id": single_task_id(request.id, task), "tasks": [task]})
     failure = ""
     for _ in range(retries + 1):
-        client.start_collection(alone)
+        nodes.start(alone)
         try:
-            take(_read(client, alone, give_up))
+            take(_read(nodes, alone, give_up))
             return ""
         except CollectionFailed as error:
             failure = str(error)
     return failure
 
 
-def _read(client: RolloutClient, request: CollectionRequest, give_up: float) -> Iterator[Rollout]:
-    for event in client.rollouts(request.id):
+def _read(nodes: Nodes, request: CollectionRequest, give_up: float) -> Iterator[Rollout]:
+    for event in nodes.events(request):
         if time.monotonic() > give_up:
             raise EvaluationTimeout(
                 f"collection {request.id} was not done within deadline_s; start the same evaluation again to go on"

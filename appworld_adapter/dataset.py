@@ -22,6 +22,8 @@ PAPER_TRAIN_SCENARIOS = (
 # fmt: on
 """The 24 scenarios (72 tasks, difficulty 1 and 2) of AppWorld's train split that the LOOP paper trains on."""
 
+UNNAMED_DATASET = "unknown (no dataset.json)"
+
 PAPER_TRAIN_SPLIT = "paper_train"
 """Name under which :func:`load_split` gives the tasks of :data:`PAPER_TRAIN_SCENARIOS` that a dataset holds."""
 
@@ -35,14 +37,24 @@ def scenario_of(task_id: str) -> str:
 
 
 def dataset_name(root: str | Path) -> str:
-    """The name printed with every score: that of ``dataset.json`` beside ``data/``, else "appworld".
+    """The name printed with every score: that of ``dataset.json`` beside ``data/``.
+
+    AppWorld's own data comes without that file: a dataset without it is "appworld" if it holds AppWorld's training
+    scenarios, else :data:`UNNAMED_DATASET`.
 
     Raises:
         FileNotFoundError: ``root`` holds no dataset.
+        ValueError: a ``dataset.json`` without a name.
     """
-    _data_folder(root)
+    tasks = _data_folder(root) / "tasks"
     marker = Path(root) / "dataset.json"
-    return str(json.loads(marker.read_text())["name"]) if marker.exists() else "appworld"
+    if marker.exists():
+        try:
+            return str(json.loads(marker.read_text())["name"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'{marker} must be {{"name": "..."}}: {error!r}') from error
+    real = all((tasks / f"{scenario}_1").is_dir() for scenario in PAPER_TRAIN_SCENARIOS)
+    return "appworld" if real else UNNAMED_DATASET
 
 
 def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
@@ -55,7 +67,7 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
 
     Raises:
         FileNotFoundError: ``root`` holds no dataset.
-        UnknownTask: no such split, difficulty or task.
+        UnknownTask: no such split, difficulty or task, or a split without tasks.
     """
     data = _data_folder(root)
     if not isinstance(split, str):
@@ -67,9 +79,12 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
         if not set(wanted) <= {"1", "2", "3"}:
             raise UnknownTask(f"split {split!r} must end in difficulties 1 to 3, such as {name}:1,2")
         try:
-            return [task for task in load_split(root, name) if str(difficulty_of(root, task)) in wanted]
+            tasks = [task for task in load_split(root, name) if str(difficulty_of(root, task)) in wanted]
         except (OSError, KeyError) as error:  # the real test splits may come without it
             raise UnknownTask(f"split {split!r}: dataset {dataset_name(root)} lacks difficulties: {error}") from error
+        if not tasks:
+            raise UnknownTask(f"split {split!r} of dataset {dataset_name(root)} holds no tasks")
+        return tasks
     if split == PAPER_TRAIN_SPLIT:
         tasks = [task for task in load_split(root, "train") if scenario_of(task) in PAPER_TRAIN_SCENARIOS]
         if not tasks:
@@ -82,6 +97,8 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
             raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {names}")
         lines = (line.partition(":")[0].strip() for line in listing.read_text().splitlines())
         tasks = [line for line in lines if line]
+        if not tasks:
+            raise UnknownTask(f"split {split!r} of dataset {dataset_name(root)} holds no tasks: {listing} is empty")
     return tasks
 
 

@@ -111,6 +111,7 @@ class AppWorldPool(DatasetPool):
         settings = {
             "execute_timeout_s": self.rules.execute_timeout_s,
             "paper_parity": self._paper_parity,
+            "keep_logs": self._keep,
             "output_limit": OUTPUT_CHARACTERS_PER_TOKEN * self.rules.observation_max_tokens,
             "sandbox": {"memory_mb": self._memory_limit_mb},
         }

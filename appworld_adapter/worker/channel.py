@@ -80,6 +80,13 @@ class Channel:
             _close(self._write_descriptor)
 
 
+def readable(channel: Channel) -> bool:
+    """Whether ``channel`` has at least part of a message, or has been closed by its peer."""
+    poller = _poll()
+    poller.register(channel.descriptor, select.POLLIN | select.POLLHUP)
+    return bool(channel.has_pending or poller.poll(0))
+
+
 def wait_readable(channels: list[Channel]) -> list[Channel]:
     """Blocks until at least one of ``channels`` has a message or has been closed by its peer."""
     ready = [channel for channel in channels if channel.has_pending]

@@ -36,7 +36,7 @@ def run_interpreter(channel: Channel, task_id: str, options: dict[str, Any], set
         sandbox.close_descriptors_except({0, 1, 2, channel.descriptor})
         world = make_world(channel, task_id, options, settings["output_limit"])
         sandbox.confine(settings["sandbox"])
-        channel.send({"ready": True})
+        channel.send({"ready": os.getpid()})
         while True:
             code = channel.receive()["code"]
             channel.send({"output": execute(world, code)[: settings["output_limit"]]})

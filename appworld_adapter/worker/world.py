@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
@@ -25,7 +26,7 @@ from appworld.apps.model_lib import CachedDBHandler
 from appworld.apps.supervisor import models as supervisor_models
 from appworld.common.utils import import_apis_module
 from appworld.task import Task
-from channel import Channel, ChannelClosed, wait_readable
+from channel import Channel, ChannelClosed, readable, wait_readable
 from fastapi.testclient import TestClient
 from fastapi_login.secrets import to_secret
 from interpreter_server import InterpreterServer
@@ -96,7 +97,7 @@ class WorldServer:
         options = self._world_options(start["experiment"])
         interpreter = self._interpreters.ask(start["task_id"], options)
         world = ApiWorld(start["task_id"], **options)
-        episode = Episode(owner, interpreter, world, self._settings["output_limit"])
+        episode = Episode(owner, interpreter, world, self._settings["output_limit"], self._settings["keep_logs"])
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])
         sandbox.limit_memory(self._settings["sandbox"]["memory_mb"])  # agent code can fill databases through APIs
@@ -106,11 +107,16 @@ class WorldServer:
 class Episode:
     """The loop of a world process. Messages from the interpreter are written by agent code for all we know."""
 
-    def __init__(self, owner: Channel, interpreter: Channel, world: ApiWorld, output_limit: int) -> None:
+    def __init__(
+        self, owner: Channel, interpreter: Channel, world: ApiWorld, output_limit: int, keep_logs: bool
+    ) -> None:
         self._owner = owner
-        self._output_limit = output_limit
         self._interpreter = interpreter
         self._world = world
+        self._output_limit = output_limit
+        self._keep_logs = keep_logs
+        self._process: int | None = None
+        """Descriptor of the interpreter's process, which stands still between two programs."""
 
     def run(self) -> None:
         """Serve the owner until it hangs up, or has the last state saved, or a program has broken this world.
@@ -121,10 +127,12 @@ class Episode:
         time, by ``{"ended": true, "message", "saved"}``.
         """
         try:
-            self._await_interpreter("ready")
+            pid = self._await_interpreter("ready")
         except InterpreterDied as error:
             self._owner.send({"ok": False, "message": str(error)})
             return
+        with contextlib.suppress(OSError):  # Linux before 5.3: it then only may not speak
+            self._process = os.pidfd_open(pid)
         self._owner.send({"ok": True})
         try:
             while not (message := self._owner.receive()).get("end"):
@@ -138,15 +146,26 @@ class Episode:
 
     def _execute(self, code: str) -> dict[str, Any]:
         try:
+            if readable(self._interpreter):  # a program that forged its output, and went on
+                raise InterpreterDied("it spoke out of turn")
+            self._signal(signal.SIGCONT)
             self._send_interpreter({"code": code})
             output = str(self._await_interpreter("output"))[: self._output_limit]
+            self._signal(signal.SIGSTOP)
+            output = output.encode("utf-8", "replace").decode()  # lone surrogates, which nothing downstream takes
             self._world.save()
+            if self._keep_logs:
+                self._world.log(code, output)
             return {"ok": True, "output": output, "completed": self._world.task_completed()}
         except (ChannelClosed, EndOfEpisode):  # the owner's doing
             raise
         except BaseException as error:  # whatever else goes wrong here, the program had a part in it
             saved = self._last_save()
             return {"ok": False, "message": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT], "saved": saved["saved"]}
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            signal.pidfd_send_signal(self._process, number)
 
     def _last_save(self) -> dict[str, Any]:
         try:
@@ -177,6 +196,8 @@ class Episode:
                 if key in message:
                     return message[key]
                 answer = {"id": message["id"], **self._world.answer(message["request"])}
+                if self._keep_logs:
+                    self._world.log_request(message["request"])
             except Exception as error:
                 raise InterpreterDied(f"{type(error).__name__}: {error}") from error
             self._send_interpreter(answer)
@@ -249,6 +270,16 @@ class ApiWorld:
         """Whether the agent ended its task. Not by the engine's request, which cannot show every answer (NaN)."""
         (task,) = supervisor_models.Task.all()
         return task.status is not None
+
+    def log_request(self, request: dict[str, Any]) -> None:
+        """Note a request that was answered, for :meth:`log`."""
+        entry = {"method": request["method"].lower(), "url": request["url"], "data": request["body"]}
+        self._world.requester.request_tracker.requests.append(entry)
+
+    def log(self, code: str, output: str) -> None:
+        """Add a program, its output and the requests it made to the logs that the engine would have written."""
+        self._world.environment_io.append({"input": code, "output": output.rstrip()})
+        self._world.save_logs()
 
     def save(self) -> None:
         """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one."""

@@ -5,6 +5,7 @@ import pytest
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import (
     PAPER_TRAIN_SCENARIOS,
+    UNNAMED_DATASET,
     dataset_name,
     difficulty_of,
     load_split,
@@ -41,7 +42,7 @@ def test_by_difficulty(root):
         with pytest.raises(UnknownTask, match="must end in difficulties 1 to 3, such as train:1,2"):
             load_split(root, split)
     (root / "data/tasks/ccc_1/ground_truth/metadata.json").unlink()
-    with pytest.raises(UnknownTask, match="split 'dev:1': dataset appworld lacks difficulties"):
+    with pytest.raises(UnknownTask, match=r"split 'dev:1': dataset unknown .* lacks difficulties"):
         load_split(root, "dev:1")
 
 
@@ -67,9 +68,23 @@ def test_missing_dataset_says_what_to_do(tmp_path):
 
 
 def test_dataset_name(root):
-    assert dataset_name(root) == "appworld"
+    assert dataset_name(root) == UNNAMED_DATASET
+    for scenario in PAPER_TRAIN_SCENARIOS:
+        (root / "data" / "tasks" / f"{scenario}_1").mkdir(exist_ok=True)
+    assert dataset_name(root) == "appworld", "known by its training scenarios"
     (root / "dataset.json").write_text('{"name": "synthetic-v1-seed0"}')
     assert dataset_name(root) == "synthetic-v1-seed0"
+    (root / "dataset.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"dataset\.json must be"):
+        dataset_name(root)
+
+
+def test_a_split_without_tasks_is_an_error(root):
+    (root / "data" / "datasets" / "empty.txt").write_text("\n\n")
+    with pytest.raises(UnknownTask, match=r"split 'empty' .* holds no tasks"):
+        load_split(root, "empty")
+    with pytest.raises(UnknownTask, match=r"split 'dev:1' .* holds no tasks"):
+        load_split(root, "dev:1")
 
 
 def test_scenario():

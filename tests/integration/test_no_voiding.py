@@ -7,12 +7,15 @@ meant to make the attempt void. Were one replaced, its reward would rise.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from support.adapter_attacks import VOIDING
-from support.adapter_support import fenced, honest_code, make_pool, needs_world, no_op_reward, volume_task
+from agent_environments.conformance import check_conformance
+from integration.test_adapter_pool import episode_processes
+from support.adapter_attacks import CHANNEL, VOIDING
+from support.adapter_support import fenced, honest_code, make_pool, needs_world, no_op_reward, play, volume_task
 from support.scripted_policy import collect
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(600)]
@@ -27,6 +30,11 @@ async def pool():
     await pool.open()
     yield pool
     await pool.close()
+
+
+def process_state(pid: int) -> str:
+    """The letter of ps; T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def rewards_of_coin_tosses(pool, folder, failing_code: str) -> list[float]:
@@ -57,3 +65,36 @@ async def test_a_failure_stays_a_failure(pool, honest, tmp_path, name):
     rewards = await rewards_of_coin_tosses(pool, tmp_path, VOIDING[name])
     assert [reward == 1.0 for reward in rewards] == [reward == 1.0 for reward in honest]
     assert all(reward <= fair for reward, fair in zip(rewards, honest, strict=True))
+
+
+@module_loop
+async def test_appworld_conforms_to_the_protocol(pool):
+    await check_conformance(pool, volume_task()[0].task_id)
+
+
+@module_loop
+async def test_a_program_that_forges_its_output_stands_still_while_the_agent_thinks(pool):
+    environment = await pool.acquire("early")
+    await environment.start(volume_task()[0].task_id)
+    code = f"{CHANNEL}channel.send(dict(output='early'))\nwhile True: sum(range(1000))"
+    assert (await environment.step(fenced(code))).observation.startswith("early")
+    states = [process_state(pid) for pid in episode_processes(pool.world_server.pid)]
+    assert states.count("T") == 1
+    await environment.close()
+
+
+@module_loop
+async def test_a_program_that_speaks_out_of_turn_has_ended_its_episode(pool):
+    card, _ = volume_task()
+    two = r"""b'{"output": "early"}\n{"output": "again"}\n'"""
+    code = f"{CHANNEL}__import__('channel')._write(channel.descriptor, {two})"
+    results, grade = await play(pool, card.task_id, [code, "print(1)", "print(2)"])
+    assert [result.done for result in results] == [False, True]
+    assert "The interpreter ended while it ran this code" in results[1].observation
+    assert grade.reward == no_op_reward(card.task_id)
+
+
+@module_loop
+async def test_honest_programs_go_on_after_every_stop(pool):
+    results, _ = await play(pool, volume_task()[0].task_id, ["n = 0", *["n += 1"] * 20, "print(n)"])
+    assert results[-1].observation.startswith("20\n")

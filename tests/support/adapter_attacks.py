@@ -219,13 +219,13 @@ ATTACKS: dict[str, str] = {
     for name, code in group.items()
 }
 
-_CHANNEL = "channel = [o for o in __import__('gc').get_objects() if type(o).__name__ == 'Channel'][0]\n"
+CHANNEL = "channel = [o for o in __import__('gc').get_objects() if type(o).__name__ == 'Channel'][0]\n"
 _WRITE = "__import__('channel')._write(channel.descriptor, {bytes})"
 
 
 def _request(**hostile: object) -> str:
     request = {"method": "GET", "url": "http://localhost/spotify/", "headers": [], "body": "", **hostile}
-    return f"{_CHANNEL}channel.send({ {'id': 1, 'request': request}!r})\nprint(channel.receive())"
+    return f"{CHANNEL}channel.send({ {'id': 1, 'request': request}!r})\nprint(channel.receive())"
 
 
 VOIDING = {
@@ -253,11 +253,11 @@ VOIDING = {
     "request with a method of 7": _request(method=7),
     "request to no address": _request(url="http://[::1"),
     "request with headers of null": _request(headers=None),
-    "request that is a list": f"{_CHANNEL}channel.send(dict(id=1, request=[]))\nchannel.receive()",
-    "forged output of 60 MB": f"{_CHANNEL}channel.send(dict(output='x' * 60_000_000))",
-    "forged output that is no text": f"{_CHANNEL}channel.send(dict(output=[[1, None], float('nan')]))",
-    "deeply nested message": _CHANNEL + _WRITE.format(bytes=r"b'[' * 10**6 + b'\n'"),
-    "message of zero bytes": _CHANNEL + _WRITE.format(bytes=r"bytes(1000) + b'\n'"),
+    "request that is a list": f"{CHANNEL}channel.send(dict(id=1, request=[]))\nchannel.receive()",
+    "forged output of 60 MB": f"{CHANNEL}channel.send(dict(output='x' * 60_000_000))",
+    "forged output that is no text": f"{CHANNEL}channel.send(dict(output=[[1, None], float('nan')]))",
+    "deeply nested message": CHANNEL + _WRITE.format(bytes=r"b'[' * 10**6 + b'\n'"),
+    "message of zero bytes": CHANNEL + _WRITE.format(bytes=r"bytes(1000) + b'\n'"),
     "interpreter aborted": "import os\nos.abort()",
     "interpreter ended": "__import__('posix')._exit(0)",
     "memory of the world exhausted": (

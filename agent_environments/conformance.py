@@ -1,0 +1,158 @@
+"""Tests that any environment can be put through: is it an :class:`EnvironmentPool`, and can agent code void an episode?
+
+    async def test_conforms():
+        pool = MyPool(token_spans)
+        await pool.open()
+        try:
+            await check_conformance(pool, "mine_1", [*HOSTILE_ACTIONS, "what is hostile in my world"])
+        finally:
+            await pool.close()
+
+The environment is tried as it is, without the node's own guard around it (:mod:`agent_environments.no_voiding`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from agent_environments.protocol import Environment, EnvironmentPool, EnvironmentTimeout, Grade, Message, UnknownTask
+
+
+def _fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+HOSTILE_ACTIONS: tuple[str, ...] = (
+    "",
+    "no code at all",
+    "```python",
+    _fenced("for"),
+    _fenced("\ud800 = '\udfff'"),
+    _fenced("print('\\ud800')"),
+    _fenced("x\x00y"),
+    _fenced("(" * 5000),
+    _fenced("-" * 100_000 + "1"),
+    _fenced("show({[]: 1})"),
+    _fenced("9" * 5000),
+    _fenced("x = " + "'" + "y" * 1_000_000 + "'"),
+    _fenced("print('z' * 10**7)"),
+    _fenced("raise KeyboardInterrupt"),
+    _fenced("raise SystemExit"),
+    _fenced("def f(): f()\nf()"),
+    _fenced("x = [0] * 10**11"),
+    _fenced("__import__('os').abort()"),
+    _fenced("__import__('posix')._exit(0)"),
+    _fenced("class E(BaseException):\n    def __str__(self): raise E\nraise E"),
+)
+"""Actions that break what is carelessly written: parsers, encoders, limits, interpreters."""
+
+
+class NotConforming(AssertionError):
+    """An environment that breaks the protocol; the message says how."""
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise NotConforming(what)
+
+
+async def check_conformance(
+    pool: EnvironmentPool, task_id: str, hostile_actions: Sequence[str] = HOSTILE_ACTIONS
+) -> None:
+    """Puts an open pool through what the protocol asks of it.
+
+    Args:
+        task_id: a task whose untouched state can be graded.
+        hostile_actions: each is played in an episode of its own, and all of them in one.
+
+    Raises:
+        NotConforming: it breaks the protocol.
+    """
+    _require(isinstance(pool, EnvironmentPool), f"{type(pool).__name__} lacks methods of EnvironmentPool")
+    open_before = pool.status().open_worlds
+    await _check_names(pool)
+    _check_grade(await _play(pool, task_id, []), "doing nothing")
+    for action in hostile_actions:
+        _check_grade(await _play(pool, task_id, [action]), f"action {action[:80]!r}")
+    _check_grade(await _play(pool, task_id, hostile_actions), "all actions in one episode")
+    await _check_ends(pool, task_id)
+    left = pool.status().open_worlds - open_before
+    _require(left == 0, f"{left} worlds are still open after all episodes were closed")
+
+
+async def _check_names(pool: EnvironmentPool) -> None:
+    _require(isinstance(pool.dataset, str) and bool(pool.dataset), "dataset has no name")
+    nonsense = "no such thing"
+    for call in (lambda: pool.tasks(nonsense), lambda: pool.check_tasks([nonsense])):
+        try:
+            call()
+        except UnknownTask:
+            continue
+        raise NotConforming("an unknown split or task is no UnknownTask")
+
+
+async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> Grade:
+    """The grade of an episode; whatever the actions are, only running out of time may cut it short."""
+    environment = await pool.acquire("conformance")
+    try:
+        _check_messages(await environment.start(task_id))
+        for action in actions:
+            try:
+                result = await environment.step(action)
+            except EnvironmentTimeout:
+                break
+            except Exception as error:
+                raise NotConforming(f"step({action[:80]!r}) raises {error!r}: the agent voids its episode") from error
+            _check_text(result.observation, f"the observation after {action[:80]!r}")
+            if result.done:
+                break
+        try:
+            return await environment.grade()
+        except Exception as error:
+            raise NotConforming(f"grade() raises {error!r}: the agent voids its episode") from error
+    finally:
+        await environment.close()
+        await environment.close()
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    _require(
+        bool(messages) and messages[-1].role == "user", "an episode must open with messages, the last one a user's"
+    )
+    for message in messages:
+        _check_text(message.content, "an opening message")
+
+
+def _check_text(text: str, what: str) -> None:
+    _require(isinstance(text, str), f"{what} is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise NotConforming(f"{what} holds a lone surrogate, which no tokenizer takes: {error}") from error
+
+
+def _check_grade(grade: Grade, what: str) -> None:
+    _require(0.0 <= grade.reward <= 1.0, f"{what}: the reward {grade.reward} is outside [0, 1]")
+    if grade.ungradable is not None:
+        _require(grade.reward == 0.0 and not grade.success, f"{what}: an ungradable state is worth {grade.reward}")
+    json.dumps(asdict(grade), allow_nan=False)
+
+
+async def _check_ends(pool: EnvironmentPool, task_id: str) -> None:
+    """Close without a start; cancelled in the middle of a step, then graded, or closed at once."""
+    await (await pool.acquire("conformance-unused")).close()
+    for graded in (True, False):
+        environment: Environment = await pool.acquire("conformance-cancelled")
+        try:
+            await environment.start(task_id)
+            step = asyncio.ensure_future(environment.step(_fenced("while True: pass")))
+            await asyncio.wait([step], timeout=0.1)
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)
+            if graded:
+                _check_grade(await environment.grade(), "cancelled in the middle of a step")
+        finally:
+            await environment.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,25 +11,33 @@ from pathlib import Path
 from appworld_adapter.pool.fork_client import WORKER_FOLDER
 from appworld_adapter.pool.run_folder import RunFolder
 
-logger = logging.getLogger(__name__)
+INSTALL = "apt-get install bubblewrap (Debian, Ubuntu) or dnf install bubblewrap (Fedora, RHEL) on this machine"
 
 
 async def bubblewrap_prefix(python: str, run_folder: RunFolder) -> list[str]:
-    """Arguments to put before the server's command, or [] where bubblewrap is missing or not allowed (which is logged).
+    """Arguments to put before the server's command.
 
     Inside there are Python, the worker's code and the run folder but for the grader's; its own process ids, network,
     IPC; no environment but the server's.
+
+    Raises:
+        OSError: what is missing, and the cure.
     """
     program = shutil.which("bwrap")
     if program is None:
-        return []
+        raise OSError(f"bubblewrap is not installed: {INSTALL}")
     prefixes = await _output_of(python, "-c", "import sys; print(sys.prefix); print(sys.base_prefix)")
     prefix = _arguments(program, prefixes.splitlines(), run_folder.path, hidden=[run_folder.grader])
+    data = str(run_folder.dataset)
     try:
-        await _output_of(*prefix, python, "-c", "pass")
+        seen = await _output_of(*prefix, python, "-c", "import os, sys; print(os.path.exists(sys.argv[1]))", data)
     except OSError as error:
-        logger.info("bubblewrap does not work here: %s", error)
-        return []
+        raise OSError(
+            f"bubblewrap does not work here ({error}): allow user namespaces, and try "
+            "`bwrap --unshare-all --ro-bind / / true`"
+        ) from error
+    if seen.strip() != "False":
+        raise OSError(f"bubblewrap would show the dataset: move it out of /usr and Python's folders, it is at {data}")
     return prefix
 
 

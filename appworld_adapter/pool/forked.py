@@ -11,8 +11,13 @@ Nothing here imports the engine: the servers run in the AppWorld environment (wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import hmac
+import json
 import logging
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
@@ -25,10 +30,34 @@ from appworld_adapter.prompt import TaskCard
 logger = logging.getLogger(__name__)
 
 SANDBOX_LEVELS = ("none", "rlimits", "seccomp", "bubblewrap")
+WITHSTANDS = {
+    "seccomp": "it reaches no file, process or network, but shares this machine's namespaces with them",
+    "rlimits": "it can read every file of yours, the ground truth included, and start processes",
+    "none": "it can do whatever you can, and take all memory",
+}
+"""What agent code can do at the levels below bubblewrap."""
+SECCOMP_MISSING = "the kernel or container refuses the seccomp filter, or it does not hold (x86-64 and aarch64 only)"
 START_WORLD_TIMEOUT_S = 120.0
 SERVER_DEATH_SHOWS_S = 1.0
 OUTPUT_CHARACTERS_PER_TOKEN = 64
 """Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
+
+
+def token_key(root: Path) -> bytes:
+    """A key that is the same in every run, nobody's to know, and tests no guess at an answer: all people's passwords.
+
+    Raises:
+        FileNotFoundError: the dataset has no passwords.
+    """
+    path = root.resolve() / "data" / "base_dbs" / "admin.db"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            rows = database.execute("select password from account_passwords order by id").fetchall()
+    except sqlite3.Error as error:
+        raise FileNotFoundError(
+            f"no passwords in {path} ({error}): write the dataset anew (`make world`, `make appworld-data`)"
+        ) from error
+    return hashlib.sha256(json.dumps(rows).encode()).digest()
 
 
 class ForkedWorld:
@@ -84,24 +113,43 @@ class AppWorldPool(DatasetPool):
         super().__init__(token_spans, **options)
         self._memory_limit_mb = memory_limit_mb
         self._sandbox_minimum = sandbox_minimum
-        self._level = "none"
+        self._level = ""
+        self._no_bubblewrap = ""
+        self._token_key = b""
 
     async def _open_worlds(self) -> None:
+        self._token_key = await asyncio.to_thread(token_key, self.root)
         server = await self._server("world")
-        level = server.ready["level"]
-        self._level = "bubblewrap" if server.contained and level == "seccomp" else level
-        if SANDBOX_LEVELS.index(self._level) < SANDBOX_LEVELS.index(self._sandbox_minimum):
-            raise PermissionError(
-                f"the strongest sandbox that works here is {self._level!r}, below sandbox_minimum "
-                f"{self._sandbox_minimum!r}: install bubblewrap or allow seccomp, or lower sandbox_minimum"
-            )
+        landlock = server.ready["landlock"]
         logger.info(
-            "AppWorld pool is open: dataset %s, sandbox %s%s%s",
+            "AppWorld pool is open: dataset %s, sandbox %s, %s%s",
             self.dataset,
             self._level,
-            "" if server.ready["landlock"] else " (no Landlock: agent code can open no file at all)",
+            f"Landlock {landlock}" if landlock else "no Landlock: agent code can open no file at all",
             ", paper parity: agent code may import any module, and forge log-in tokens" if self._paper_parity else "",
         )
+
+    async def _server(self, role: str) -> ForkServer:
+        """Raises PermissionError if the world server, or one that replaces it, is sealed less than the config says."""
+        server = await super()._server(role)
+        if role == "world":
+            self._check_level(server)
+        return server
+
+    def _check_level(self, server: ForkServer) -> None:
+        level = server.ready["level"]
+        if level == "seccomp" and server.contained:
+            level = "bubblewrap"
+        lacks = [] if level in ("seccomp", "bubblewrap") else [SECCOMP_MISSING]
+        missing = "; ".join([*lacks, *filter(None, [self._no_bubblewrap])])
+        if SANDBOX_LEVELS.index(level) < SANDBOX_LEVELS.index(self._sandbox_minimum):
+            raise PermissionError(
+                f"the strongest sandbox that works here is {level!r}, below sandbox_minimum {self._sandbox_minimum!r}: "
+                f"{missing}; or lower sandbox_minimum"
+            )
+        if level != self._level and level != "bubblewrap":
+            logger.warning("agent code runs in sandbox %r: %s. %s", level, WITHSTANDS[level], missing)
+        self._level = level
 
     async def _server_spec(self, role: str) -> ServerSpec:
         if role != "world":
@@ -115,11 +163,16 @@ class AppWorldPool(DatasetPool):
             "output_limit": OUTPUT_CHARACTERS_PER_TOKEN * self.rules.observation_max_tokens,
             "sandbox": {"memory_mb": self._memory_limit_mb},
         }
-        prefix = await bubblewrap_prefix(self._python, run)
+        prefix: list[str] = []
+        try:
+            prefix = await bubblewrap_prefix(self._python, run)
+            self._no_bubblewrap = ""
+        except OSError as error:
+            self._no_bubblewrap = str(error)
         return ServerSpec(role, self._python, run.path, run.agent, self._first_task(), settings, prefix)
 
     async def _bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
-        secret = None if self._paper_parity else await asyncio.to_thread(self._token_secret, card.task_id)
+        secret = None if self._paper_parity else self._token_secret(card.task_id)
         request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
         connection = await self._child("world")
         try:
@@ -138,11 +191,8 @@ class AppWorldPool(DatasetPool):
         return ForkedWorld(connection)
 
     def _token_secret(self, task_id: str) -> str:
-        """Key for the log-in tokens of a task's worlds: the same in every run, unknown without the ground truth."""
-        digest = hashlib.sha256(b"log-in tokens of " + task_id.encode())
-        for path in sorted((self.root / "data" / "tasks" / task_id / "ground_truth").glob("*.*")):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
+        """Key for the log-in tokens of a task's worlds: the same in every run."""
+        return hmac.new(self._token_key, task_id.encode(), hashlib.sha256).hexdigest()
 
     @property
     def world_server(self) -> ForkServer | None:

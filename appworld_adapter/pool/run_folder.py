@@ -26,10 +26,14 @@ MAX_SOCKET_PATH = 100
 
 
 class RunFolder:
-    """Created by :meth:`create`, which also removes what dead processes left behind; removed by :meth:`remove`."""
+    """Created by :meth:`create`, which also removes what dead processes left behind; removed by :meth:`remove`.
 
-    def __init__(self, path: Path, lock: int, keep: bool) -> None:
+    ``dataset`` is the data folder whose views it holds.
+    """
+
+    def __init__(self, path: Path, dataset: Path, lock: int, keep: bool) -> None:
         self.path = path
+        self.dataset = dataset
         self.agent = path / "agent"
         self.grader = path / f"grader-{secrets.token_hex(8)}"
         self._lock = lock
@@ -56,8 +60,8 @@ class RunFolder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if keep:
             (path / KEEP_MARK).touch()
-        folder = cls(path, lock, keep)
         data = dataset_root.resolve() / "data"
+        folder = cls(path, data, lock, keep)
         (folder.agent / "data" / "tasks").mkdir(parents=True)
         for shared in ("api_docs", "base_dbs"):
             shutil.copytree(data / shared, folder.agent / "data" / shared)
@@ -65,10 +69,7 @@ class RunFolder:
         folder.grader.mkdir()
         (folder.grader / "data").symlink_to(data)
         (folder.grader / "experiments").symlink_to(folder.agent / "experiments")
-        folder._tasks = data / "tasks"
         return folder
-
-    _tasks: Path
 
     def show_task(self, task_id: str) -> None:
         """Put a task into the agent view: its specification and start state, without the ground truth."""
@@ -76,8 +77,8 @@ class RunFolder:
         if shown.exists():
             return
         copy = Path(tempfile.mkdtemp(prefix=".", dir=shown.parent))
-        shutil.copy(self._tasks / task_id / "specs.json", copy / "specs.json")
-        shutil.copytree(self._tasks / task_id / "dbs", copy / "dbs")
+        shutil.copy(self.dataset / "tasks" / task_id / "specs.json", copy / "specs.json")
+        shutil.copytree(self.dataset / "tasks" / task_id / "dbs", copy / "dbs")
         try:
             copy.rename(shown)
         except OSError:  # another episode of the same task was quicker

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 class ForkServer:
     """Accepts connections and forks ``serve(connection)`` for each; single-threaded, so that forking is safe."""
 
-    def __init__(self, socket_path: str, serve: Callable[[Channel], None], helper: InterpreterServer | None) -> None:
+    def __init__(
+        self, socket_path: str, control: Channel, serve: Callable[[Channel], None], helper: InterpreterServer | None
+    ) -> None:
         self._serve = serve
         self._helper = helper
         self._children: set[int] = set()
-        self._control = Channel(0, 1)
+        self._control = control
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path)
@@ -162,10 +164,9 @@ def _kill_group(pid: int) -> None:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    # Only the control channel may write to stdout: whatever the engine prints goes to stderr, which is the log.
-    control = os.dup(1)
+    # Only the control channel may write to what is stdout now: what the engine prints goes to stderr, which is the log.
+    control = Channel(0, os.dup(1))
     os.dup2(2, 1)
-    os.set_inheritable(control, False)
     if arguments["role"] == "world":
         from world import WorldServer as Server
     else:
@@ -174,10 +175,8 @@ def main() -> None:
     ready = server.warm_up(arguments["warm_up_task"])
     gc.collect()
     gc.freeze()
-    os.dup2(control, 1)
-    os.close(control)
     sandbox.undumpable()
-    ForkServer(arguments["socket"], server.serve, server.helper).run(ready)
+    ForkServer(arguments["socket"], control, server.serve, server.helper).run(ready)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from support.adapter_support import (
     ROOT,
     fenced,
     honest_code,
-    make_pool,
     needs_world,
     no_op_reward,
     play,
+    sealed_pool,
     volume_task,
 )
 from support.processes import processes
@@ -66,20 +66,14 @@ class Listener:
         return True
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def sealed():
+@pytest_asyncio.fixture(
+    loop_scope="module", scope="module", params=["seccomp", pytest.param("bubblewrap", marks=pytest.mark.drill)]
+)
+async def sealed(request):
     """A pool whose engine lets agent code import anything, so that it is the kernel that must hold."""
-    pool = make_pool(execute_timeout_s=EXECUTE_TIMEOUT_S, memory_limit_mb=256, max_worlds=AT_ONCE)
-    settings_of = pool._server_spec
-
-    async def with_any_import(role):
-        spec = await settings_of(role)
-        return dataclasses.replace(spec, settings={**spec.settings, "paper_parity": True})
-
-    pool._server_spec = with_any_import
-    await pool.open()
-    yield pool
-    await pool.close()
+    options = {"execute_timeout_s": EXECUTE_TIMEOUT_S, "memory_limit_mb": 256, "max_worlds": AT_ONCE}
+    async with sealed_pool(request.param, agent_may_import_anything=True, **options) as pool:
+        yield pool
 
 
 async def attack(pool, code: str) -> Outcome:
@@ -148,6 +142,7 @@ async def test_attacks(sealed, tmp_path_factory):
         assert outcome.reward <= baseline, name
         assert not outcome.success, name
         assert not any(secret in outcome.shown for secret in secrets), name
+        assert "REACHED" not in outcome.shown, name
         # The pool: the place is free again at once, as machines with much to do understand it.
         assert outcome.whole_again_s < 20, name
     for name in HANGS:

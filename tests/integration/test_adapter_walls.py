@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import platform
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from appworld_adapter.pool import forked
-from support.adapter_support import ROOT, fenced, honest_code, make_pool, needs_world, play, processes, volume_task
+from support.adapter_support import ROOT, fenced, honest_code, needs_world, play, sealed_pool, volume_task
+from support.processes import processes
 
 pytestmark = [
     pytest.mark.integration,
@@ -35,22 +34,8 @@ KCMP_FILE = 0
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=["seccomp", "bubblewrap"])
 async def pool(request):
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "seccomp":
-            patch.setattr(forked, "bubblewrap_prefix", without_bubblewrap)
-        elif shutil.which("bwrap") is None:
-            pytest.skip("bubblewrap is not installed")
-        pool = make_pool(max_worlds=2, memory_limit_mb=256, sandbox_minimum=request.param)
-        try:
-            await pool.open()
-        except PermissionError as error:
-            pytest.skip(str(error))
+    async with sealed_pool(request.param, max_worlds=2, memory_limit_mb=256) as pool:
         yield pool
-        await pool.close()
-
-
-async def without_bubblewrap(*_: object) -> list[str]:
-    return []
 
 
 @contextlib.asynccontextmanager

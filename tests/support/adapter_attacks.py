@@ -195,6 +195,63 @@ TAMPERING = {
     ),
 }
 
+# What gets through prints the word REACHED, which the code that a traceback shows does not hold.
+PEEKING = {
+    "size of the answer by stat": "import posix\nprint('REA' + 'CHED', posix.stat('{truth}/answer.json').st_size)",
+    "size of the answer by the C library": (
+        "import ctypes\n"
+        "b = ctypes.create_string_buffer(4096)\n"
+        "r = [ctypes.CDLL(None).stat(b'{truth}/answer.json', b), ctypes.CDLL(None).access(b'{truth}', 0)]\n"
+        "r.append(ctypes.CDLL(None).statx(-100, b'{truth}/answer.json', 0, 4095, b))\n"
+        "print('REA' + 'CHED' if 0 in r else 'refused')"
+    ),
+    "size of the answer by a path descriptor": (
+        "import posix\nprint('REA' + 'CHED', posix.fstat(posix.open('{truth}/answer.json', 0o10000000)).st_size)"
+    ),
+    "walk to the ground truth": "import posix\nposix.chdir('{truth}')\nprint('REA' + 'CHED')",
+    "links of the run folder": (
+        "import glob, os, posix\n"
+        "here = posix.getcwd()\n"
+        "print('REA' + 'CHED', posix.readlink(here + '/grader/data'), posix.readlink(here + '/agent/data/base_dbs'))"
+    ),
+    "watch the other worlds": (
+        "import ctypes\nd = ctypes.CDLL(None).inotify_init()\nprint('REA' + 'CHED' if d >= 0 else 'refused')"
+    ),
+}
+
+NEIGHBOURS = {
+    "mode by setxattrat": (
+        "import ctypes, posix\n"
+        "l = ctypes.CDLL(None, use_errno=True)\n"
+        "r = [l.syscall(n, -100, posix.getcwd().encode(), 0, b'user.x', b'', 0) for n in (463, 466, 468, 469)]\n"
+        "print('refused' if r == [-1] * 4 and ctypes.get_errno() == 38 else 'REA' + 'CHED')"
+    ),
+    "kill by a pipe": (
+        "import fcntl, os\n"
+        "r, w = os.pipe()\n"
+        "fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())\n"
+        "fcntl.fcntl(r, 10, 9)\n"
+        "fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)\n"
+        "os.__dict__['write'](w, b'x')\n"
+        "print('REA' + 'CHED')"
+    ),
+    "owner of a standard stream": "import fcntl\nprint('REA' + 'CHED', fcntl.fcntl(2, fcntl.F_SETOWN, 1))",
+    "lock of a standard stream": "import fcntl\nfcntl.flock(1, fcntl.LOCK_EX)\nprint('REA' + 'CHED')",
+    "messages by guessed id": (
+        "import ctypes\n"
+        "l = ctypes.CDLL(None)\n"
+        "b = ctypes.create_string_buffer(4096)\n"
+        "found = [i for i in range(1000) if 0 in (l.msgctl(i, 2, b), l.shmctl(i, 2, b))]\n"
+        "print('REA' + 'CHED' if found or l.msgget(0, 0o1600) >= 0 else 'refused')"
+    ),
+    "all of the user's timers": (
+        "import ctypes\n"
+        "l = ctypes.CDLL(None)\n"
+        "b = ctypes.create_string_buffer(8)\n"
+        "print('REA' + 'CHED' if any([l.timer_create(0, None, b) == 0 for _ in range(100)]) else 'refused')"
+    ),
+}
+
 ESCAPES = {
     "KeyboardInterrupt": "raise KeyboardInterrupt",
     "SystemExit": "raise __builtins__['SystemExit'] if isinstance(__builtins__, dict) else SystemExit",
@@ -215,7 +272,7 @@ ESCAPES = {
 
 ATTACKS: dict[str, str] = {
     name: code
-    for group in (HANGS, MEMORY, PROCESSES, SIGNALS, FILES, SOCKETS, TAMPERING, ESCAPES)
+    for group in (HANGS, MEMORY, PROCESSES, SIGNALS, FILES, SOCKETS, PEEKING, NEIGHBOURS, TAMPERING, ESCAPES)
     for name, code in group.items()
 }
 

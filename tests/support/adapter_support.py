@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import json
 import os
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_environments.protocol import Grade, StepResult, create_pool
+from appworld_adapter.pool import forked
 from appworld_adapter.prompt import TaskCard
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,6 +36,33 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 def make_pool(backend: str = "appworld", **options: Any) -> Any:
     config = {"python": PYTHON, "root": str(ROOT), "prompt": "tiny", "observation_max_tokens": 2000, **options}
     return create_pool(backend, config, word_spans)
+
+
+@contextlib.asynccontextmanager
+async def sealed_pool(level: str, agent_may_import_anything: bool = False, **options: Any) -> AsyncIterator[Any]:
+    """An open pool at this level, "seccomp" or "bubblewrap"; skips the test where there is none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if level == "seccomp":
+            patch.setattr(forked, "bubblewrap_prefix", _no_bubblewrap)
+        pool = make_pool(sandbox_minimum=level, **options)
+        settings_of = pool._server_spec
+
+        async def with_any_import(role: str) -> Any:
+            spec = await settings_of(role)
+            return dataclasses.replace(spec, settings={**spec.settings, "paper_parity": True})
+
+        if agent_may_import_anything:
+            pool._server_spec = with_any_import
+        try:
+            await pool.open()
+        except PermissionError as error:
+            pytest.skip(str(error))
+        yield pool
+        await pool.close()
+
+
+async def _no_bubblewrap(*_: object) -> list[str]:
+    raise OSError("this test does without bubblewrap")
 
 
 def fenced(code: str) -> str:

@@ -8,6 +8,7 @@ stay cheap and must never raise, because every program that imports torch in thi
 
 import importlib.abc
 import importlib.machinery
+import logging
 import sys
 
 from loop_recipes.paths import recipes_folder
@@ -59,8 +60,17 @@ class _RegistryFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def is_worth_reading(record: logging.LogRecord) -> bool:
+    """False for torchao's warning that its C++ extensions do not fit this torch.
+
+    It would come with every import of torchtune, before any code of ours; nothing here uses those extensions.
+    """
+    return not record.getMessage().startswith("Skipping import of cpp extensions due to incompatible torch version")
+
+
 def install_hook() -> None:
     """Entry point of the group `torch.backends`: arrange for :func:`register`, now or when the registry is imported."""
+    logging.getLogger("torchao").addFilter(is_worth_reading)
     try:
         if _REGISTRY in sys.modules:
             register(sys.modules[_REGISTRY])

@@ -96,9 +96,10 @@ def _run_node(config: DictConfig, overrides: list[str]) -> None:
 
 def _check(config: DictConfig, nodes: int, gpus: int, gpu_gib: float) -> None:
     """Print what would run where and the memory arithmetic; exit 1 when something cannot work."""
+    node = _node_config(config)
     from loop_recipes.launch.job_check import Machines, check_job  # imports the components, and torch with them
 
-    report = check_job(config, _node_config(config), Machines(nodes, gpus, gpu_gib))
+    report = check_job(config, node, Machines(nodes, gpus, gpu_gib))
     print("\n".join(report.lines))
     for problem in report.problems:
         print(f"problem: {problem}", file=sys.stderr)

@@ -128,13 +128,14 @@ def test_no_gpu_and_no_node_are_one_line(check_32b, words):
     assert "--nodes and --gpus must be at least 1" in str(code)
 
 
-def test_a_sound_job_is_shown_with_its_memory(check_32b):
+def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
     code, shown, problems = check_32b()
     assert (code, problems) == (0, [])
     assert "2 vLLM server(s) x 4 GPU(s) each, 240 episodes" in shown
     assert "8 rank(s) on the last node, bf16" in shown
     assert "appworld, 40 tasks of paper_train, 40 x 6 rollouts an iteration" in shown
     assert "starts from the beginning, to iteration 2" in shown
+    assert not (tmp_path / "run").exists(), "a check makes nothing"
     assert "KV cache of the server" in shown
 
 

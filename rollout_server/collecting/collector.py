@@ -50,12 +50,12 @@ class Collector:
     Args:
         request: what is collected.
         done: (task id, index) of rollouts that are there already.
-        opening: how often this collection was opened before; keeps attempt numbers of different openings apart.
+        opened_before: how often this collection was opened before; keeps the attempt numbers of its openings apart.
     """
 
-    def __init__(self, request: CollectionRequest, done: Iterable[tuple[str, int]] = (), opening: int = 0):
+    def __init__(self, request: CollectionRequest, done: Iterable[tuple[str, int]] = (), opened_before: int = 0):
         self.request = request
-        self._first_attempt = opening * MAX_ATTEMPTS
+        self._first_attempt = opened_before * MAX_ATTEMPTS
         done = set(done)
         self._tasks: dict[str, _TaskState] = {}
         for task_id in request.tasks:

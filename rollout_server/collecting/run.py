@@ -99,7 +99,7 @@ class CollectionRun:
     """Set, and replaced by a new one, at every change that a reader cares for."""
 
     def __post_init__(self) -> None:
-        self.collector = Collector(self.request, self.stored.done, opening=self.stored.opened - 1)
+        self.collector = Collector(self.request, self.stored.done, opened_before=self.stored.opened - 1)
         self._running: dict[EpisodeKey, _Running] = {}
         self._pending: list[tuple[EpisodeKey, str]] = []
         self._write_lock = asyncio.Lock()

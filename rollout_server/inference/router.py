@@ -79,11 +79,10 @@ class RouterCounters:
 
 
 @dataclass
-class _Seat:
+class _OwnWork:
     """Where the router believes its own work on a server stands."""
 
     episodes: set[str] = field(default_factory=set)
-    in_flight: int = 0
     poisoned_in_a_row: int = 0
 
 
@@ -93,7 +92,7 @@ class Router:
     def __init__(self, group: ServerGroup, max_num_seqs: int) -> None:
         self._group = group
         self._slots = max_num_seqs
-        self._seats: dict[str, _Seat] = {}
+        self._own_work_by_server: dict[str, _OwnWork] = {}
         self._pinned: dict[str, VllmServer] = {}
         self._session: aiohttp.ClientSession | None = None
         self.counters = RouterCounters()
@@ -117,8 +116,8 @@ class Router:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def seat(self, server: VllmServer) -> _Seat:
-        return self._seats.setdefault(server.name, _Seat())
+    def _own_work(self, server: VllmServer) -> _OwnWork:
+        return self._own_work_by_server.setdefault(server.name, _OwnWork())
 
     def crowding(self, server: VllmServer) -> float:
         """How full a server is; 1 is about full. Our own episodes are counted exactly and at once.
@@ -126,7 +125,7 @@ class Router:
         What /metrics says is up to two seconds old but knows of others' requests and of the KV cache, which is what
         runs out first with long contexts. Waiting requests weigh double: they mean that something has run out already.
         """
-        occupied = max(len(self.seat(server).episodes), server.load.running)
+        occupied = max(len(self._own_work(server).episodes), server.load.running)
         return (occupied + 2 * server.load.waiting) / self._slots + server.load.kv_usage
 
     def _choose(self, episode_id: str, avoid: Iterable[str]) -> VllmServer | None:
@@ -138,19 +137,19 @@ class Router:
         pinned = self._pinned.get(episode_id)
         if pinned in candidates:
             return pinned
-        chosen = min(candidates, key=lambda s: (self.crowding(s), len(self.seat(s).episodes), s.index))
+        chosen = min(candidates, key=lambda s: (self.crowding(s), len(self._own_work(s).episodes), s.index))
         if pinned is not None:
             self.counters.moved_episodes += 1
         self.release(episode_id)
         self._pinned[episode_id] = chosen
-        self.seat(chosen).episodes.add(episode_id)
+        self._own_work(chosen).episodes.add(episode_id)
         return chosen
 
     def release(self, episode_id: str) -> None:
         """The episode is over; forget where it was. Unknown ids are no error."""
         server = self._pinned.pop(episode_id, None)
         if server is not None:
-            self.seat(server).episodes.discard(episode_id)
+            self._own_work(server).episodes.discard(episode_id)
 
     async def generate(
         self,
@@ -216,8 +215,6 @@ class Router:
     async def _ask(self, server: VllmServer, episode_id: str, body: dict, started: float) -> Generation:
         if self._session is None:
             raise RuntimeError("the router is not started")
-        seat = self.seat(server)
-        seat.in_flight += 1
         try:
             async with self._session.post(
                 f"{server.url}/inference/v1/generate",
@@ -230,8 +227,6 @@ class Router:
                     raw += await answer.content.read(MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             raise _ServerFailed(f"{server.name}: {type(error).__name__}: {error}") from error
-        finally:
-            seat.in_flight -= 1
         if status >= 500 or status == 429:
             raise _ServerFailed(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
         if status != 200:
@@ -256,17 +251,17 @@ class Router:
             raise _ServerFailed(f"{server.name}: the request ended with {finish_reason!r}")
         if sampled != token_ids or not token_ids:
             raise _ServerFailed(f"{server.name}: {len(token_ids)} token ids, log-probs for {len(sampled)}")
-        seat = self.seat(server)
+        own_work = self._own_work(server)
         # "not >" and not "<=", so that NaN is caught as well.
         wrong = next((value for value in logprobs if not POISONED_LOGPROB < value <= 1e-6), None)
         if wrong is not None:
             self.counters.bad_logprobs += 1
-            seat.poisoned_in_a_row += 1
-            if seat.poisoned_in_a_row >= POISONED_IN_A_ROW:
-                seat.poisoned_in_a_row = 0
+            own_work.poisoned_in_a_row += 1
+            if own_work.poisoned_in_a_row >= POISONED_IN_A_ROW:
+                own_work.poisoned_in_a_row = 0
                 self._group.condemn(server, f"{server.name} returned {POISONED_IN_A_ROW} bad log-probs in a row")
             raise BadLogprob(f"{server.name}: sampled log-prob {wrong}; its KV cache or the weights hold a NaN")
-        seat.poisoned_in_a_row = 0
+        own_work.poisoned_in_a_row = 0
         self.counters.prompt_tokens += prompt_tokens
         self.counters.cached_tokens += cached
         self.counters.sampled_tokens += len(token_ids)

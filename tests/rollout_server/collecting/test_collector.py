@@ -129,7 +129,7 @@ def test_unreachable_floor_ends_it_with_one_line():
 
 def test_restart_collects_only_what_is_missing():
     done = {("t_0", 0), ("t_0", 2), ("t_1", 1)}
-    collector = Collector(make_request(tasks=2, rollouts=3), done, opening=1)
+    collector = Collector(make_request(tasks=2, rollouts=3), done, opened_before=1)
     keys = start_all(collector)
     assert {(key.task_id, key.index) for key in keys} == {("t_0", 1), ("t_1", 0), ("t_1", 2)}
     assert keys[0].task_id == "t_1", "the task that lags comes first"
@@ -152,7 +152,7 @@ def simulate(rng):
     done = set(rng.sample(every, rng.randint(0, len(every)))) if rng.random() < 0.3 else set()
     failure_rate = rng.choice([0.0, 0.05, 0.4])
     slots = rng.randint(1, 12)
-    collector = Collector(request, done, opening=rng.randint(0, 2))
+    collector = Collector(request, done, opened_before=rng.randint(0, 2))
     finished, attempts, running = set(done), Counter(), []
     while collector.outcome is None:
         while len(running) < slots and (key := collector.start_next()) is not None:

@@ -1,0 +1,143 @@
+"""The node's policy as a speaker: ids as they were sampled, errors as reasons, versions acquired and let go of."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agent_environments.protocol import Message
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime
+from rollout_server.collection_request import CollectionRequest, Limits
+from rollout_server.inference.router import BadLogprob, DeadlinePassed, Generation, RequestRefused, ServerUnavailable
+from rollout_server.metrics import NodeMetrics
+from rollout_server.policies.store import UnknownPolicy
+
+OPENING = [Message("system", "You count."), Message("user", "Count to three.")]
+
+
+class ScriptedRouter:
+    """Answers with the next item of ``answers``: ids, or an exception. Keeps what it was asked and told."""
+
+    def __init__(self, *answers):
+        self.answers = iter(answers)
+        self.asked: list[dict] = []
+        self.released: list[str] = []
+
+    async def generate(self, **request):
+        self.asked.append({**request, "token_ids": list(request["token_ids"])})
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return Generation(answer, [-0.25] * len(answer), "stop", "s1", cached_tokens=3, seconds=0.5)
+
+    def release(self, episode_id):
+        self.released.append(episode_id)
+
+
+class Versions:
+    """A store whose newest version grows by one with every look."""
+
+    def __init__(self):
+        self.newest, self.held, self.seen = 0, [], []
+
+    def latest(self):
+        self.newest += 1
+        return self.newest
+
+    def acquire(self, version):
+        self.held.append(version)
+        self.seen.append(version)
+        return f"policy-{version}"
+
+    def release(self, version):
+        self.held.remove(version)
+
+
+@pytest.fixture(scope="module")
+def tokens(policy):
+    return ChatTokens(policy / "model")
+
+
+def speaker_of(tokens, router, pinned="policy-4", policies=None, **limits):
+    services = EpisodeServices(SimpleNamespace(), tokens, router, policies or Versions(), NodeMetrics())
+    values = {"max_turns": 4, "max_tokens_per_turn": 8, "max_context": 1000, **limits}
+    request = CollectionRequest(id="c", tasks=["t_1"], rollouts_per_task=1, policy_version=4, limits=Limits(**values))
+    return PolicySpeaker(request, pinned, services)
+
+
+async def test_sampled_ids_are_appended_as_they_came(tokens):
+    """Ids that another encoder would merge stay as they were sampled; what is inserted is never marked as sampled."""
+    letters = [tokens.encode_text(letter)[0] for letter in "one"]
+    closed, capped = [*letters, tokens.im_end], letters
+    router = ScriptedRouter(closed, capped, closed)
+    speaker = speaker_of(tokens, router)
+    speaker.begin("c/t_1/0.0", OPENING)
+    prompt = tokens.prompt(OPENING)
+    first = await speaker.speak(seed=11, deadline=99.0)
+    assert (first.text, first.start, first.end) == ("one", len(prompt), len(prompt) + 4)
+    assert (first.policy_version, first.server, first.seconds, first.cached_tokens) == (4, "s1", 0.5, 3)
+    speaker.hear("two")
+    await speaker.speak(seed=12, deadline=99.0)
+    speaker.hear("three")
+    await speaker.speak(seed=13, deadline=99.0)
+    expected = [*prompt, *closed, *tokens.continuation("two", True), *capped, *tokens.continuation("three", False)]
+    record = speaker.record()
+    assert record.token_ids == [*expected, *closed]
+    assert [asked["token_ids"] for asked in router.asked][2] == expected, "the trained sequence is the served one"
+    assert [(asked["seed"], asked["deadline"], asked["model"]) for asked in router.asked] == [
+        (11, 99.0, "policy-4"),
+        (12, 99.0, "policy-4"),
+        (13, 99.0, "policy-4"),
+    ]
+    assert sum(record.mask) == speaker.sampled_tokens == 11
+    assert record.sampler_logprobs == [-0.25 * sampled for sampled in record.mask]
+    speaker.close()
+    assert router.released == ["c/t_1/0.0"]
+
+
+async def test_the_context_bounds_prompt_turn_and_observation(tokens):
+    size = len(tokens.prompt(OPENING))
+    with pytest.raises(ContextFull, match=f"the prompt's {size} tokens fill max_context {size}"):
+        speaker_of(tokens, ScriptedRouter(), max_context=size).begin("e", OPENING)
+    router = ScriptedRouter([tokens.im_end])
+    speaker = speaker_of(tokens, router, max_context=size + 5)
+    speaker.begin("e", OPENING)
+    await speaker.speak(seed=1, deadline=99.0)
+    assert router.asked[0]["max_tokens"] == 5, "what is left, not max_tokens_per_turn"
+    with pytest.raises(ContextFull):
+        speaker.hear("an observation of many words")
+    assert len(speaker.record().token_ids) == size + 1, "the sequence ends with the turn"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "reason"),
+    [
+        (DeadlinePassed("deadline passed after 3 s"), OutOfTime, None),
+        (BadLogprob("NaN"), EpisodeFailed, "bad_logprob"),
+        (ServerUnavailable("gave up"), EpisodeFailed, "server_error"),
+        (RequestRefused("HTTP 400"), EpisodeFailed, "server_error"),
+        (UnknownPolicy("no version 4"), EpisodeFailed, "server_error"),
+    ],
+)
+async def test_what_went_wrong_has_its_reason(tokens, error, expected, reason):
+    speaker = speaker_of(tokens, ScriptedRouter(error))
+    speaker.begin("e", OPENING)
+    with pytest.raises(expected) as raised:
+        await speaker.speak(seed=1, deadline=99.0)
+    assert str(error) in str(raised.value)
+    assert getattr(raised.value, "reason", None) == reason
+    assert speaker.sampled_tokens == 0
+
+
+async def test_latest_mode_holds_each_turns_version_for_its_turn(tokens):
+    policies = Versions()
+    router = ScriptedRouter([tokens.im_end], BadLogprob("NaN"))
+    speaker = speaker_of(tokens, router, pinned=None, policies=policies)
+    speaker.begin("e", OPENING)
+    assert (await speaker.speak(seed=1, deadline=99.0)).policy_version == 1
+    speaker.hear("go on")
+    with pytest.raises(EpisodeFailed):
+        await speaker.speak(seed=2, deadline=99.0)
+    assert [asked["model"] for asked in router.asked] == ["policy-1", "policy-2"]
+    assert (policies.seen, policies.held) == ([1, 2], [])

@@ -4,7 +4,7 @@
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
     <root>/policies/<version>/             a LoRA adapter in PEFT's format
 
-One rule holds for every file of JSON lines. A last line without its end is a write that is under way, or that a crash
+One rule holds for files of JSON lines. A last line without its end is a write that is under way, or that a crash
 cut short: readers leave it out, and the writer cuts it off when it opens the file again. A whole line that is no record
 is damage, and an error that names file and line.
 """

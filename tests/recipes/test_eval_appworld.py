@@ -109,7 +109,7 @@ async def test_an_interrupted_evaluation_goes_on_where_it_was(policy, tmp_path, 
         before = [line["rollout_id"] for line in map(json.loads, journal.read_text().splitlines())]
         assert 0 < len(before) < 48
         with journal.open("a") as file:
-            file.write('{"cell": "cut sh')
+            file.write('{"cell": "cut sh\n{"cell": "cut sh')  # the first as earlier versions left them
         results, _, _ = reports(await asyncio.to_thread(run, cfg))
         asked = len(local.vllm.requests)
         assert set(before) <= {line["rollout_id"] for line in results}

@@ -19,6 +19,7 @@ from rollout_server.client import CollectionFailed
 from rollout_server.collection_request import CollectionRequest, Limits, Progress, Sampling
 from rollout_server.ids import evaluation_id, single_task_id
 from rollout_server.rollout import Rollout
+from rollout_server.run_files import append_to
 
 
 class EvaluationTimeout(RuntimeError):
@@ -76,26 +77,22 @@ def evaluation_request(
 class ResultStore:
     """``journal.jsonl``: one line per attempt, {"cell": collection id, "policy", "sampling", ...TaskResult}.
 
-    Lines are kept whatever the config becomes; only those of the cells asked for are used. A line cut short by a crash
-    is ignored, and so is a recorded failure: starting the evaluation again tries those tasks again.
+    Lines are kept whatever the config becomes; only those of the cells asked for are used. A recorded failure is
+    ignored, and so is a line that is no result, as a crash left them in earlier versions: starting the evaluation again
+    tries those tasks again.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
-        torn = False
-        for line in path.read_text().splitlines() if path.exists() else []:
+        self._file = append_to(path)
+        for line in path.read_text().splitlines():
             try:
                 data = json.loads(line)
                 result = TaskResult.from_dict(data)
             except (ValueError, TypeError, KeyError):
-                torn = True
                 continue
             if result.failure is None:
                 self._results.setdefault(data["cell"], {})[result.task_id, result.run] = result
-        self._file = path.open("a")
-        if torn:
-            self._file.write("\n")
 
     def add(self, cell: Cell, result: TaskResult) -> bool:
         """Store it unless it is there; returns whether it was new."""

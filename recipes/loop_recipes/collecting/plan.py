@@ -96,7 +96,8 @@ class CollectionPlan:
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """
+        """Go on drawing where a saved state left off.
+
         Raises:
             ConfigError: the state is of other tasks or of another seed.
         """

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "support/learner_ranks.py"
 @pytest.mark.integration
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_equal_one_process(ranks):
-    """Tied and untied heads, padded and packed, with and without activation checkpointing; of two, one idles once."""
+    """Tied and untied heads, padded and packed, with and without activation checkpointing; some ranks idle once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
@@ -25,4 +25,4 @@ def test_ranks_equal_one_process(ranks):
     assert worst["loss"] < 1e-5
     assert worst["gradient"] < 1e-5
     assert worst["statistics"] < 1e-5
-    assert (worst["idle_calls"] > 0) == (ranks == 2)
+    assert worst["idle_calls"] > 0

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loop_recipes.learner.step_plan import plan_step
 from rollout_server.rollout import Rollout
 
 
@@ -150,32 +151,6 @@ class MicroBatch:
         return dict(zip(self.rollout_ids, per_token.split(counts), strict=True))
 
 
-def plan_micro_batches(lengths: Sequence[int], token_budget: int, packed: bool) -> list[list[int]]:
-    """Which rollouts share a micro-batch: lists of indices into ``lengths``.
-
-    Longest first, so that the micro-batch that needs the most memory comes first. A micro-batch holds at most
-    ``token_budget`` tokens, padding included; a rollout longer than that goes alone.
-    """
-    if token_budget < 1:
-        raise ValueError(f"token_budget must be at least 1, not {token_budget}")
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    plan: list[list[int]] = []
-    used: list[int] = []
-    for i in order:
-        if packed:
-            place = next((p for p, tokens in enumerate(used) if tokens + lengths[i] <= token_budget), None)
-        else:
-            fits = bool(plan) and (len(plan[-1]) + 1) * lengths[plan[-1][0]] <= token_budget
-            place = len(plan) - 1 if fits else None
-        if place is None:
-            plan.append([i])
-            used.append(lengths[i])
-        else:
-            plan[place].append(i)
-            used[place] += lengths[i]
-    return plan
-
-
 def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
     """One micro-batch of the given samples, in their order; without samples, an all-ignored one.
 
@@ -229,45 +204,19 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
 
 
 def micro_batches(
-    samples: Sequence[Sample], token_budget: int, pad_id: int, packed: bool, calls: int | None = None
+    samples: Sequence[Sample], token_budget: int, pad_id: int, packed: bool, world_size: int = 1, rank: int = 0
 ) -> list[MicroBatch]:
-    """Split samples into micro-batches of at most ``token_budget`` tokens, longest rollouts first.
+    """One rank's micro-batches of at most ``token_budget`` tokens, as many as every other rank gets, longest first.
 
-    Args:
-        calls: return exactly this many, all-ignored ones at the end; see :func:`micro_batch_calls`.
+    They are planned over all ranks (:mod:`~loop_recipes.learner.step_plan`); ``samples`` are those of all of them, in
+    the same order on each. A rank that has run out of rollouts gets all-ignored ones.
 
     Raises:
-        ValueError: the budget is not positive, the samples need more than ``calls``, or some of them have old or
-            reference log-probs and others have none.
+        ValueError: the budget is not positive, or some of the samples have old or reference log-probs and others have
+            none.
     """
-    plan = plan_micro_batches([sample.tokens for sample in samples], token_budget, packed)
-    if calls is not None and len(plan) > calls:
-        raise ValueError(f"{len(plan)} micro-batches are needed, more than the {calls} agreed on")
-    plan += [[] for _ in range((calls or 0) - len(plan))]
-    return [collate([samples[i] for i in indices], pad_id, packed) for indices in plan]
-
-
-def balance_over_ranks(
-    samples: Sequence[Sample], world_size: int, equal_cost_length: int = 98_304
-) -> list[list[Sample]]:
-    """Deal samples to ranks so that the costliest rank has as little to do as is easily had.
-
-    Cost of a rollout of s tokens: ``s * (1 + s / equal_cost_length)``, linear layers plus causal attention. The default
-    is the length at which both cost the same in Qwen2.5-32B: parameters / (width * layers) = 32e9 / (5120 * 64).
-    Greedy, costliest first to the rank with the least; the same on every rank that is given the same samples.
-    """
-    parts: list[list[Sample]] = [[] for _ in range(world_size)]
-    loads = [0.0] * world_size
-    for sample in sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id)):
-        rank = loads.index(min(loads))
-        parts[rank].append(sample)
-        loads[rank] += sample.tokens * (1 + sample.tokens / equal_cost_length)
-    return parts
-
-
-def micro_batch_calls(parts: Sequence[Sequence[Sample]], token_budget: int, packed: bool) -> int:
-    """How many forward/backward calls every rank must make so that all make the same number."""
-    return max(len(plan_micro_batches([sample.tokens for sample in part], token_budget, packed)) for part in parts)
+    plan = plan_step([sample.tokens for sample in samples], world_size, token_budget, packed)
+    return [collate([samples[i] for i in call[rank]], pad_id, packed) for call in plan]
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
-from loop_recipes.learner.batching import MicroBatch, Sample, balance_over_ranks, micro_batch_calls, micro_batches
+from loop_recipes.learner.batching import MicroBatch, Sample, micro_batches
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.learner.model import trained_parameters
@@ -282,9 +282,8 @@ class PolicyUpdate:
     def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:
         """This rank's micro-batches, as many as every other rank has, with a progress bar on rank 0's terminal."""
         world_size, rank = self._ranks
-        parts = balance_over_ranks(samples, world_size)
-        calls = micro_batch_calls(parts, self.config.micro_batch_tokens, self.config.packed)
-        batches = micro_batches(parts[rank], self.config.micro_batch_tokens, PAD_ID, self.config.packed, calls)
+        samples = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
+        batches = micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed, world_size, rank)
         for batch in tqdm(batches, desc=doing, leave=False, disable=None if rank == 0 else True, mininterval=1.0):
             yield batch.to(self.device)
 

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from loop_recipes.learner.batching import (
     Documents,
     Sample,
-    balance_over_ranks,
     collate,
-    micro_batch_calls,
     micro_batches,
-    plan_micro_batches,
 )
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
 from loop_recipes.learner.losses import ClippedPolicyLoss
@@ -68,18 +65,6 @@ def test_samples_without_anything_to_learn_or_predict_from_are_refused():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@given(lengths=many_lengths, budget=st.integers(1, 200))
-@settings(max_examples=80, deadline=None)
-def test_a_plan_uses_every_rollout_once_and_keeps_to_the_budget(packed, lengths, budget):
-    plan = plan_micro_batches(lengths, budget, packed)
-    assert sorted(i for part in plan for i in part) == list(range(len(lengths)))
-    for part in plan:
-        used = [lengths[i] for i in part]
-        tokens = sum(used) if packed else max(used) * len(used)
-        assert tokens <= budget or len(part) == 1
-
-
-@pytest.mark.parametrize("packed", [False, True])
 @given(lengths=st.lists(st.integers(4, 40), min_size=1, max_size=6), seed=st.integers(0, 2**20))
 @settings(max_examples=40, deadline=None)
 def test_collate_points_at_the_right_tokens(packed, lengths, seed):
@@ -108,14 +93,10 @@ def test_collate_points_at_the_right_tokens(packed, lengths, seed):
 @settings(max_examples=60, deadline=None)
 def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
     samples = make_samples(lengths)
-    parts = balance_over_ranks(samples, world_size)
-    calls = micro_batch_calls(parts, budget, packed)
-    batches = [micro_batches(part, budget, 0, packed, calls) for part in parts]
-    assert {len(rank) for rank in batches} == {calls}
+    batches = [micro_batches(samples, budget, 0, packed, world_size, rank) for rank in range(world_size)]
+    assert len({len(rank) for rank in batches}) == 1
     ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
     assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
-    loads = [sum(sample.tokens for sample in part) for part in parts]
-    assert max(loads) - min(loads) <= max(lengths)
 
 
 def loss_and_gradient(model, batches):
@@ -138,7 +119,7 @@ def test_any_budget_padded_or_packed_gives_one_loss_and_gradient(tied):
     assert gradient.abs().max() > 1e-3
     for packed in (False, True):
         for budget in (1, 60, 75, 120, 400):
-            batches = micro_batches(samples, budget, pad_id=3, packed=packed, calls=9)
+            batches = [*micro_batches(samples, budget, pad_id=3, packed=packed), collate([], 3, packed)]
             total, other, values = loss_and_gradient(model, batches)
             assert total == pytest.approx(expected, abs=2e-5)
             assert values == pytest.approx(per_rollout, abs=2e-5)
@@ -203,7 +184,5 @@ def test_errors_name_the_cause():
     samples = make_samples([20, 30])
     with pytest.raises(ValueError, match="token_budget must be at least 1"):
         micro_batches(samples, 0, 0, packed=False)
-    with pytest.raises(ValueError, match="2 micro-batches are needed, more than the 1"):
-        micro_batches(samples, 30, 0, packed=False, calls=1)
     with pytest.raises(ValueError, match="rollout-1 has no old_logprobs"):
         collate([samples[0], replace(samples[1], old_logprobs=None)], 0, packed=False)

@@ -71,9 +71,10 @@ from loop_recipes.learner.process_group import (
     leave,
     on_main_rank,
 )
-from loop_recipes.learner.run_metrics import METRICS_FILE, RunMetrics, rollout_metrics, summary_line
+from loop_recipes.learner.run_metrics import RunMetrics, rollout_metrics, summary_line
 from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
+from loop_recipes.paths import METRICS_FILE
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError

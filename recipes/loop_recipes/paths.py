@@ -7,6 +7,9 @@ torch.
 import os
 from pathlib import Path
 
+METRICS_FILE = "metrics.jsonl"
+"""In a run's folder: what :mod:`loop_recipes.learner.run_metrics` writes and reads."""
+
 _PACKAGE = Path(__file__).resolve().parent
 
 

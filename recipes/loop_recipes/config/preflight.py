@@ -12,7 +12,7 @@ from pathlib import Path
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.rollout_node import check_token
-from loop_recipes.learner.run_metrics import METRICS_FILE
+from loop_recipes.paths import METRICS_FILE
 from rollout_server.config import NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
 from rollout_server.schema import ConfigError, require

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
+from loop_recipes.paths import METRICS_FILE
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import read_lines, write_whole
 from rollout_server.schema import ConfigError
@@ -78,9 +79,6 @@ METRICS: dict[str, str] = {
 """Every key that may stand in metrics.jsonl, and what it means."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
-
-
-METRICS_FILE = "metrics.jsonl"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
 from appworld_adapter.behavior import api_calls
-from loop_recipes.learner.run_metrics import METRICS_FILE, read_metrics
+from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, statistics_files
+from loop_recipes.paths import METRICS_FILE
 from rollout_server.ids import parse_collection_id
 from rollout_server.run_files import find_logs, meta_path, read_lines
 

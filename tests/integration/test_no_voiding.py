@@ -6,6 +6,8 @@ meant to make the attempt void. Were one replaced, its reward would rise.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest_asyncio
 from agent_environments.conformance import check_conformance
 from integration.test_adapter_pool import episode_processes
 from support.adapter_attacks import CHANNEL, VOIDING
-from support.adapter_support import fenced, honest_code, make_pool, needs_world, no_op_reward, play, volume_task
+from support.adapter_support import PYTHON, fenced, honest_code, make_pool, needs_world, no_op_reward, play, volume_task
 from support.scripted_policy import collect
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(600)]
@@ -98,3 +100,15 @@ async def test_a_program_that_speaks_out_of_turn_has_ended_its_episode(pool):
 async def test_honest_programs_go_on_after_every_stop(pool):
     results, _ = await play(pool, volume_task()[0].task_id, ["n = 0", *["n += 1"] * 20, "print(n)"])
     assert results[-1].observation.startswith("20\n")
+
+
+@pytest.mark.parametrize("messages", [2000, pytest.param(100_000, marks=pytest.mark.drill)])
+async def test_fuzzed_messages_of_an_interpreter_end_in_a_grade_each_time(messages):
+    program = Path(__file__).parents[1] / "support" / "fuzz_world.py"
+    command = await asyncio.create_subprocess_exec(PYTHON, program, str(messages), "0", stdout=asyncio.subprocess.PIPE)
+    output, _ = await command.communicate()
+    assert command.returncode == 0
+    result = json.loads(output)
+    assert result["messages"] >= messages
+    assert result["ended"] > 10 * result["lived"] > 0
+    assert result["grown_mib"] < 64

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import fork_client as servers
 from appworld_adapter.pool.base import DatasetPool
-from appworld_adapter.pool.fork_client import ForkServer, ServerSpec
+from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
 
 CHILD = 4_194_305  # above the largest process id there can be
 
@@ -64,3 +65,26 @@ async def test_server_that_hangs_is_ended(tmp_path, monkeypatch):
             await hanging.connect()
         await hanging.wait_end(5)
         assert not hanging.alive
+
+
+async def received(data, limit=servers.MAX_LINE):
+    """What :meth:`Connection.call` makes of bytes that a child has sent before it closed."""
+    reader = asyncio.StreamReader(limit=limit)
+    reader.feed_data(data)
+    reader.feed_eof()
+    return await Connection(None, reader, None).call(None)
+
+
+async def test_whatever_a_child_sends_is_a_message_or_a_named_error():
+    rng = random.Random(0)
+    starts = [b"", b"[", b'{"ok":', b"9", b"-", b"NaN", b'"\\ud800', b"\xff", b'{"ok": true}']
+    for _ in range(20_000):
+        data = rng.choice(starts) * rng.randrange(1, 9) + rng.randbytes(rng.randrange(9)) + rng.choice([b"", b"\n"])
+        with contextlib.suppress(EnvironmentCrashed):
+            assert isinstance(await received(data), dict)
+    for data in (b"[" * 100_000 + b"\n", b"9" * 5000 + b"\n", b"[1]\n", b"{}", b""):
+        with pytest.raises(EnvironmentCrashed, match="the connection to the process was lost"):
+            await received(data)
+    with pytest.raises(EnvironmentCrashed, match="limit"):
+        await received(b"x" * 5000, limit=1000)
+    assert await received(b'{"ok": true}\n') == {"ok": True}

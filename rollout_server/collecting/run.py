@@ -223,6 +223,7 @@ class CollectionRun:
             self._ending = asyncio.create_task(self._finish(), name=f"end of {self.request.id}")
 
     async def _finish(self) -> None:
+        assert self.collector.outcome is not None, "asked for once it is known"
         end = CollectionEnd(
             reason=self.collector.outcome,
             finished=self.stored.rollouts.count,

@@ -103,6 +103,7 @@ class NodeSource:
                         f"collection {request.id} had {len(rollouts)} of {request.floor_total} rollouts after "
                         f"{self._deadline_s:.0f} s (collection.deadline_s)"
                     )
+        assert stream.end is not None, "the stream is over"
         return Collected(list(rollouts.values()), stream.end, time.monotonic() - started)
 
     def close(self) -> None:

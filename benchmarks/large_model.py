@@ -31,7 +31,7 @@ from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.advantages import LeaveOneOut
 from loop_recipes.learner.batching import Sample
-from loop_recipes.learner.diagnostics import model_flops_utilization
+from loop_recipes.learner.diagnostics import flops_metrics
 from loop_recipes.learner.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
@@ -140,11 +140,7 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
         "update_seconds": metrics["seconds_updating"],
         "tokens_per_s": metrics["tokens_per_second"],
     }
-    if args.peak_tflops is not None:
-        lengths = [sample.tokens for sample in trained]
-        seconds = metrics["seconds_updating"]
-        result["model_flops_utilization"] = model_flops_utilization(model, lengths, seconds, args.peak_tflops)
-    return result
+    return result | flops_metrics(model, trained, 1, metrics["seconds_updating"], args.peak_tflops)
 
 
 def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, float | str]:

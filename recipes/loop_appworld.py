@@ -7,29 +7,25 @@ tune run --nproc_per_node 8 loop_appworld --config loop_appworld/qwen2_5_32b \
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
+import traceback
 import warnings
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from torchtune import training, utils
-from torchtune.recipe_interfaces import FTRecipeInterface
+from torchtune import utils
 
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
-from loop_recipes.collecting.source import (
-    SOURCE_ERRORS,
-    Collected,
-    CollectionSource,
-    StopRequested,
-    check_versions,
-    collect,
-)
+from loop_recipes.collecting.shared_source import SharedSource
+from loop_recipes.collecting.source import SOURCE_ERRORS, StopRequested, check_versions
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
@@ -39,48 +35,40 @@ from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import Sample
 from loop_recipes.learner.checkpoint import (
     TrainingState,
-    generator_states,
-    latest_checkpoint,
-    load_training_state,
-    optimizer_groups,
-    optimizer_tensors,
-    prune_checkpoints,
+    all_generators,
+    load_latest,
     restore_generators,
-    restore_optimizer,
-    save_training_state,
+    save_and_prune,
 )
-from loop_recipes.learner.diagnostics import canary, gap_metrics, model_flops_utilization, stress
+from loop_recipes.learner.device_check import training_device
+from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress
 from loop_recipes.learner.logprobs import attach_head
-from loop_recipes.learner.model import (
-    DTYPES,
-    adapter_parameters,
-    check_adapter,
-    check_shapes,
-    meta_model,
-    new_adapter,
-    trained_parameters,
-)
+from loop_recipes.learner.model import DTYPES, check_adapter, load_base, new_adapter, trained_parameters
+from loop_recipes.learner.optimizer import build_optimizer, optimizer_groups, optimizer_tensors
 from loop_recipes.learner.peft_export import export_adapter, read_adapter
 from loop_recipes.learner.policy_update import NonFiniteLoss, PolicyUpdate
 from loop_recipes.learner.process_group import (
     RemoteError,
     any_rank,
     destroy_process_group,
-    gather_bytes,
     init_process_group,
     leave,
     on_main_rank,
+    single_process,
 )
-from loop_recipes.learner.run_metrics import RunMetrics, rollout_metrics, summary_line
+from loop_recipes.learner.run_metrics import RunMetrics, behavior_metrics, rollout_metrics, summary_line
 from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
+from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError
 
+log = utils.get_logger("INFO")
 
-class LoopAppWorldRecipe(FTRecipeInterface):
+
+class LoopAppWorldRecipe:
     """Trains a policy with LOOP (leave-one-out PPO, arXiv 2502.01600): collect rollouts, update, publish, again.
 
     Features:
@@ -92,7 +80,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
           recomputed by the learner under the version that sampled.
         - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
           in PEFT's format under ``<output_dir>/policies``.
-        - **FSDP2.** From two ranks on, and always in bf16, with a mixed-precision policy; CPU (gloo) and CUDA (nccl).
+        - **FSDP2.** From two ranks on, in half precision also on one, with a mixed-precision policy; gloo and NCCL.
         - **Memory.** Activation checkpointing, one shared RoPE cache, a head that only sees the sampled tokens and
           never holds [tokens, vocabulary], micro-batches by a token budget.
         - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
@@ -112,88 +100,47 @@ class LoopAppWorldRecipe(FTRecipeInterface):
     def __init__(self, cfg: DictConfig) -> None:
         self._config: LoopConfig = read_loop_config(cfg)
         check_run(self._config)
-        self._plain_config = OmegaConf.to_container(cfg, resolve=True)
-        try:
-            self._device = utils.get_device(self._config.device)
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"device {self._config.device!r} cannot be used: {error}") from error
-        if self._device.type != torch.device(self._config.device).type:
-            raise ConfigError(
-                f"device {self._config.device!r} cannot be used: torch sees only a {self._device.type} here"
-            )
+        self._device = training_device(self._config.device)
         self._dtype = DTYPES[self._config.dtype]
         self._output_dir = Path(self._config.output_dir).resolve()
         make_output_dir(self._output_dir)
-        self._iteration = 0
+        self._stop = StopRequest(self._output_dir / "stop")
+        self._cleanup = ExitStack()
+        self._together = False
+        # What a checkpoint holds beside tensors.
+        self._iterations_done = 0
         self._policy_version = 0
         self._idle_iterations = 0
         self._best: dict[str, Any] | None = None
         self._pending: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
-        self._stop_signal = False
-        self._source: CollectionSource | None = None
-        self._metrics: RunMetrics | None = None
 
-    def setup(self, cfg: DictConfig) -> None:
-        """Model, optimizer, rollout source and run state, in that order but for a node, which starts up meanwhile."""
+    def setup(self) -> None:
+        """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
         conf = self._config
         init_process_group(self._device, conf.collection.deadline_s + 1800.0, always=self._dtype != torch.float32)
         self._world_size, self._rank = utils.get_world_size_and_rank()
         torch.manual_seed(conf.seed)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-        checkpoint = self._load_checkpoint()
-        checkpointer = build(conf.checkpointer)
-        base = checkpointer.load_checkpoint()[training.MODEL_KEY]
-        model = meta_model(conf.model, self._dtype)
-        check_shapes(model, base, conf.checkpointer["checkpoint_dir"])
-        if conf.collection.limits.max_context > model.max_seq_len:
-            raise ConfigError(
-                f"collection.limits.max_context is {conf.collection.limits.max_context}, more than the model's "
-                f"max_seq_len {model.max_seq_len}"
-            )
+        self._stop.listen()
+        checkpoint = None
+        if conf.resume_from_checkpoint:
+            checkpoint = load_latest(self._output_dir / "checkpoints", conf.critic is not None)
+            if checkpoint is None:
+                utils.log_rank_zero(log, f"no checkpoint in {self._output_dir}: starting from the beginning")
+        model, base = load_base(conf, self._dtype)
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
-        on_main_rank(self._open_source)
-        self._setup_model(model, base, checkpoint, shard=self._world_size > 1 or self._dtype != torch.float32)
+        self._source = SharedSource(
+            lambda: open_source(conf.rollout_node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__)
+        )
+        self._cleanup.callback(self._source.close)
+        self._setup_model(model, base, checkpoint)
+        self._optimizer, self._lr_scheduler = build_optimizer(conf, self._model, self._critic, checkpoint)
         self._setup_update(checkpoint)
-        if conf.stress_test:
-            vocab_size = self._model.tok_embeddings.weight.shape[0]
-            seconds = stress(self._update.rehearse, vocab_size, conf.collection.limits.max_context, conf.seed)
-            self._say(
-                f"stress test: {conf.collection.limits.max_context} tokens forward and backward in {seconds:.1f} s, "
-                f"peak memory {self._peak_memory_gib():.1f} GiB"
-            )
-        self._setup_run(cfg, checkpoint)
+        self._setup_run(checkpoint)
 
-    def _open_source(self) -> None:
+    def _setup_model(self, model: Any, base: dict[str, Tensor], checkpoint: TrainingState | None) -> None:
         conf = self._config
-        deadline_s = conf.collection.deadline_s
-        self._source = open_source(conf.rollout_node, self._output_dir, deadline_s, self._stop_requested)
-
-    def _await_source(self) -> tuple[list[int], str, list[str], list[str]]:
-        self._say("waiting for the rollout node to be ready")
-        dev = self._config.dev_evaluation
-        served = self._source.wait_ready()
-        dataset, tasks = self._source.tasks(self._config.collection.split)
-        return served, dataset, tasks, self._source.tasks(dev.split)[1] if dev.every else []
-
-    def _load_checkpoint(self) -> TrainingState | None:
-        """The newest checkpoint when resuming; none if the run was requeued before its first and so starts anew."""
-        if not self._config.resume_from_checkpoint:
-            return None
-        folder = latest_checkpoint(self._output_dir / "checkpoints")
-        if folder is None:
-            self._say(f"no checkpoint in {self._output_dir}: starting from the beginning")
-            return None
-        checkpoint = load_training_state(folder)
-        if bool(checkpoint.critic) != (self._config.critic is not None):
-            kind = "with" if checkpoint.critic else "without"
-            raise ConfigError(f"checkpoint {folder} is of a run {kind} a critic; give critic as in that run")
-        return checkpoint
-
-    def _setup_model(self, model: Any, base: dict[str, Tensor], checkpoint: TrainingState | None, shard: bool) -> None:
-        conf = self._config
+        shard = self._world_size > 1 or self._dtype != torch.float32
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
         elif conf.initial_adapter is not None:
@@ -222,24 +169,7 @@ class LoopAppWorldRecipe(FTRecipeInterface):
 
     def _setup_update(self, checkpoint: TrainingState | None) -> None:
         conf = self._config
-        groups = [{"params": list(adapter_parameters(self._model).values())}]
-        if self._critic is not None:
-            groups.append({"params": list(self._critic.parameters())})
-            if conf.critic_lr is not None:
-                groups[-1]["lr"] = conf.critic_lr
-        self._optimizer = build(conf.optimizer, groups)
-        iterations_done = 0
-        if checkpoint is not None:
-            iterations_done = checkpoint.state["iteration"]
-            restore_optimizer(
-                self._optimizer, self._parameters, checkpoint.optimizer, checkpoint.state["optimizer_groups"]
-            )
-        self._lr_scheduler = build(
-            conf.lr_scheduler,
-            self._optimizer,
-            num_training_steps=conf.max_iterations,
-            last_epoch=iterations_done - 1,
-        )
+        statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
         self._update = PolicyUpdate(
             model=self._model,
             optimizer=self._optimizer,
@@ -250,100 +180,100 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             device=self._device,
             seed=conf.seed,
             critic=self._critic,
-            token_statistics=TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
-            if conf.update.token_statistics
-            else None,
+            token_statistics=statistics if conf.update.token_statistics else None,
         )
+        if checkpoint is not None and "update" in checkpoint.state:  # older ones begin with the usual loss scale
+            self._update.load_state_dict(checkpoint.state["update"])
+        if conf.stress_test:
+            length, vocab_size = conf.collection.limits.max_context, self._model.tok_embeddings.weight.shape[0]
+            report = stress(self._update.rehearse, vocab_size, length, conf.seed, self._device)
+            utils.log_rank_zero(log, report)
 
-    def _setup_run(self, cfg: DictConfig, checkpoint: TrainingState | None) -> None:
-        """Tasks, counters, metrics, and the policy the next collection is sampled with."""
+    def _setup_run(self, checkpoint: TrainingState | None) -> None:
+        """Tasks, counters, metrics, and a node that serves nothing that this run will publish anew."""
         conf = self._config
-        served, self._dataset, tasks, dev_tasks = on_main_rank(self._await_source)
+        utils.log_rank_zero(log, "waiting for the rollout node to be ready")
+        served = self._source.wait_ready()
+        self._dataset, tasks = self._source.tasks(conf.collection.split)
+        dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
         if checkpoint is not None:
             self._restore(checkpoint)
-        if self._rank == 0:
-            OmegaConf.save(cfg, self._output_dir / "config.yaml", resolve=True)
-            loggers = [build(logger) for logger in conf.metric_logger]
-            for logger in loggers:
-                logger.log_config(cfg)
-            self._metrics = RunMetrics(self._output_dir / METRICS_FILE, loggers, self._iteration)
-        if self._source is not None:
-            # Published by a run that died before it saved; the same number may soon mean other weights.
-            for version in [version for version in served if version > self._policy_version]:
-                self._source.retire(version)
-        for version in self._versions.versions:
-            self._publish(version)
+        on_main_rank(self._open_metrics)
+        # Published by a run that died before it saved; the same number may soon mean other weights.
+        for version in [version for version in served if version > self._policy_version]:
+            self._source.retire(version)
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
-        self._iteration = state["iteration"]
+        self._iterations_done = state["iteration"]
         self._policy_version = state["policy_version"]
         self._idle_iterations = state["idle_iterations"]
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
         self._plan.load_state_dict(state["sampler"])
-        if "update" in state:  # older checkpoints begin with the usual loss scale
-            self._update.load_state_dict(state["update"])
         self._best = state["best"]
-        generators = checkpoint.rng.get(f"rank{self._rank}")
-        if generators is not None:  # else the run had fewer ranks
-            restore_generators(generators)
+        self._canary = state.get("canary")  # older checkpoints have none
+        restore_generators(checkpoint.rng, self._rank)
+
+    def _open_metrics(self) -> None:
+        config = OmegaConf.create(asdict(self._config))
+        OmegaConf.save(config, self._output_dir / "config.yaml")
+        loggers = [build(logger) for logger in self._config.metric_logger]
+        for logger in loggers:
+            logger.log_config(config)
+        self._metrics = RunMetrics(self._output_dir / METRICS_FILE, loggers, self._iterations_done)
+        self._cleanup.callback(self._metrics.close)
 
     def train(self) -> None:
-        """Collect, update, publish, log and save until ``max_iterations`` or a reason to stop."""
-        while self._iteration < self._config.max_iterations:
+        """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop."""
+        conf = self._config
+        seconds_publishing = self._publish(self._versions.versions)
+        for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             started = time.perf_counter()
-            request = self._pending or self._plan.training(self._iteration + 1, self._policy_version)
+            request = self._pending or self._plan.training(iteration, self._policy_version)
             self._pending = None
-            collected: Collected | None = on_main_rank(
-                lambda request=request: collect(self._source, request), Collected.pack, Collected.unpack
-            )
+            collected = self._source.collect(request)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
-            evaluation = self._plan.evaluation(self._iteration, self._policy_version)
+            evaluation = self._plan.evaluation(iteration - 1, self._policy_version)
             if evaluation is not None:
-                self._start(evaluation)
-            if self._config.collection.max_policy_lag and self._iteration + 1 < self._config.max_iterations:
-                self._pending = self._plan.training(self._iteration + 2, self._policy_version)
-                self._start(self._pending)
-            metrics = self.update(collected.rollouts)
-            metrics |= collected.metrics() | self._scores(self._iteration - 1, evaluation)
-            published = time.perf_counter()
-            if metrics["steps"]:
-                self._publish(self._policy_version, self._canary)
-            metrics["seconds_publishing"] = time.perf_counter() - published
-            if self._iteration == self._config.max_iterations:
-                last = self._plan.evaluation(self._iteration, self._policy_version)
-                metrics |= self._scores(self._iteration, last)
-            metrics["seconds"] = time.perf_counter() - started
-            self._log(metrics)
+                self._source.start(evaluation)
+            if conf.collection.max_policy_lag and iteration < conf.max_iterations:
+                self._pending = self._plan.training(iteration + 1, self._policy_version)
+                self._source.start(self._pending)
+            metrics = self.update(collected.rollouts, iteration)
+            metrics |= collected.metrics() | self._scores(iteration - 1, evaluation)
+            metrics["seconds_publishing"] = seconds_publishing
+            metrics["seconds"] = seconds_publishing + time.perf_counter() - started
+            self._log(iteration, metrics)
             self.save_checkpoint()
-            reason = on_main_rank(lambda metrics=metrics: self._reason_to_stop(metrics))
-            if any_rank(self._stop_signal) or reason:
-                return self._end(f"stopped after iteration {self._iteration}: {reason or 'asked to'}")
+            # What was saved can be published again by a resumed run, should the node refuse it or die.
+            seconds_publishing = self._publish([self._policy_version] if metrics["steps"] else [])
+            asked = "asked to" if any_rank(bool(self._stop)) else None
+            reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
+            if reason and iteration < conf.max_iterations:
+                return self._end(f"stopped after iteration {iteration}: {reason}")
+        last = self._scores(conf.max_iterations, self._plan.evaluation(conf.max_iterations, self._policy_version))
+        if last:
+            on_main_rank(lambda: self._metrics.amend(last))
+            self.save_checkpoint()
+        self._together = True
 
-    def update(self, rollouts: list[Rollout]) -> dict[str, Any]:
-        """Train on one collection (the same list on every rank) and count it as an iteration; returns metrics.
+    def update(self, rollouts: list[Rollout], iteration: int) -> dict[str, Any]:
+        """Train on one collection (the same list on every rank, texts on rank 0 only); returns metrics.
 
         Raises:
             NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
-        oldest = self._policy_version - self._config.collection.max_policy_lag
-        check_versions(rollouts, oldest, self._policy_version)
         conf = self._config
+        check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = [Sample.from_rollout(rollout) for rollout in rollouts]
-        trained, metrics = self._update.run(samples, self._policy_version, self._iteration + 1)
+        trained, metrics = self._update.run(samples, self._policy_version, iteration)
+        seconds, epochs = metrics["seconds_updating"], conf.update.epochs
         metrics |= gap_metrics(trained, conf.sampler_gap)
-        if conf.device_peak_tflops is not None:
-            metrics["model_flops_utilization"] = model_flops_utilization(
-                self._model,
-                [sample.tokens for sample in trained] * conf.update.epochs,
-                metrics["seconds_updating"],
-                conf.device_peak_tflops * self._world_size,
-            )
-        self._iteration += 1
+        metrics |= flops_metrics(self._model, trained, epochs, seconds, conf.device_peak_tflops)
         with warnings.catch_warnings():
             # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -354,151 +284,110 @@ class LoopAppWorldRecipe(FTRecipeInterface):
             self._canary = canary(self._update.logprobs, samples, conf.sampler_gap)
             self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
-        return rollout_metrics(rollouts) | metrics
+        self._iterations_done = iteration
+        return rollout_metrics(rollouts) | behavior_metrics(rollouts) | metrics
 
     def save_checkpoint(self) -> None:
-        """Write the state after the iteration in hand; see training_state.py."""
-        adapters = {version: self._versions.full(version) for version in self._versions.versions}
-        optimizer = optimizer_tensors(self._optimizer, self._parameters)
+        """Write the state after the last iteration that was done; see checkpoint.py."""
         critic = {} if self._critic is None else {n: full_tensor(p) for n, p in self._critic.named_parameters()}
-        generators = gather_bytes(generator_states())
         state = {
-            "iteration": self._iteration,
+            "iteration": self._iterations_done,
             "policy_version": self._policy_version,
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
             "sampler": self._plan.state_dict(),
             "update": self._update.state_dict(),
+            "canary": self._canary,
             "best": self._best,
             "optimizer_groups": optimizer_groups(self._optimizer),
             "run_name": self._run_name,
             "dataset": self._dataset,
-            "config": self._plain_config,
+            "config": asdict(self._config),
         }
-        rng = {
-            f"rank{rank}": torch.frombuffer(bytearray(raw), dtype=torch.uint8) for rank, raw in enumerate(generators)
-        }
+        adapters = {version: self._versions.full(version) for version in self._versions.versions}
+        optimizer = optimizer_tensors(self._optimizer, self._parameters)
+        saved = TrainingState(state, adapters, optimizer, all_generators(), critic)
 
-        def write() -> None:
-            root = self._output_dir / "checkpoints"
-            save_training_state(root, self._iteration, TrainingState(state, adapters, optimizer, rng, critic))
-            best = set() if self._best is None else {self._best["iteration"]}
-            prune_checkpoints(root, self._config.keep_last_checkpoints, best)
-
-        on_main_rank(write)
+        best = set() if self._best is None else {self._best["iteration"]}
+        root, keep_last = self._output_dir / "checkpoints", self._config.keep_last_checkpoints
+        on_main_rank(lambda: save_and_prune(root, self._iterations_done, saved, keep_last, best))
 
     def cleanup(self) -> None:
-        """Stop a launched node, close files, leave the process group; safe to call at any point, and twice."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-        destroy_process_group()
-
-    def _start(self, request: CollectionRequest) -> None:
-        on_main_rank(lambda: self._source.start(request))
+        """Stop a launched node and close files; safe to call at any point, and twice. Waits for no other rank."""
+        self._cleanup.close()
+        if self._together or single_process():
+            destroy_process_group()
 
     def _scores(self, iteration: int, evaluation: CollectionRequest | None) -> dict[str, float]:
         """Wait for the scores of the policy that stood after ``iteration``, and remember it if it is the best."""
-        if evaluation is None:
+        collected = None if evaluation is None else self._source.collect(evaluation)
+        if collected is None:  # not due, or asked to stop
             return {}
+        means = rollout_metrics(collected.rollouts)
+        if self._best is None or means["success"] > self._best["dev_success"]:
+            self._best = {"iteration": iteration, "dev_success": means["success"]}
+        return {"dev_iteration": iteration, "dev_reward": means["reward"], "dev_success": means["success"]}
 
-        def read() -> dict[str, float]:
-            collected = collect(self._source, evaluation)
-            if collected is None:  # asked to stop
-                return {}
-            means = rollout_metrics(collected.rollouts)
-            return {"dev_iteration": iteration, "dev_reward": means["reward"], "dev_success": means["success"]}
+    def _publish(self, versions: list[int]) -> float:
+        """Have the rollout node serve versions, the newest once it has proved that it has it; returns the seconds."""
+        started = time.perf_counter()
+        for version in versions:
+            proof = self._canary if version == self._policy_version else None
+            self._source.publish(version, partial(self._export, version, self._versions.full(version)), proof)
+        return time.perf_counter() - started
 
-        scores = on_main_rank(read)
-        if scores and (self._best is None or scores["dev_success"] > self._best["dev_success"]):
-            self._best = {"iteration": iteration, "dev_success": scores["dev_success"]}
-        return scores
-
-    def _publish(self, version: int, canary: dict[str, Any] | None = None) -> None:
-        """Export a version in PEFT's format and have the rollout node serve it, once it has proved that it has it."""
-        tensors = self._versions.full(version)
-
-        def publish() -> None:
-            folder = export_adapter(
-                tensors,
-                self._output_dir / "policies" / f"policy-v{version:04d}",
-                rank=self._config.model["lora_rank"],
-                alpha=self._config.model["lora_alpha"],
-                base_model=self._config.checkpointer["checkpoint_dir"],
-                dtype=DTYPES[self._config.adapter_dtype],
-            )
-            self._source.publish(version, folder, canary)
-
-        on_main_rank(publish)
+    def _export(self, version: int, adapter: dict[str, Tensor]) -> Path:
+        """Write a version in PEFT's format; returns its folder."""
+        return export_adapter(
+            adapter,
+            self._output_dir / "policies" / f"policy-v{version:04d}",
+            rank=self._config.model["lora_rank"],
+            alpha=self._config.model["lora_alpha"],
+            base_model=self._config.checkpointer["checkpoint_dir"],
+            dtype=DTYPES[self._config.adapter_dtype],
+        )
 
     def _forget_versions(self) -> None:
         """Drop what no rollout can need any more, here and on the node."""
         oldest = self._policy_version - self._config.collection.max_policy_lag
         for version in [version for version in self._versions.versions if version < oldest]:
-            if self._source is not None:
-                self._source.retire(version)
+            self._source.retire(version)
         self._versions.forget_before(oldest)
 
-    def _reason_to_stop(self, metrics: dict[str, Any]) -> str | None:
-        """On rank 0."""
-        if self._stop_requested():
-            return "asked to"
-        return self._config.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
-
-    def _log(self, metrics: dict[str, Any]) -> None:
-        metrics = {
-            "iteration": self._iteration,
+    def _log(self, iteration: int, metrics: dict[str, Any]) -> None:
+        line = {
+            "iteration": iteration,
             "policy_version": self._policy_version,
             "dataset": self._dataset,
             **metrics,
-            "peak_memory_gib": self._peak_memory_gib(),
+            "peak_memory_gib": peak_memory_gib(self._device),
         }
-        if self._metrics is not None:
-            self._metrics.log(metrics)
-        self._say(summary_line(metrics, self._config.max_iterations))
-
-    def _peak_memory_gib(self) -> float:
-        return torch.cuda.max_memory_allocated() / 2**30 if self._device.type == "cuda" else 0.0
-
-    def _say(self, line: str) -> None:
-        if self._rank == 0:
-            print(line, flush=True)
+        on_main_rank(lambda: self._metrics.log(line))
+        utils.log_rank_zero(log, summary_line(line, self._config.max_iterations))
 
     def _end(self, line: str) -> None:
         """Say why the run ends before its time; a stop file has then done its work."""
-        self._say(line)
-        if self._rank == 0:
-            (self._output_dir / "stop").unlink(missing_ok=True)
-
-    def _stop_requested(self) -> bool:
-        return self._stop_signal or (self._output_dir / "stop").exists()
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        """First signal: stop at the next safe point. Second: at once."""
-        self._stop_signal = True
-        signal.signal(number, signal.SIG_DFL)
+        utils.log_rank_zero(log, line)
+        on_main_rank(self._stop.done)
+        self._together = True
 
 
 @parse
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run loop_appworld`.
-
-    Parameters come from the file given by ``--config`` and ``key=value`` on the command line.
-    """
+    """Entry point of `tune run loop_appworld`: ``cfg`` is the file named by --config and what follows it."""
     recipe: LoopAppWorldRecipe | None = None
     try:
-        cfg = extended(cfg)
-        recipe = LoopAppWorldRecipe(cfg)
-        recipe.setup(cfg)
+        recipe = LoopAppWorldRecipe(extended(cfg))
+        recipe.setup()
         recipe.train()
     except (ConfigError, NonFiniteLoss, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
     except StopRequested:
         print("loop_appworld: stopped before the first collection", file=sys.stderr)
     except RemoteError:
+        return 1
+    except Exception:  # perhaps on this rank alone: said before anything is waited for
+        traceback.print_exc()
         return 1
     finally:
         if recipe is not None:

@@ -18,7 +18,8 @@ SCRIPT = Path(__file__).parents[1] / "support/learner_ranks.py"
 def test_ranks_equal_one_process(ranks):
     """Tied and untied heads, padded and packed, with and without activation checkpointing; some ranks idle once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(SCRIPT.parents[1])]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr[-2000:]
     worst = json.loads(done.stdout.strip().splitlines()[-1])

@@ -47,7 +47,7 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
     config = replay_config(tmp_path, iterations=ITERATIONS)
     cfg = OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(tmp_path / "one")})
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup(cfg)
+    recipe.setup()
     recipe.train()
     recipe.cleanup()
     output = finish(tune(config, f"output_dir={tmp_path / 'two'}", ranks=2))

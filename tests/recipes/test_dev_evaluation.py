@@ -57,13 +57,13 @@ def run(folder, monkeypatch, source, iterations, every, **changes):
     recipe = LoopAppWorldRecipe(cfg)
     update = recipe.update
 
-    def watched(rollouts):
+    def watched(*arguments):
         source.events.append("update")
-        return update(rollouts)
+        return update(*arguments)
 
     recipe.update = watched
     try:
-        recipe.setup(cfg)
+        recipe.setup()
         recipe.train()
     finally:
         recipe.cleanup()

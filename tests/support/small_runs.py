@@ -181,7 +181,7 @@ def train(cfg: DictConfig) -> None:
     """The recipe from start to end, in this process."""
     recipe = LoopAppWorldRecipe(cfg)
     try:
-        recipe.setup(cfg)
+        recipe.setup()
         recipe.train()
     finally:
         recipe.cleanup()

@@ -37,6 +37,7 @@ class AdapterVersions:
         }
 
     def forget_before(self, version: int) -> None:
+        """Drop the versions that are older."""
         self._kept = {kept: adapter for kept, adapter in self._kept.items() if kept >= version}
 
     def full(self, version: int) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: one folder per iteration, complete or absent, safetensors and JSON only.
 
     <output_dir>/checkpoints/iteration_0007/
-        state.json                 counters, sampler, scheduler, pending collection, config, optimizer groups
+        state.json                 counters, sampler, loss scale, canary, pending collection, config, optimizer groups
         adapter_v0007.safetensors  LoRA weights (float32, torchtune names), one file per policy version still needed
         optimizer.safetensors      "<parameter>/<attribute>" full tensors
         critic.safetensors         the critic's weights, where there is one
@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from loop_recipes.learner.sharding import full_tensor, like_parameter, local_part
+from loop_recipes.learner.process_group import gather_bytes
 from rollout_server.run_files import whole_folder
 from rollout_server.schema import ConfigError
 
@@ -71,6 +70,22 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
     return final
 
 
+def load_latest(root: Path, critic: bool) -> TrainingState | None:
+    """The newest checkpoint under ``root``; None if the run was requeued before its first and so starts anew.
+
+    Raises:
+        ConfigError: see :func:`load_training_state`; or ``critic``, whether the run has one, is not as it was.
+    """
+    folder = latest_checkpoint(root)
+    if folder is None:
+        return None
+    checkpoint = load_training_state(folder)
+    if bool(checkpoint.critic) != critic:
+        kind = "with" if checkpoint.critic else "without"
+        raise ConfigError(f"checkpoint {folder} is of a run {kind} a critic; give critic as in that run")
+    return checkpoint
+
+
 def load_training_state(folder: Path) -> TrainingState:
     """Read a checkpoint.
 
@@ -95,6 +110,14 @@ def load_training_state(folder: Path) -> TrainingState:
     return TrainingState(state, adapters, optimizer, rng, critic)
 
 
+def save_and_prune(
+    root: Path, iteration: int, training: TrainingState, keep_last: int, keep: Collection[int] = ()
+) -> None:
+    """:func:`save_training_state`, then :func:`prune_checkpoints`."""
+    save_training_state(root, iteration, training)
+    prune_checkpoints(root, keep_last, keep)
+
+
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
     """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``."""
     found = sorted((int(match[1]), path) for path in root.glob("*") if (match := _FOLDER.fullmatch(path.name)))
@@ -103,59 +126,25 @@ def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) ->
             shutil.rmtree(path)
 
 
-def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as full CPU tensors named ``<parameter>/<attribute>``; all ranks must call it.
-
-    Raises:
-        ValueError: the optimizer keeps something that is not a tensor.
-    """
-    tensors = {}
-    for name, parameter in parameters.items():
-        for attribute, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if not isinstance(value, Tensor):
-                raise ValueError(
-                    f"{type(optimizer).__name__} keeps {attribute} as {type(value).__name__}, not a tensor"
-                )
-            tensors[f"{name}/{attribute}"] = full_tensor(value)
-    return tensors
+def all_generators() -> dict[str, Tensor]:
+    """Every rank's torch generator states by ``rank<number>``; all ranks must call it."""
+    states = gather_bytes(_generator_states())
+    return {f"rank{rank}": torch.frombuffer(bytearray(state), dtype=torch.uint8) for rank, state in enumerate(states)}
 
 
-def optimizer_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Learning rates and other options of each parameter group, as plain data."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-
-
-def restore_optimizer(
-    optimizer: Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    tensors: Mapping[str, Tensor],
-    groups: list[dict[str, Any]],
-) -> None:
-    """The inverse of the two functions above, onto any number of ranks."""
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
-    for key, tensor in tensors.items():
-        name, _, attribute = key.rpartition("/")
-        parameter = parameters[name]
-        # Moments are placed like their parameter; AdamW's step counter is on the CPU unless the kernel wants it near.
-        near = optimizer.param_groups[0].get("fused") or optimizer.param_groups[0].get("capturable")
-        if tensor.shape == parameter.shape:
-            placed = like_parameter(tensor, parameter)
-        else:
-            placed = tensor.to(local_part(parameter).device) if near else tensor
-        optimizer.state[parameter][attribute] = placed
-
-
-def generator_states() -> bytes:
-    """This process's torch generator states (CPU, then its CUDA device), for :func:`gather_bytes`."""
+def _generator_states() -> bytes:
+    """This process's torch generator states: CPU, then its CUDA device."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state())
     return torch.cat([torch.tensor([len(states[0])]).view(torch.uint8), *states]).numpy().tobytes()
 
 
-def restore_generators(data: Tensor) -> None:
-    """The inverse of :func:`generator_states`; ``data`` is a uint8 tensor."""
+def restore_generators(saved: Mapping[str, Tensor], rank: int) -> None:
+    """Set this rank's generators as :func:`all_generators` found them; a rank the run did not have starts anew."""
+    data = saved.get(f"rank{rank}")
+    if data is None:
+        return
     size = int(data[:8].view(torch.int64))
     torch.set_rng_state(data[8 : 8 + size].clone())
     if len(data) > 8 + size and torch.cuda.is_available():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchtune.modules import TransformerDecoder
+from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
 from loop_recipes.learner.batching import Sample
@@ -61,15 +62,15 @@ def _beginning(sample: Sample, count: int) -> Sample:
     )
 
 
-def model_flops_utilization(
-    model: TransformerDecoder, lengths: Iterable[int], seconds: float, peak_tflops: float
-) -> float:
-    """Share of ``peak_tflops`` (of all devices together) that forward and backward passes took in ``seconds``.
-
-    Args:
-        lengths: tokens of each rollout, one entry for every time it went through the model.
-    """
-    return sum(_training_flops(model, length) for length in lengths) / seconds / (peak_tflops * 1e12)
+def flops_metrics(
+    model: TransformerDecoder, trained: Sequence[Sample], epochs: int, seconds: float, peak_tflops: float | None
+) -> dict[str, float]:
+    """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it."""
+    if peak_tflops is None:
+        return {}
+    ranks, _ = get_world_size_and_rank()
+    flops = epochs * sum(_training_flops(model, sample.tokens) for sample in trained)
+    return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
 
 
 def _training_flops(model: TransformerDecoder, length: int) -> float:
@@ -83,11 +84,19 @@ def _training_flops(model: TransformerDecoder, length: int) -> float:
     return 4.0 * weights * length + 6.0 * len(model.layers) * width * length**2
 
 
-def stress(rehearse: Callable[[Sample], None], vocab_size: int, length: int, seed: int) -> float:
-    """Seconds of forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of this rank's device so far; 0 where it is not counted."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+
+
+def stress(rehearse: Callable[[Sample], None], vocab_size: int, length: int, seed: int, device: torch.device) -> str:
+    """Forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
 
     Args:
         rehearse: takes the rollout through the model (``PolicyUpdate.rehearse``).
+
+    Returns:
+        A line with its seconds and the device's peak memory.
     """
     generator = torch.Generator().manual_seed(seed)
     mask = torch.arange(length) > 0
@@ -106,4 +115,7 @@ def stress(rehearse: Callable[[Sample], None], vocab_size: int, length: int, see
     )
     started = time.perf_counter()
     rehearse(sample)
-    return time.perf_counter() - started
+    return (
+        f"stress test: {length} tokens forward and backward in {time.perf_counter() - started:.1f} s, peak memory "
+        f"{peak_memory_gib(device):.1f} GiB"
+    )

@@ -1,7 +1,12 @@
 """What the ranks of a training job say to each other outside the model: small, typed, never pickled.
 
-Everything here goes over CPU tensors (gloo, also beside NCCL), so that a rank may wait hours for a collection without
-tripping NCCL's watchdog. With one process and no process group every call is the identity.
+Everything here goes over CPU tensors and a gloo group of its own, whose long timeout lets a rank wait hours for a
+collection. The default group, in which FSDP's collectives run, has a short one. With one process and no process group
+every call is the identity.
+
+A rank that fails alone must not wait for the others: they may be in a collective that it will never enter, and
+``destroy_process_group`` would wait for that. It prints its traceback, stops what it started and exits (:func:`leave`).
+The connections that close, and torchrun's SIGTERM, then end the others.
 """
 
 from __future__ import annotations
@@ -19,28 +24,45 @@ from torch import Tensor
 
 from rollout_server.schema import ConfigError
 
+STEP_TIMEOUT_S = 900.0
+"""Longest time one rank may come later than another to a collective of an update; NCCL's watchdog ends the job then."""
+
+_waiting: dist.ProcessGroup | None = None
+
 
 class RemoteError(RuntimeError):
     """Rank 0 failed; its one-line reason, raised on every rank."""
 
 
-def init_process_group(device: torch.device, timeout_s: float, always: bool = False) -> None:
+def init_process_group(device: torch.device, waiting_timeout_s: float, always: bool = False) -> None:
     """Join the torchrun job, if this is one; ``always`` makes a group of one otherwise (FSDP needs a group).
 
     Args:
-        timeout_s: longest time a rank may wait for another, e.g. for rank 0 to finish a collection.
+        waiting_timeout_s: longest time a rank may wait for another outside an update, e.g. for rank 0 to finish a
+            collection.
     """
+    global _waiting
     backend = "gloo" if device.type == "cpu" else f"{device.type}:nccl,cpu:gloo"
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=STEP_TIMEOUT_S)
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=timeout)
     elif always:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    if dist.is_initialized():
+        _waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=waiting_timeout_s))
 
 
 def destroy_process_group() -> None:
+    """Leave the job's group; only where all ranks do so together, because it may wait for them."""
+    global _waiting
     if dist.is_initialized():
         dist.destroy_process_group()
+    _waiting = None
+
+
+def single_process() -> bool:
+    """Whether there is no other rank."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def leave(status: int | str | None) -> NoReturn:
@@ -63,7 +85,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if not dist.is_initialized():
         return values
     total = values.clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=_waiting)
     return total
 
 
@@ -78,12 +100,12 @@ def gather_bytes(data: bytes) -> list[bytes]:
         return [data]
     size = torch.tensor([len(data)])
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
+    dist.all_gather(sizes, size, group=_waiting)
     longest = max(int(other) for other in sizes)
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     rows = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(rows, padded)
+    dist.all_gather(rows, padded, group=_waiting)
     return [bytes(row[: int(length)].numpy()) for row, length in zip(rows, sizes, strict=True)]
 
 
@@ -101,7 +123,7 @@ def on_main_rank(
     Raises:
         Exception: on rank 0, whatever ``work`` raised; RemoteError (ConfigError for a ConfigError) on the others.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if single_process():
         return work()
     if dist.get_rank() != 0:
         answer = json.loads(_broadcast(b""))
@@ -120,10 +142,10 @@ def on_main_rank(
 
 def _broadcast(data: bytes) -> bytes:
     size = torch.tensor([len(data)])
-    dist.broadcast(size, src=0)
+    dist.broadcast(size, src=0, group=_waiting)
     if dist.get_rank() == 0:
         payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     else:
         payload = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(payload, src=0)
+    dist.broadcast(payload, src=0, group=_waiting)
     return bytes(payload.numpy())

@@ -107,7 +107,7 @@ class RunMetrics:
         Raises:
             ConfigError: the file is damaged; names the line.
         """
-        self._loggers = list(loggers)
+        self._path, self._loggers = path, list(loggers)
         if path.exists():
             try:
                 kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
@@ -127,14 +127,26 @@ class RunMetrics:
                 raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
         self._file.write(json.dumps(metrics) + "\n")
         self._file.flush()
-        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        for logger in self._loggers:
-            logger.log_dict(numbers, step=int(metrics["iteration"]))
+        self._to_loggers(metrics, metrics["iteration"])
+
+    def amend(self, metrics: Mapping[str, Any]) -> None:
+        """Add what was known only later to the line written last."""
+        self._file.close()
+        *lines, last = self._path.read_text().splitlines()
+        line = json.loads(last) | metrics
+        write_whole(self._path, "".join(f"{text}\n" for text in [*lines, json.dumps(line)]))
+        self._file = self._path.open("a")
+        self._to_loggers(metrics, line["iteration"])
 
     def close(self) -> None:
         self._file.close()
         for logger in self._loggers:
             logger.close()
+
+    def _to_loggers(self, metrics: Mapping[str, Any], iteration: int) -> None:
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        for logger in self._loggers:
+            logger.log_dict(numbers, step=iteration)
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
         algorithm.critic.warmup_iterations = 0
     cfg = extended(algorithm)
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup(cfg)
+    recipe.setup()
     recipe.train()
     recipe.cleanup()
     first, second = map(OmegaConf.create, (tmp_path / "run/metrics.jsonl").read_text().splitlines())

@@ -80,7 +80,7 @@ def test_one_line_names_the_key_and_the_cure(workspace, override, message):
 def start(cfg):
     recipe = LoopAppWorldRecipe(cfg)
     try:
-        recipe.setup(cfg)
+        recipe.setup()
     finally:
         recipe.cleanup()
 

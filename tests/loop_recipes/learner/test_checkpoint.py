@@ -29,7 +29,7 @@ def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
     """The recipe in this process; ``die_at_step`` ends it in place of that optimizer step, without any cleanup."""
     cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup(cfg)
+    recipe.setup()
     optimizer, steps = recipe._optimizer, []
     step = optimizer.step
 
@@ -104,22 +104,22 @@ def test_the_critic_learns_alone_first_and_resumes_with_the_run(tmp_path):
         run(config, *resume, "critic.hidden_sizes=[16,9]")
 
 
-def test_a_stop_file_saves_and_ends_the_run(tmp_path, capsys):
+def test_a_stop_file_saves_and_ends_the_run(tmp_path, caplog):
     config = replay_config(tmp_path, iterations=3)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/stop").touch()
     run(config)
     assert latest_checkpoint(tmp_path / "run/checkpoints").name == "iteration_0001"
     assert not (tmp_path / "run/stop").exists()
-    assert "stopped after iteration 1: asked to" in capsys.readouterr().out
+    assert "stopped after iteration 1: asked to" in caplog.text
 
 
-def test_a_run_without_signal_stops_with_that_reason(tmp_path, capsys):
+def test_a_run_without_signal_stops_with_that_reason(tmp_path, caplog):
     config = replay_config(
         tmp_path, iterations=6, stale_by=9, stop={"iterations_without_signal": 2}, update={"min_abs_advantage": 9.0}
     )
     run(config)
-    assert "stopped after iteration 2: 2 iterations without signal" in capsys.readouterr().out
+    assert "stopped after iteration 2: 2 iterations without signal" in caplog.text
     state = load_training_state(tmp_path / "run/checkpoints/iteration_0002").state
     assert (state["policy_version"], state["iteration"]) == (0, 2)
 

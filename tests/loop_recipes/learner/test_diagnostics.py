@@ -18,7 +18,7 @@ def test_each_new_version_comes_with_the_log_probs_of_its_own_weights(tmp_path, 
     )
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup(cfg)
+    recipe.setup()
     recipe.train()
     recipe.cleanup()
     assert published.pop(0)[1] is None, "nothing was sampled yet"

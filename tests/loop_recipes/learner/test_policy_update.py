@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
     config = replay_config(tmp_path, iterations=2)
     cfg = OmegaConf.load(config)
     recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup(cfg)
+    recipe.setup()
     name, parameter = next(iter(recipe._parameters.items()))
     before = {other: tensor.detach().clone() for other, tensor in recipe._parameters.items()}
     with torch.no_grad():

@@ -1,0 +1,68 @@
+"""The source of rollouts as all ranks see it: rank 0 has it and asks, every rank gets the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loop_recipes.collecting.source import Collected, CollectionSource, collect
+from loop_recipes.learner.process_group import on_main_rank
+from rollout_server.collection_request import CollectionRequest
+
+
+class SharedSource:
+    """A :class:`~loop_recipes.collecting.source.CollectionSource` that every rank holds.
+
+    Every rank must call every method but :meth:`close`; what the source raises on rank 0 ends the call on all ranks
+    (see :func:`~loop_recipes.learner.process_group.on_main_rank`).
+
+    Args:
+        open_source: makes the source, on rank 0 only.
+    """
+
+    def __init__(self, open_source: Callable[[], CollectionSource]) -> None:
+        self._opened: list[CollectionSource] = []  # one on rank 0, none elsewhere
+        on_main_rank(lambda: self._opened.append(open_source()))
+
+    def wait_ready(self) -> list[int]:
+        """Wait until collections can be asked for; returns the policy versions that are served already."""
+        return on_main_rank(lambda: self._source.wait_ready())
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        """Name of the dataset and the tasks of a split."""
+        dataset, tasks = on_main_rank(lambda: self._source.tasks(split))
+        return dataset, tasks
+
+    def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> None:
+        """Have ``version`` served once it has proved itself.
+
+        Args:
+            export: writes the version as a PEFT adapter and returns its folder; called on rank 0 only.
+            canary: what the node compares log-probs with, if there is something.
+        """
+        on_main_rank(lambda: self._source.publish(version, export(), canary))
+
+    def retire(self, version: int) -> None:
+        """Stop serving ``version``; one that is not served is no error."""
+        on_main_rank(lambda: self._source.retire(version))
+
+    def start(self, request: CollectionRequest) -> None:
+        """Ask for a collection without waiting; asking again is harmless."""
+        on_main_rank(lambda: self._source.start(request))
+
+    def collect(self, request: CollectionRequest) -> Collected | None:
+        """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile.
+
+        Only rank 0 gets the texts of the rollouts.
+        """
+        return on_main_rank(lambda: collect(self._source, request), Collected.pack, Collected.unpack)
+
+    def close(self) -> None:
+        """Release what this rank holds, without asking the others; a node that was launched is stopped."""
+        while self._opened:
+            self._opened.pop().close()
+
+    @property
+    def _source(self) -> CollectionSource:
+        return self._opened[0]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from support.waiting import COMMAND_S, block_until
 pytestmark = pytest.mark.integration
 ITERATIONS = 4
 TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
+TESTS = str(Path(__file__).parents[1])
 
 
 def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
@@ -29,7 +31,11 @@ def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), TESTS])),
+        },
     )
 
 
@@ -91,6 +97,19 @@ def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
     for name, tensor in one.critic.items():
         assert two.critic[name].shape == tensor.shape
         assert two.critic[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
+
+
+def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):
+    """Rank 1 raises while rank 0 waits for it in a collective, for which it would wait for hours."""
+    mark = tmp_path / "failed_at"
+    advantage = {"_component_": "support.rank_failure.FailsOnOneRank", "rank": 1, "mark": str(mark)}
+    process = tune(replay_config(tmp_path, iterations=1, advantage=advantage), ranks=2)
+    output, _ = process.communicate(timeout=240)
+    ended = time.time()
+    assert process.returncode != 0
+    assert "RuntimeError: rank 1 fails alone" in output
+    assert "in __call__" in output, "the traceback leads to where it was raised"
+    assert ended - float(mark.read_text()) < 30
 
 
 def test_an_error_on_every_rank_is_one_line_and_a_status(tmp_path):

@@ -82,6 +82,7 @@ def _replace(turn: Turn, value: Any, wrong: Any) -> None:
         (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
         for node in ast.walk(ast.parse(code))
         if isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
+        if node.end_lineno is not None and node.end_col_offset is not None
     ]
     if not places:
         raise ValueError(f"{value!r} does not stand in {code!r}")

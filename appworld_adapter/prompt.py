@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from agent_environments.protocol import Message, Role
 
@@ -79,7 +79,7 @@ class Prompt:
             unknown = set(_FIELD.findall(text)) - set(TaskCard.__dataclass_fields__)
             if unknown:
                 raise ValueError(f"prompt {name!r}: unknown fields {', '.join(sorted(unknown))}")
-            self._messages.append((role, text.strip("\n")))
+            self._messages.append((cast(Role, role), text.strip("\n")))
 
     def messages(self, card: TaskCard) -> list[Message]:
         """The template rendered for the task's supervisor, then the task message."""

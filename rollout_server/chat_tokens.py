@@ -47,8 +47,9 @@ class ChatTokens:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        ids = {text: self._tokenizer.token_to_id(text) for text in (IM_START, IM_END, END_OF_TEXT)}
-        missing = [text for text, token in ids.items() if token is None]
+        known = {text: self._tokenizer.token_to_id(text) for text in (IM_START, IM_END, END_OF_TEXT)}
+        ids = {text: token for text, token in known.items() if token is not None}
+        missing = sorted(known.keys() - ids.keys())
         if missing:
             raise ValueError(f"{file} has no token {', '.join(missing)}: the policy must use the ChatML format")
         self.im_start, self.im_end, self.pad_id = ids[IM_START], ids[IM_END], ids[END_OF_TEXT]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,6 +18,7 @@ from pydantic_core import ErrorDetails, to_json
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 Section = TypeVar("Section")
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 _WANTED = {
     "int_type": "int",
@@ -70,9 +70,10 @@ def nearest(key: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
 
 
-@cache
 def _adapter(section: type[Section]) -> TypeAdapter[Section]:
-    return TypeAdapter(section)
+    if section not in _ADAPTERS:
+        _ADAPTERS[section] = TypeAdapter(section)
+    return _ADAPTERS[section]
 
 
 def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) -> str:

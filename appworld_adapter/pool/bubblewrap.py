@@ -53,8 +53,8 @@ def _arguments(program: str, python_folders: list[str], run_folder: Path, hidden
         if not path.startswith("/usr/"):
             prefix += ["--ro-bind", path, path]
     prefix += ["--bind", str(run_folder), str(run_folder)]
-    for path in hidden:
-        prefix += ["--tmpfs", str(path)]
+    for folder in hidden:
+        prefix += ["--tmpfs", str(folder)]
     return [*prefix, "--chdir", str(run_folder)]
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 from agent_environments.extraction import extract_code
@@ -101,7 +102,7 @@ class AppWorldEnvironment:
         self._pool = pool
         self._rules = pool.rules
         self._experiment = experiment_name(episode_id)
-        self._card: TaskCard | None = None
+        self._known_card: TaskCard | None = None
         self._world: World | None = None
         self._cut_short: World | None = None
         """The world whose program was still running when its time was up, until it is settled."""
@@ -115,13 +116,19 @@ class AppWorldEnvironment:
         """Raises UnknownTask; EnvironmentCrashed or EnvironmentTimeout if no world can be had."""
         self._pool.check_tasks([task_id])
         try:
-            self._card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
+            self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
             self._deadline = time.monotonic() + self._rules.episode_timeout_s
             await self._bring_up()
         except OSError as error:
             raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
         self._started = True
         return self._rules.prompt.messages(self._card)
+
+    @property
+    def _card(self) -> TaskCard:
+        if self._known_card is None:
+            raise EnvironmentCrashed("the episode was never started")
+        return self._known_card
 
     async def step(self, action: str) -> StepResult:
         """Run the action's code.
@@ -189,9 +196,12 @@ class AppWorldEnvironment:
             self._world = await self._pool.bring_up(self._card, self._experiment)
 
     async def _execute(self, code: str) -> Execution:
+        world = self._world
+        if world is None:
+            raise _WorldLost("there is no world")
         async with self._within(self._rules.execute_timeout_s + KILL_GRACE_S, "running its code"):
             try:
-                return await self._world.execute(code)
+                return await world.execute(code)
             except EnvironmentCrashed as error:
                 raise _WorldLost(str(error)) from error
 
@@ -254,11 +264,13 @@ class _Deadline:
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
 
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            await self._timeout.__aexit__(*raised)
+            await self._timeout.__aexit__(kind, raised, trace)
         except TimeoutError as error:
             self._episode.cut_short()
             raise EnvironmentTimeout(f"the world used up {self._what} and was stopped") from error
-        if raised[0] is not None and issubclass(raised[0], asyncio.CancelledError):
+        if isinstance(raised, asyncio.CancelledError):
             self._episode.cut_short()

@@ -44,12 +44,20 @@ class ServerSpec:
         return self.folder / f"{self.role}.log"
 
 
+def _pipes(process: asyncio.subprocess.Process) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
+    """Its standard input and output."""
+    if process.stdin is None or process.stdout is None:
+        raise ValueError("the process was started without pipes")
+    return process.stdin, process.stdout
+
+
 class ForkServer:
     """A running ``worker/fork_server.py``. ``ready`` is what it said of itself when it was warm."""
 
     def __init__(self, spec: ServerSpec, process: asyncio.subprocess.Process, ready: dict[str, Any]) -> None:
         self._spec = spec
         self._process = process
+        self._stdin, self._stdout = _pipes(process)
         self.ready = ready
         self._children: dict[int, asyncio.Future[int]] = {}
         self._watcher = asyncio.create_task(self._drain_events())
@@ -79,7 +87,7 @@ class ForkServer:
                 limit=MAX_LINE,
             )
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+            line = await asyncio.wait_for(_pipes(process)[1].readline(), START_TIMEOUT_S)
             ready = json.loads(line)
         except BaseException as error:  # cancelled included: nobody else knows of the process yet
             with contextlib.suppress(ProcessLookupError):
@@ -93,7 +101,7 @@ class ForkServer:
         return cls(spec, process, ready)
 
     async def _drain_events(self) -> None:
-        while line := await self._process.stdout.readline():
+        while line := await self._stdout.readline():
             event = json.loads(line)
             if ended := self._children.pop(event["pid"], None):
                 ended.set_result(event["status"])
@@ -136,14 +144,14 @@ class ForkServer:
 
     async def wait_end(self, seconds: float, child: asyncio.Future[int] | None = None) -> None:
         """Return when it, or the given child of it, has ended, or after ``seconds``."""
-        waits = [self._watcher] if child is None else [self._watcher, child]
+        waits: list[asyncio.Future[Any]] = [self._watcher] if child is None else [self._watcher, child]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def kill_child(self, pid: int) -> None:
         """Have the server send SIGKILL to the process group of its child ``pid``."""
         self._children.pop(pid, None)
         with contextlib.suppress(OSError, RuntimeError):
-            self._process.stdin.write(json.dumps({"op": "kill", "pid": pid}).encode() + b"\n")
+            self._stdin.write(json.dumps({"op": "kill", "pid": pid}).encode() + b"\n")
 
     def kill(self) -> None:
         """End it, and by that all its children, at once; for one that no longer answers."""
@@ -153,7 +161,7 @@ class ForkServer:
     async def stop(self) -> None:
         """End it and all its children; by force if it does not end by itself."""
         with contextlib.suppress(OSError, RuntimeError):
-            self._process.stdin.close()
+            self._stdin.close()
         try:
             await asyncio.wait_for(asyncio.shield(self._watcher), STOP_TIMEOUT_S)
         except TimeoutError:

@@ -56,7 +56,7 @@ class _RegistryFinder(importlib.abc.MetaPathFinder):
             except Exception as error:
                 print(f"torchtune-loop: recipes not registered: {error!r}", file=sys.stderr)
 
-        spec.loader.exec_module = load_then_register
+        spec.loader.exec_module = load_then_register  # type: ignore[method-assign]
         return spec
 
 

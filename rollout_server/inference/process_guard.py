@@ -62,7 +62,7 @@ def descendants(root: int) -> list[int]:
 
 def reap() -> dict[int, int]:
     """Collect every child that has ended: process id to exit status."""
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -22,6 +22,7 @@ class VllmProxy:
         self.url = ""
         self.held: set[str] = set()
         self._target = target
+        self._transports: set[asyncio.Transport] = set()
         self._turns: Counter[str] = Counter()
         self._released = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -56,10 +57,15 @@ class VllmProxy:
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _stop(self) -> None:
+        # Closing would wait for the requests that are held; a connection that is cut ends its handler.
+        for transport in self._transports:
+            transport.abort()
         await self._runner.cleanup()
         await self._session.close()
 
     async def _pass_on(self, request: web.Request) -> web.Response:
+        if request.transport is not None:
+            self._transports.add(request.transport)
         body = await request.read()
         if request.path == "/inference/v1/generate":
             await self._hold(await request.json())

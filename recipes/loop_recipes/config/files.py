@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -61,7 +61,8 @@ def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
     Raises:
         ConfigError: ``extends`` names no config, one that cannot be read, or leads back to itself.
     """
-    layers, seen = [_plain(cfg)], []
+    layers = [_plain(cfg)]
+    seen: list[str] = []
     while layers[-1].get("extends") is not None:
         name = str(layers[-1]["extends"])
         if name in seen:
@@ -84,14 +85,14 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
         ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
     """
     try:
-        plain = OmegaConf.to_container(OmegaConf.create(cfg), resolve=True, throw_on_missing=True)
+        plain = OmegaConf.to_container(OmegaConf.create(dict(cfg)), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
     return from_mapping(section, plain)
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(cfg, resolve=False)
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
 
 def _bounds(metadata: list[Any]) -> str:
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    found = {}
+    found: dict[str, float] = {}
     for item in metadata:
         for part in [item, *getattr(item, "metadata", [])]:
             found |= {name: getattr(part, name) for name in words if getattr(part, name, None) is not None}

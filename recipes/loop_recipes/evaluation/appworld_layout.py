@@ -46,7 +46,7 @@ def write_experiments(
     link = root / "data"
     link.unlink(missing_ok=True)
     link.symlink_to((dataset_root / "data").resolve())
-    names = {}
+    names: dict[int, str] = {}
     for result in results:
         name = names.setdefault(result.run, experiment_name(policy, sampling, result.run, split))
         target = root / "experiments" / "outputs" / name / "tasks" / result.task_id

@@ -61,7 +61,7 @@ def compare(
             f"{first.name} and {second.name} are not over the same tasks: {len(odd)} are in only one, such as {odd[0]}"
         )
     scenarios_before, scenarios_after = (scenario_rates(table) for table in tables)
-    bootstrap = {"level": level, "resamples": resamples, "seed": seed}
+    bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     tasks = {task: after[task] - before[task] for task in before}
     scenarios = {name: scenarios_after[name] - scenarios_before[name] for name in scenarios_before}
     changes = sorted(tasks, key=lambda task: (-abs(tasks[task]), task))

@@ -83,7 +83,7 @@ def package_versions(appworld_python: str | None) -> dict[str, str]:
 
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:
     """Score every cell under the protocol's statistics."""
-    bootstrap = {"level": protocol.level, "resamples": protocol.resamples}
+    bootstrap: dict[str, Any] = {"level": protocol.level, "resamples": protocol.resamples}
     return [ScoredCell(cell, results, score(results, protocol.difficulties, **bootstrap)) for cell, results in cells]
 
 

@@ -164,7 +164,7 @@ def score(
         raise ValueError("a score needs exactly one result for each task and run")
     per_run = [goal_completion(run) for run in runs]
     made = [result for result in results if result.failure is None]
-    bootstrap = {"level": level, "resamples": resamples, "seed": seed}
+    bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     behaviors = [result.behavior for result in made if result.behavior is not None]
     return Score(
         runs=len(runs),

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -59,7 +60,8 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
         if "=" not in word:
             raise ConfigError(f"{word!r} is not key=value")
     try:
-        return extended(OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(list(overrides))))
+        merged = OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(list(overrides)))
+        return extended(cast(DictConfig, merged))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
 

@@ -86,6 +86,13 @@ class Sample:
         return len(self.token_ids)
 
 
+def filled(value: Tensor | None) -> Tensor:
+    """A field of a sample that an earlier pass has filled in. RuntimeError if none has."""
+    if value is None:
+        raise RuntimeError("this field of the samples is not filled in yet")
+    return value
+
+
 @dataclass(frozen=True)
 class Documents:
     """Lengths of the rollouts that share one packed row, in order; takes the place of an attention mask."""
@@ -132,8 +139,9 @@ class MicroBatch:
     token_advantages: Tensor | None = None
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in moved.items() if isinstance(value, Tensor)})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def inputs(self) -> dict[str, Any]:
         """Keyword arguments of :class:`~loop_recipes.learner.logprobs.LogProbDecoder`."""

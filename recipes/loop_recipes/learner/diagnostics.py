@@ -13,7 +13,7 @@ from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
-from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.batching import Sample, filled
 
 CANARY_TOKENS = 64
 
@@ -22,7 +22,7 @@ def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, A
     """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
     if not samples:
         return {"gap_verdict": "none"}
-    gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
+    gap = torch.cat([(s.sampler_logprobs - filled(s.old_logprobs)).abs() for s in samples]).double().sort().values
     p99 = gap[round(0.99 * (len(gap) - 1))].item()
     verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
     return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}

@@ -14,9 +14,8 @@ sampled token get there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +26,19 @@ from torchtune.modules.tied_linear import TiedLinear
 from loop_recipes.learner.batching import Documents
 from loop_recipes.learner.packed_attention import enable_packing
 
-Head = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 HALF = (torch.bfloat16, torch.float16)
+
+
+class Head(Protocol):
+    """How log-probs of tokens come from the last hidden states and the output matrix."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        """Log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
+        ...
+
+    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+        """Entropy [n] in nats of each row's whole distribution, no gradient."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,8 @@ class _TiledFunction(torch.autograd.Function):
     def forward(ctx, hidden, weight, targets, temperature, tiles, want_gradient):
         top, total = _running_start(hidden)
         chosen, divisor = torch.zeros_like(top), torch.zeros_like(top)
-        mean_weight = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device) if want_gradient else None
+        shape = hidden.shape if want_gradient else (0,)
+        mean_weight = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
         for vocab in range(0, len(weight), tiles.vocab_tile):
             tile = tiles.tile(weight, vocab)
             for rows in _slices(len(hidden), tiles.token_tile):

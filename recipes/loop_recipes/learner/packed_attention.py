@@ -36,7 +36,11 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return attention(q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal)
         pieces = zip(*(x.split(list(mask.lengths), dim=2) for x in (q, k, v)), strict=True)
         return torch.cat(
-            [scaled_dot_product_attention(*piece, dropout_p=dropout_p, is_causal=True) for piece in pieces], dim=2
+            [
+                scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, is_causal=True)
+                for queries, keys, values in pieces
+            ],
+            dim=2,
         )
 
     return call

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
-from loop_recipes.learner.batching import MicroBatch, Sample, micro_batches
+from loop_recipes.learner.batching import MicroBatch, Sample, filled, micro_batches
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.learner.model import trained_parameters
@@ -90,7 +90,9 @@ class PolicyUpdate:
         self._ranks = get_world_size_and_rank()
         # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
         # stay within fp16's range; it is halved whenever they overflow.
-        self._loss_scale = FP16_LOSS_SCALE if model.tok_embeddings.weight.dtype == torch.float16 else 1.0
+        self._loss_scale = (
+            FP16_LOSS_SCALE if model.get_parameter("tok_embeddings.weight").dtype == torch.float16 else 1.0
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; what one update hands to the next beside the model and the optimizer."""
@@ -121,7 +123,7 @@ class PolicyUpdate:
         recomputed = time.perf_counter()
         metrics = _signal_metrics(samples, kept)
         if self.config.exact_entropy and kept:
-            metrics["entropy"] = torch.cat([sample.entropy for sample in kept]).double().mean().item()
+            metrics["entropy"] = torch.cat([filled(sample.entropy) for sample in kept]).double().mean().item()
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= self._train(kept, iteration) if kept else {"steps": 0}
         seconds = time.perf_counter() - recomputed
@@ -197,6 +199,8 @@ class PolicyUpdate:
         return torch.stack([outputs.logprobs, outputs.entropy], dim=1)
 
     def _values(self, batch: MicroBatch) -> Tensor:
+        if self.critic is None:
+            raise RuntimeError("values need a critic")
         return self.critic(self.model(**batch.inputs(), with_hidden=True).hidden)
 
     @torch.no_grad()
@@ -291,7 +295,7 @@ class PolicyUpdate:
 def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, Any]:
     tasks, with_signal = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
     if kept and kept[0].token_advantages is not None:
-        advantages = torch.cat([sample.token_advantages for sample in kept]).double()
+        advantages = torch.cat([filled(sample.token_advantages) for sample in kept]).double()
     else:
         advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
     return {

@@ -47,7 +47,8 @@ def init_process_group(device: torch.device, waiting_timeout_s: float, always: b
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=timeout)
     elif always:
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
     if dist.is_initialized():
         _waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=waiting_timeout_s))
 

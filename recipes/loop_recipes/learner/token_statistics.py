@@ -53,7 +53,7 @@ class TokenStatistics:
         """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
         lines: dict[str, list[str]] = {}
         for sample in samples:
-            if sample.rollout_id in self._seen:
+            if sample.rollout_id in self._seen and sample.old_logprobs is not None:
                 ratios, clipped = self._seen[sample.rollout_id]
                 record = {
                     "rollout_id": sample.rollout_id,

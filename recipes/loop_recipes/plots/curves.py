@@ -265,7 +265,7 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str) -> Figure:
     figure.suptitle(f"{datasets}\n{note}" if note else datasets, fontsize=10, x=0.01, ha="left")
     for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     return figure

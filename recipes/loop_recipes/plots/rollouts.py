@@ -16,6 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.typing import ColorType
 
 from appworld_adapter.behavior import (
     BEHAVIOR_FIGURES,
@@ -79,7 +80,7 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
     names = {log: parse_collection_id(log.stem) for log in logs}
     training: dict[int, list[Path]] = {}
     for log, name in names.items():
-        if name.is_training:
+        if name.is_training and name.iteration is not None:
             training.setdefault(name.iteration, []).append(log)
     if training:
         numbers = sorted(training)
@@ -197,7 +198,7 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
     ]
 
 
-def _draw_tree(axes: Axes, ordered: Sequence[Attempt], row: int, depth: int, colours: dict[str, str]) -> None:
+def _draw_tree(axes: Axes, ordered: Sequence[Attempt], row: int, depth: int, colours: dict[str, ColorType]) -> None:
     """Boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
     start = 0
     while start < len(ordered) and depth < MAX_DEPTH:
@@ -218,10 +219,10 @@ def _draw_tree(axes: Axes, ordered: Sequence[Attempt], row: int, depth: int, col
         start = end
 
 
-def _distinct_colours(count: int) -> list[str]:
+def _distinct_colours(count: int) -> list[ColorType]:
     """The first seven as everywhere; the rest from a wheel, in lighter shades."""
     wheel = [plt.get_cmap("hsv", max(count, 8))(number) for number in range(max(0, count - len(COLOURS)))]
-    lighter = [tuple(0.45 + 0.5 * part for part in colour[:3]) for colour in wheel]
+    lighter = [(0.45 + 0.5 * red, 0.45 + 0.5 * green, 0.45 + 0.5 * blue) for red, green, blue, _ in wheel]
     return [*COLOURS[:count], *lighter]
 
 

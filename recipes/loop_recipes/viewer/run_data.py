@@ -235,7 +235,7 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
 
 
 def _failures(log: Path) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, dict[str, int]] = defaultdict(Counter)
     meta = meta_path(log.parent, log.stem)
     for line in read_lines(meta) if meta.is_file() else ():
         if failure := line.record.get("failure"):
@@ -265,7 +265,7 @@ def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str
     }
     result = {}
     for record in (line.record for file, _ in files for line in read_lines(file)):
-        learner = record.get("old_logprobs", record.get("learner_logprobs"))  # the second is its name in older runs
+        learner = record.get("old_logprobs") or record["learner_logprobs"]  # the second is its name in older runs
         sampler = logprobs.get(record["rollout_id"], [])
         gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
         result[record["rollout_id"]] = {

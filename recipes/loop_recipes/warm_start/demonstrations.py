@@ -203,7 +203,7 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     # Names that an API printed. In the prompt and in reminders of it other pairs of capitals stand, such as Python's.
     for observed in (observed.partition(REMINDER_HEAD)[0] for _, observed in demonstration.steps):
         words |= {word.lower() for pair in _FULL_NAME.findall(observed) for word in pair}
-    new = {}
+    new: dict[str, str] = {}
     for word in sorted(words):
         other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
         new |= {word: other, word.capitalize(): other.capitalize()}

@@ -100,6 +100,7 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
 test: world $(if $(GPU),,.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/mypy
 	.venv/bin/lint-imports
 ifdef GPU
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
@@ -114,8 +115,9 @@ drills: world ## failure drills of the sbatch scripts on a real Slurm of three n
 unit: world ## only the fast tests
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
 
-lint: setup ## ruff (which mends what it can), import directions
+lint: setup ## ruff (which mends what it can), types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+	.venv/bin/mypy
 	.venv/bin/lint-imports
 
 warm-start: world ## build recipes/loop_recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training

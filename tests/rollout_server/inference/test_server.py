@@ -10,9 +10,8 @@ import pytest
 
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import command as vllm_command
-from rollout_server.inference import process_guard
 from rollout_server.inference import server as vllm_server
-from rollout_server.inference.command import ServerStartError, installed_vllm, server_command, server_environment
+from rollout_server.inference.command import ServerStartError
 from rollout_server.inference.process_guard import descendants
 from rollout_server.inference.server import Load, ServerGroup, adapters_at_work, parse_load
 from support import arithmetic_vllm
@@ -168,47 +167,6 @@ def test_nothing_survives_a_killed_owner(tmp_path):
     block_until(lambda: not any(alive(pid) for pid in pids))
 
 
-def run_guard(*command: str, grace: float = 0.3) -> subprocess.Popen:
-    guard = [sys.executable, process_guard.__file__, str(os.getpid()), str(grace), *command]
-    return subprocess.Popen(guard, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_guard_ends_with_the_status_of_its_command():
-    assert run_guard(sys.executable, "-c", "raise SystemExit(5)").wait(DEADLINE_S) == 5
-    assert run_guard("/no/such/program").wait(DEADLINE_S) == 127
-
-
-def test_guard_kills_what_ignores_sigterm():
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    guard = run_guard(sys.executable, "-c", code)
-    assert guard.stdout.readline() == "\n", "it ignores SIGTERM by now"
-    below = descendants(guard.pid)
-    assert len(below) == 1
-    guard.terminate()
-    assert guard.wait(DEADLINE_S) == 137
-    assert not alive(below[0])
-
-
-def test_guard_removes_what_its_command_left_in_the_temporary_folder(tmp_path):
-    code = "import os, tempfile, time; path = tempfile.mkdtemp(); print(path, file=sys.stderr, flush=True)"
-    for ending in ("", "os.kill(os.getpid(), 9)", "time.sleep(600)"):
-        guard = run_guard(sys.executable, "-c", f"import sys; {code}; {ending}")
-        folder = Path(guard.stderr.readline().strip())
-        assert folder.name
-        assert folder.parent.name.startswith("vllm-")
-        if "sleep" in ending:
-            guard.terminate()
-        guard.wait(DEADLINE_S)
-        assert not folder.parent.exists()
-
-
-def test_guard_of_a_dead_owner_starts_nothing(tmp_path):
-    marker = tmp_path / "started"
-    code = [sys.executable, process_guard.__file__, "1", "0", sys.executable, "-c", f"open({str(marker)!r}, 'w')"]
-    assert subprocess.run(code, timeout=DEADLINE_S).returncode == 1
-    assert not marker.exists()
-
-
 async def test_external_server_of_another_release_is_refused(tmp_path):
     fake, http = await arithmetic_vllm.serve()
     fake.version = "0.31.2"
@@ -230,62 +188,6 @@ async def test_missing_model_is_named_before_anything_starts(tmp_path):
     with pytest.raises(ServerStartError, match=r"no model at .*nowhere \(config.json is missing\); check model.path"):
         await group.start()
     assert group.servers == []
-
-
-def test_other_vllm_release_or_none_is_refused(monkeypatch):
-    assert installed_vllm().version.startswith("0.32.")
-    monkeypatch.setattr(vllm_command.importlib.metadata, "version", lambda name: "0.31.0")
-    with pytest.raises(ServerStartError, match=r"the installed vLLM is version 0\.31\.0; this node needs 0\.32\.x"):
-        installed_vllm()
-
-    def missing(name):
-        raise vllm_command.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(vllm_command.importlib.metadata, "version", missing)
-    with pytest.raises(ServerStartError, match="vLLM is not installed"):
-        installed_vllm()
-
-
-def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    model = ModelConfig(path="/models/qwen", dtype="bfloat16", max_context=32768, lora_rank=16)
-    servers = ServersConfig(
-        count=2,
-        tensor_parallel_size=4,
-        gpus=[[0, 1, 2, 3], [4, 5, 6, 7]],
-        gpu_memory_utilization=0.9,
-        extra_args=["--max-num-batched-tokens", "8192"],
-        env={"NCCL_DEBUG": "WARN"},
-        start_timeout_s=1200.5,
-    )
-    gpu = " ".join(server_command(model, servers, 8001, cpu=False))
-    for part in (
-        "serve /models/qwen",
-        "--host 127.0.0.1 --port 8001",
-        "--tensor-parallel-size 4",
-        "--gpu-memory-utilization 0.9",
-        "--logprobs-mode processed_logprobs",
-        "--max-num-batched-tokens 8192",
-        '--hf-overrides {"head_dtype": "float32"}',
-    ):
-        assert part in gpu
-    assert "eager" not in gpu
-    assert "--kv-cache-memory-bytes" not in gpu
-    environment = server_environment(servers, 1, "secret", cpu=False)
-    assert environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-    assert environment["NCCL_DEBUG"] == "WARN"
-    assert environment["VLLM_API_KEY"] == "secret"
-    assert "VLLM_SERVER_DEV_MODE" not in environment
-    assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "1201"
-    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-    assert server_environment(servers, 1, "secret", cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert "PYTORCH_ALLOC_CONF" not in environment, "the trainer's"
-    assert "secret" not in gpu
-    tiny = ModelConfig(path="/models/tiny", dtype="float32")
-    cpu = " ".join(server_command(tiny, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
-    assert "--hf-overrides" not in cpu
-    assert "--kv-cache-memory-bytes 268435456" in cpu
-    assert "--enforce-eager" in cpu
 
 
 METRICS = """# HELP vllm:num_requests_running x

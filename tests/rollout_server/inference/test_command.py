@@ -1,0 +1,63 @@
+"""What a vLLM server is started with."""
+
+import pytest
+
+from rollout_server.config import ModelConfig, ServersConfig
+from rollout_server.inference import command as vllm_command
+from rollout_server.inference.command import ServerStartError, installed_vllm, server_command, server_environment
+
+
+def test_other_vllm_release_or_none_is_refused(monkeypatch):
+    assert installed_vllm().version.startswith("0.32.")
+    monkeypatch.setattr(vllm_command.importlib.metadata, "version", lambda name: "0.31.0")
+    with pytest.raises(ServerStartError, match=r"the installed vLLM is version 0\.31\.0; this node needs 0\.32\.x"):
+        installed_vllm()
+
+    def missing(name):
+        raise vllm_command.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(vllm_command.importlib.metadata, "version", missing)
+    with pytest.raises(ServerStartError, match="vLLM is not installed"):
+        installed_vllm()
+
+
+def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    model = ModelConfig(path="/models/qwen", dtype="bfloat16", max_context=32768, lora_rank=16)
+    servers = ServersConfig(
+        count=2,
+        tensor_parallel_size=4,
+        gpus=[[0, 1, 2, 3], [4, 5, 6, 7]],
+        gpu_memory_utilization=0.9,
+        extra_args=["--max-num-batched-tokens", "8192"],
+        env={"NCCL_DEBUG": "WARN"},
+        start_timeout_s=1200.5,
+    )
+    gpu = " ".join(server_command(model, servers, 8001, cpu=False))
+    for part in (
+        "serve /models/qwen",
+        "--host 127.0.0.1 --port 8001",
+        "--tensor-parallel-size 4",
+        "--gpu-memory-utilization 0.9",
+        "--logprobs-mode processed_logprobs",
+        "--max-num-batched-tokens 8192",
+        '--hf-overrides {"head_dtype": "float32"}',
+    ):
+        assert part in gpu
+    assert "eager" not in gpu
+    assert "--kv-cache-memory-bytes" not in gpu
+    environment = server_environment(servers, 1, "secret", cpu=False)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert environment["NCCL_DEBUG"] == "WARN"
+    assert environment["VLLM_API_KEY"] == "secret"
+    assert "VLLM_SERVER_DEV_MODE" not in environment
+    assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "1201"
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert server_environment(servers, 1, "secret", cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert "PYTORCH_ALLOC_CONF" not in environment, "the trainer's"
+    assert "secret" not in gpu
+    tiny = ModelConfig(path="/models/tiny", dtype="float32")
+    cpu = " ".join(server_command(tiny, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
+    assert "--hf-overrides" not in cpu
+    assert "--kv-cache-memory-bytes 268435456" in cpu
+    assert "--enforce-eager" in cpu

@@ -1,0 +1,99 @@
+"""Tests are found by name: ``a/b.py`` is tested by ``tests/a/test_b.py``, or :data:`ELSEWHERE` says by which file."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOTS = {
+    "loop_recipes": ROOT / "recipes" / "loop_recipes",
+    "rollout_server": ROOT / "rollout_server",
+    "agent_environments": ROOT / "agent_environments",
+    "appworld_adapter": ROOT / "appworld_adapter",
+}
+ELSEWHERE = {
+    "loop_recipes/collecting/test_several_nodes.py": ["collecting/node_source"],
+    "loop_recipes/config/test_loop_config.py": [
+        "config/command_line",
+        "config/components",
+        "config/files",
+        "config/preflight",
+        "config/resolvers",
+        "config/rollout_node",
+    ],
+    "loop_recipes/evaluation/test_endpoint.py": ["evaluation/endpoint_speaker"],
+    "loop_recipes/evaluation/test_scores.py": ["evaluation/comparison", "evaluation/compare_cli"],
+    "recipes/test_eval_appworld.py": [
+        "collecting/open",
+        "evaluation/collect",
+        "evaluation/config",
+        "evaluation/report",
+    ],
+    "integration/test_eval_reference.py": ["evaluation/appworld_layout"],
+    "loop_recipes/launch/test_job_check.py": ["launch/cli"],
+    "loop_recipes/learner/test_checkpoint.py": [
+        "learner/adapter_versions",
+        "learner/device_check",
+        "learner/lr_schedules",
+        "learner/optimizer",
+        "learner/run_metrics",
+    ],
+    "integration/test_cce_kernels.py": ["learner/cce_kernels"],
+    "loop_recipes/learner/test_policy_update.py": ["learner/model"],
+    "integration/test_learner_ranks.py": ["learner/packed_attention"],
+    "loop_recipes/learner/test_peft_export.py": ["learner/sharding"],
+    "integration/test_recipe_ranks.py": ["collecting/shared_source", "learner/process_group"],
+    "integration/test_recipe_loop.py": ["learner/stop_request"],
+    "integration/test_packaging.py": ["paths"],
+    "loop_recipes/plots/test_curves.py": ["plots/style"],
+    "loop_recipes/viewer/test_viewer.py": ["viewer/app", "viewer/cli", "viewer/export", "viewer/run_data"],
+    "loop_recipes/warm_start/test_tiny_policy.py": [
+        "warm_start/batches",
+        "warm_start/demonstrations",
+        "warm_start/tiny_model",
+        "warm_start/tiny_tokenizer",
+    ],
+    "integration/test_warm_start.py": ["warm_start/config"],
+    "rollout_server/test_app.py": ["rollout_server/cli", "rollout_server/display", "rollout_server/metrics"],
+    "rollout_server/test_node.py": ["rollout_server/collecting/run", "rollout_server/collection_request"],
+    "rollout_server/collecting/test_policy_speaker.py": ["rollout_server/collecting/speaker"],
+    "rollout_server/test_schema.py": ["rollout_server/config"],
+    "integration/test_node_vllm.py": ["rollout_server/node_process"],
+    "rollout_server/policies/test_store.py": ["rollout_server/policies/folder"],
+    "agent_environments/test_conformance.py": ["agent_environments/no_voiding"],
+    "agent_environments/test_counter.py": ["agent_environments/protocol"],
+    "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],
+    "integration/test_adapter_pool.py": ["appworld_adapter/pool/base"],
+    "appworld_adapter/pool/test_forked.py": ["appworld_adapter/pool/bubblewrap"],
+}
+"""File below tests/ -> the modules that it tests too, in a whole or with real parts; wings are of loop_recipes."""
+WHERE = {
+    (name if name.startswith(tuple(ROOTS)) else f"loop_recipes/{name}") + ".py": tests
+    for tests, names in ELSEWHERE.items()
+    for name in names
+}
+
+
+def modules() -> list[str]:
+    """``package/path.py`` of all modules but those that run under the engine's interpreter."""
+    found = []
+    for package, folder in ROOTS.items():
+        for file in sorted(folder.rglob("*.py")):
+            name = f"{package}/{file.relative_to(folder)}"
+            if file.name != "__init__.py" and not name.startswith("appworld_adapter/worker/"):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_modules_tests_are_found_by_its_name(module):
+    own = ROOT / "tests" / Path(module).parent / f"test_{Path(module).name}"
+    if module in WHERE:
+        assert not own.exists(), f"{own.name} exists: take {module} out of ELSEWHERE"
+        assert (ROOT / "tests" / WHERE[module]).is_file()
+    else:
+        assert own.is_file(), f"no {own.relative_to(ROOT)}; write it, or say in ELSEWHERE where {module} is tested"
+
+
+def test_nothing_is_listed_that_is_gone():
+    assert set(WHERE) <= set(modules())

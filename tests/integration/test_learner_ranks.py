@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
 
 SCRIPT = Path(__file__).parents[1] / "support/learner_ranks.py"
@@ -18,8 +19,7 @@ SCRIPT = Path(__file__).parents[1] / "support/learner_ranks.py"
 def test_ranks_equal_one_process(ranks):
     """Tied and untied heads, padded and packed, with and without activation checkpointing; some ranks idle once."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT)]
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(SCRIPT.parents[1])]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr[-2000:]
     worst = json.loads(done.stdout.strip().splitlines()[-1])

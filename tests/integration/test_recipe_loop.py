@@ -5,17 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollout_server.inference.process_guard import descendants
-from support.processes import alive
+from support.processes import IMPORT_PATH, alive
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S, block_until
 
 pytestmark = pytest.mark.integration
-TESTS = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.drill)])
@@ -33,11 +31,11 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
     launcher = ["--nproc_per_node", str(ranks)] if ranks > 1 else []
     process = subprocess.Popen(
         [sys.executable, "-m", "torchtune._cli.tune", "run", *launcher, "loop_appworld", "--config", str(config)],
-        cwd=TESTS,
+        cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},  # torchrun does not look in cwd
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH},
     )
     metrics = tmp_path / "run/metrics.jsonl"
 

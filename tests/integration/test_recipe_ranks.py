@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from support.processes import IMPORT_PATH
 from support.small_runs import replay_config
 from support.waiting import COMMAND_S, block_until
 
 pytestmark = pytest.mark.integration
 ITERATIONS = 4
 TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
-TESTS = str(Path(__file__).parents[1])
 
 
 def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
@@ -34,7 +34,7 @@ def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), TESTS])),
+            "PYTHONPATH": IMPORT_PATH,
         },
     )
 

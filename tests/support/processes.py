@@ -8,6 +8,11 @@ from pathlib import Path
 
 from rollout_server.inference.process_guard import descendants
 
+_CHECKOUT = Path(__file__).parents[2]
+IMPORT_PATH = os.pathsep.join(str(folder) for folder in (_CHECKOUT / "recipes", _CHECKOUT, _CHECKOUT / "tests"))
+"""PYTHONPATH of a process that imports ``support``. The packages are named too, because ``tests/`` has folders of the
+same names, which would be imported as empty packages in place of the installed ones."""
+
 
 def alive(pid: int) -> bool:
     """Whether it is there and not a zombie."""

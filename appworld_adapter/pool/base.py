@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 GRADE_TIMEOUT_S = 120.0
 """For one grade. Two of them, of a state and of the untouched one, fit into the protocol's own deadline for grades."""
+GRADER_MEMORY_MB = 1024
+"""What a grade may allocate beyond what its process inherits."""
 DYING_S = 5.0
 """How long a server that gave no child is given to turn out dead."""
 
@@ -160,7 +162,8 @@ class DatasetPool:
 
     async def _server_spec(self, role: str) -> ServerSpec:
         run = self.run_folder
-        return ServerSpec(role, self._python, run.path, run.grader, self._first_task(), {})
+        settings = {"memory_mb": GRADER_MEMORY_MB}
+        return ServerSpec(role, self._python, run.path, run.grader, self._first_task(), settings)
 
     def _first_task(self) -> str:
         """Any task, to warm up with."""

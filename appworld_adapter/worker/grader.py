@@ -18,14 +18,12 @@ from appworld.evaluator import TestTracker
 from appworld.task import Task
 from channel import Channel
 
-MEMORY_MB = 1024
-"""What a grade may allocate beyond what its process inherits."""
-
 
 class GraderServer:
     """What a grader server's children do."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        self._memory_mb = settings["memory_mb"]
         update_root(settings["root"])
 
     helper = None
@@ -40,7 +38,7 @@ class GraderServer:
     def serve(self, owner: Channel) -> None:
         """Grade one experiment, or with None for an experiment the task's untouched state, then exit."""
         request = owner.receive()
-        sandbox.limit_memory(MEMORY_MB)  # an agent can write hundreds of megabytes of rows
+        sandbox.limit_memory(self._memory_mb)  # an agent can write hundreds of megabytes of rows
         try:
             if request["experiment"] is None:
                 tracker = _evaluate_untouched(request["task_id"])

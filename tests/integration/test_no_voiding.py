@@ -7,14 +7,19 @@ meant to make the attempt void. Were one replaced, its reward would rise.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent_environments.conformance import check_conformance
+from agent_environments.protocol import EnvironmentTimeout
+from appworld_adapter.pool import base
 from integration.test_adapter_pool import episode_processes
 from support.adapter_attacks import CHANNEL, VOIDING
 from support.adapter_support import PYTHON, fenced, honest_code, make_pool, needs_world, no_op_reward, play, volume_task
@@ -100,6 +105,87 @@ async def test_a_program_that_speaks_out_of_turn_has_ended_its_episode(pool):
 async def test_honest_programs_go_on_after_every_stop(pool):
     results, _ = await play(pool, volume_task()[0].task_id, ["n = 0", *["n += 1"] * 20, "print(n)"])
     assert results[-1].observation.startswith("20\n")
+
+
+@module_loop
+async def test_nobody_looks_and_undoes():
+    """What a program wrote before it died, or hung until it was killed, is what is graded."""
+    pool = make_pool(execute_timeout_s=2, max_worlds=1)
+    await pool.open()
+    card, volume = volume_task()
+    for end in ("import os\nos.abort()", "sum(range(10**12))"):
+        environment = await pool.acquire("undo")
+        await environment.start(card.task_id)
+        with contextlib.suppress(EnvironmentTimeout):
+            await environment.step(fenced(f"{honest_code(card, volume)}\n{end}"))
+        grade = await environment.grade()
+        assert (grade.reward, grade.success) == (1.0, True), end
+        await environment.close()
+    await pool.close()
+
+
+@module_loop
+async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
+    card, _ = volume_task()
+    filled = (
+        "for i in range(8):\n"
+        "    apis.simple_note.signup(\n"
+        "        first_name='x' * 5 * 10**6, last_name='y', email=f'a{i}@example.com', password='password'\n"
+        "    )"
+    )
+    monkeypatch.setattr(base, "GRADER_MEMORY_MB", 64)
+    await pool._servers["grader"].stop()  # the next one has the new limit
+    try:
+        results, grade = await play(pool, card.task_id, [filled])
+    finally:
+        await pool._servers["grader"].stop()
+    assert not results[0].done
+    assert (grade.reward, grade.success) == (0.0, False)
+    assert "Memory" in grade.ungradable
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["nan", "1e999", "9" * 4000, "\ud800", "\0", "' or 1=1 --", [], [[]], {}, {"a": [1]}]),
+).map(lambda value: repr(value).replace("nan", "float('nan')").replace("inf", "float('inf')"))
+STATEMENTS = st.one_of(
+    st.builds("apis.supervisor.complete_task(answer={})".format, VALUES),
+    st.builds("print(apis.spotify.login(username={}, password={}))".format, VALUES, VALUES),
+    st.builds("print(apis.venmo.search_users(query={}, access_token={}))".format, VALUES, VALUES),
+    st.builds("apis.simple_note.signup(first_name={0}, last_name={1}, email={0}, password={1})".format, VALUES, VALUES),
+    st.builds("print({}, {})".format, VALUES, VALUES),
+    st.builds("x = {}; print(x + x, sorted([x, x]), f'{{x:>9}}')".format, VALUES),
+    st.builds("raise ValueError({})".format, VALUES),
+    st.sampled_from(
+        [
+            "raise KeyboardInterrupt",
+            "raise SystemExit",
+            "def f(): return f()\nf()",
+            "apis = None",
+            "del print",
+            "import sys; sys.stdout = None",
+            "print('\\ud800' * 10**5)",
+            "yield 1",
+            "class E(Exception):\n    def __repr__(self): raise E\n    __str__ = __repr__\nraise E",
+        ]
+    ),
+)
+
+
+@module_loop
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.lists(STATEMENTS, min_size=1, max_size=4).map("\n".join), min_size=1, max_size=4))
+async def test_random_programs_never_end_without_a_grade(pool, steps):
+    task = volume_task()[0].task_id
+    results, grade = await play(pool, task, steps)
+    for result in results:
+        result.observation.encode()
+    assert 0.0 <= grade.reward <= no_op_reward(task)
+    assert not grade.success
 
 
 @pytest.mark.parametrize("messages", [2000, pytest.param(100_000, marks=pytest.mark.drill)])

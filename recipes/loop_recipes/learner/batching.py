@@ -10,7 +10,7 @@ Shapes: s tokens, n sampled tokens, t agent turns, b rollouts, r rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -95,9 +95,20 @@ def filled(value: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Documents:
-    """Lengths of the rollouts that share one packed row, in order; takes the place of an attention mask."""
+    """Lengths of the rollouts that share one packed row, in order; takes the place of an attention mask.
+
+    ``borders`` [b + 1], int32, are where they begin and end, on the micro-batch's device.
+    """
 
     lengths: tuple[int, ...]
+    borders: Tensor = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Documents:
+        return cls(tuple(lengths), torch.tensor([0, *lengths]).cumsum(0).to(torch.int32))
+
+    def to(self, device: torch.device | str) -> Documents:
+        return replace(self, borders=self.borders.to(device))
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,9 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor | Documents)
+        }
         return replace(self, **moved)
 
     def inputs(self) -> dict[str, Any]:
@@ -195,7 +208,7 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
         rollout_ids=tuple(sample.rollout_id for sample in samples),
         tokens=tokens,
         input_pos=positions,
-        documents=Documents(tuple(lengths)) if packed else None,
+        documents=Documents.of(lengths) if packed else None,
         rows=_cat(rows, torch.long),
         targets=_cat(targets, torch.long),
         rollout_index=_cat(rollout_index, torch.long),

@@ -24,9 +24,8 @@ from torchtune.modules import TransformerDecoder
 from torchtune.modules.tied_linear import TiedLinear
 
 from loop_recipes.learner.batching import Documents
+from loop_recipes.learner.cuda_layers import HALF, enable_cuda_layers
 from loop_recipes.learner.packed_attention import enable_packing
-
-HALF = (torch.bfloat16, torch.float16)
 
 
 class Head(Protocol):
@@ -284,6 +283,7 @@ class LogProbDecoder(TransformerDecoder):
         self.head = head
         self.temperature = temperature
         enable_packing(self)
+        enable_cuda_layers(self)
 
     def forward(
         self,

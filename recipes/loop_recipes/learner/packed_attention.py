@@ -1,4 +1,4 @@
-"""Attention for packed rows: each rollout of the row attends to itself only.
+"""Attention for packed rows: each rollout of the row attends to itself only. On CUDA see cuda_layers.py.
 
 Everything in a transformer but attention treats tokens one by one, so a packed row needs no mask there. For attention
 the row is cut at the rollouts' borders and each piece goes through torch's own ``scaled_dot_product_attention`` with

@@ -83,7 +83,7 @@ def test_collate_points_at_the_right_tokens(packed, lengths, seed):
     assert position == len(batch.targets) == len(batch.old_logprobs) == len(batch.sampler_logprobs)
     turns = [len(set(s.turn_ids[s.mask].tolist())) for s in samples]
     assert torch.bincount(batch.turn_rollout).tolist() == turns
-    assert batch.documents == (Documents(tuple(lengths)) if packed else None)
+    assert batch.documents == (Documents.of(lengths) if packed else None)
     pieces = batch.split(batch.old_logprobs)
     assert all(torch.equal(pieces[s.rollout_id], s.old_logprobs) for s in samples)
 

@@ -4,31 +4,30 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from loop_recipes.paths import loop_home
 from support.small_runs import launched_node, replay_config
+from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration
 MARK = "LOOP_TEST_OF_ERRORS"
 ENGINE = loop_home() / ".venv-appworld" / "bin" / "python"
 
 
-def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str, float]:
-    """Exit status, everything printed, seconds."""
+def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str]:
+    """Exit status, and everything printed."""
     environment = {key: value for key, value in os.environ.items() if key != "ROLLOUT_SERVER_TOKEN"}
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "torchtune._cli.tune", "run", "loop_appworld", "--config", str(config), *overrides],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=COMMAND_S,
         env={**environment, "OMP_NUM_THREADS": "1", MARK: str(config), **variables},
     )
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - started
+    return done.returncode, done.stdout + done.stderr
 
 
 def left_behind(config: Path) -> list[str]:
@@ -70,31 +69,23 @@ def check(config: Path, status: int, output: str, *words: str) -> None:
     assert left_behind(config) == []
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("collection.rollouts_per_tsk=6", ["unknown key 'collection.rollouts_per_tsk'", "did you mean"]),
-        ("~collection.rollouts_per_task", ["missing key 'collection.rollouts_per_task'"]),
-    ],
-)
-def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path, override, words):
+def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path):
     config = node_config(tmp_path)
-    status, output, seconds = tune(config, override)
-    check(config, status, output, *words)
+    status, output = tune(config, "collection.rollouts_per_tsk=6")
+    check(config, status, output, "unknown key 'collection.rollouts_per_tsk'", "did you mean")
     assert not (tmp_path / "run").exists()
-    assert seconds < 120
 
 
 @pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
 def test_a_missing_dataset_is_named_with_what_makes_it(tmp_path):
     config = node_config(tmp_path)
-    status, output, _ = tune(config, f"rollout_node.config.environment.config.root={tmp_path / 'nowhere'}")
+    status, output = tune(config, f"rollout_node.config.environment.config.root={tmp_path / 'nowhere'}")
     check(config, status, output, str(tmp_path / "nowhere"), "make world")
 
 
 def test_a_missing_environment_is_named_with_what_makes_it(tmp_path):
     config = node_config(tmp_path)
-    status, output, _ = tune(config, f"rollout_node.config.environment.config.python={tmp_path / 'no-python'}")
+    status, output = tune(config, f"rollout_node.config.environment.config.python={tmp_path / 'no-python'}")
     check(config, status, output, str(tmp_path / "no-python"), "make setup")
 
 
@@ -103,7 +94,7 @@ def test_a_node_that_is_not_there_is_named(tmp_path):
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "start_deadline_s": 1.0})
-    status, output, _ = tune(config, ROLLOUT_SERVER_TOKEN="secret")
+    status, output = tune(config, ROLLOUT_SERVER_TOKEN="secret")
     check(config, status, output, url, "does not answer")
 
 
@@ -111,7 +102,7 @@ def test_a_node_that_is_not_there_is_named(tmp_path):
 def test_an_unknown_task_is_refused_before_anything_is_sampled(tmp_path, shared_vllm):
     """On the server that the tests share, whose policy has the same shape."""
     config = node_config(tmp_path)
-    status, output, _ = tune(
+    status, output = tune(
         config,
         f"rollout_node.config.servers.urls=[{shared_vllm.url}]",
         "collection.tasks=[nobody_1]",

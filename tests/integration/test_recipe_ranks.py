@@ -104,18 +104,9 @@ def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):
     mark = tmp_path / "failed_at"
     advantage = {"_component_": "support.rank_failure.FailsOnOneRank", "rank": 1, "mark": str(mark)}
     process = tune(replay_config(tmp_path, iterations=1, advantage=advantage), ranks=2)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=COMMAND_S)
     ended = time.time()
     assert process.returncode != 0
     assert "RuntimeError: rank 1 fails alone" in output
     assert "in __call__" in output, "the traceback leads to where it was raised"
     assert ended - float(mark.read_text()) < 30
-
-
-def test_an_error_on_every_rank_is_one_line_and_a_status(tmp_path):
-    config = replay_config(tmp_path, iterations=1)
-    process = tune(config, "collection.rollouts_per_task=1", ranks=1)
-    output, _ = process.communicate(timeout=COMMAND_S)
-    assert process.returncode == 1
-    assert output.strip().splitlines()[-1].startswith("loop_appworld: collection.rollouts_per_task is 1; leave-one-out")
-    assert "Traceback" not in output

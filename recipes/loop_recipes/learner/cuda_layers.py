@@ -12,6 +12,8 @@ None of this has been run on a GPU by this project; the arithmetic is tested on 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,7 +63,7 @@ class PackedAttention(MultiHeadAttention):
             q, k = self.q_norm(q), self.k_norm(k)
         longest, borders = max(documents.lengths), documents.borders
         packed = varlen_attn(q[0], k[0], v[0], borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
-        return self.output_proj(packed.flatten(1)[None])
+        return self.output_proj(cast(Tensor, packed).flatten(1)[None])
 
 
 class FoldedLoRALinear(LoRALinear):

@@ -155,5 +155,5 @@ def failures_warning(finished: int, failures: Mapping[str, int], failures_by_tas
     worst, most = max(failures_by_task.items(), key=lambda item: item[1], default=("unknown", failed))
     return (
         f"{failed} of {finished + failed} attempts failed and were repeated ({reasons}), {most} of them at task "
-        f"{worst}; the collection's .meta.jsonl says why in full"
+        f"{worst}; a node's collections/*.meta.jsonl says why in full"
     )

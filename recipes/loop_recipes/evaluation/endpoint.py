@@ -8,6 +8,8 @@ nothing that could be trained on.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +25,12 @@ from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.collector import MAX_ATTEMPTS, EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collection_request import failures_warning
 from rollout_server.config import EnvironmentConfig
 from rollout_server.run_files import append_to, log_path
 from rollout_server.schema import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class EndpointEpisodes:
@@ -79,7 +84,10 @@ class EndpointEpisodes:
         Raises:
             EvaluationTimeout: not done after ``deadline_s``.
         """
+        self._finished, self._failures, self._failures_by_task = 0, Counter(), Counter()
         self._runner.run(self._run_cells(endpoint, cells, store, retries, deadline_s, on_result))
+        if warning := failures_warning(self._finished, self._failures, self._failures_by_task):
+            logger.warning("evaluation of %s: %s", endpoint.model, warning)
 
     def close(self) -> None:
         """End the pool, and with it every world; may be called twice."""
@@ -133,7 +141,10 @@ class EndpointEpisodes:
                 rollout = await episode.run()
             except EpisodeFailed as error:
                 failure = f"{error.reason}: {error}"
+                self._failures[error.reason] += 1
+                self._failures_by_task[task] += 1
                 continue
+            self._finished += 1
             with append_to(log_path(self._logs, cell.request.id)) as file:
                 file.write(rollout.to_json() + "\n")
             return replace(

@@ -135,7 +135,7 @@ async def test_a_whole_evaluation_without_a_node(model, tmp_path):
     assert len(shown.rollout(collection["id"], 1)["messages"]) == 6
 
 
-async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path):
+async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path, caplog):
     async with serving() as service:
         service.speak = count_to(4)
         tries: dict[str, int] = {}
@@ -156,6 +156,7 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         assert (task, run) == ("reach10_3", 0)
         assert "answers 400: no such thing" in reason
         assert tries["Task: Bring the counter from 0 to 14."] == 2 * MAX_ATTEMPTS
+        assert f"{2 * MAX_ATTEMPTS} of them at task reach10_3" in caplog.text
         # The same command tries the failed task again, and only it.
         service.fault = lambda body: None
         asked = len(service.bodies)

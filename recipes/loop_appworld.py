@@ -281,7 +281,7 @@ class LoopAppWorldRecipe:
         if metrics["steps"]:
             self._policy_version += 1
             self._versions.keep(self._policy_version)
-            self._canary = canary(self._update.logprobs, samples, conf.sampler_gap)
+            self._canary = canary(self._update.logprobs, samples, conf.sampler_gap, self._policy_version)
             self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration

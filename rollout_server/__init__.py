@@ -1,1 +1,1 @@
-"""The rollout node: vLLM servers, episodes, collections, and the queue that hands rollouts to training."""
+"""The rollout node: vLLM servers, episodes, collections with their logs, and the policies they are sampled from."""

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import shutil
 import time
 import uuid
@@ -26,6 +25,7 @@ from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import ServerGroup, VllmServer, adapters_at_work
 from rollout_server.policies.adapter_check import AdapterError
+from rollout_server.policies.canary import Canary
 from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name
 from rollout_server.rollout import POISONED_LOGPROB
 
@@ -47,46 +47,6 @@ class PolicyInfo:
     version: int
     name: str
     seconds: float
-
-
-@dataclass(frozen=True)
-class Canary:
-    """Log-probs the trainer computed with the weights it means: a proof that the servers compute with the same.
-
-    ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it; they may differ by up to
-    ``tolerance`` nats (fp32 agrees to 1e-4, bf16 to about 0.03 at the 99th percentile).
-    """
-
-    token_ids: list[int]
-    positions: list[int]
-    logprobs: list[float]
-    tolerance: float = 0.05
-
-    @classmethod
-    def from_dict(cls, data: Any, max_context: int) -> Canary:
-        """Raises AdapterError naming what is wrong with the canary."""
-        if not isinstance(data, Mapping) or set(data) - {"token_ids", "positions", "logprobs", "tolerance"}:
-            raise AdapterError("canary must be an object with token_ids, positions, logprobs and perhaps tolerance")
-
-        def numbers(key: str, kind: Any) -> list:
-            values = data.get(key)
-            if not isinstance(values, list) or not all(
-                isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values
-            ):
-                raise AdapterError(f"canary.{key} must be a list of finite numbers")
-            return values
-
-        token_ids, positions = numbers("token_ids", int), numbers("positions", int)
-        logprobs, tolerance = numbers("logprobs", int | float), data.get("tolerance", cls.tolerance)
-        if not 2 <= len(token_ids) < max_context or min(token_ids) < 0:
-            raise AdapterError(f"canary.token_ids must be 2 to {max_context - 1} ids of 0 or more")
-        if not positions or not all(1 <= position < len(token_ids) for position in positions):
-            raise AdapterError("canary.positions must be indices of token_ids from 1 on")
-        if len(logprobs) != len(positions):
-            raise AdapterError(f"canary has {len(positions)} positions and {len(logprobs)} logprobs")
-        if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 < tolerance < math.inf:
-            raise AdapterError("canary.tolerance must be a number above 0")
-        return cls(token_ids, positions, [float(value) for value in logprobs], float(tolerance))
 
 
 @dataclass
@@ -299,12 +259,9 @@ class PolicyStore:
             raise AdapterError(f"{server.name}: {policy.name} gives log-probs that are no numbers")
         if policy.canary is None:
             return
-        for position, expected in zip(policy.canary.positions, policy.canary.logprobs, strict=True):
-            if abs(found[position - 1] - expected) > policy.canary.tolerance:
-                raise AdapterError(
-                    f"canary: {server.name} gives log-prob {found[position - 1]:.4f} at position {position}, the "
-                    f"trainer expected {expected:.4f} (tolerance {policy.canary.tolerance:g}); not the same weights"
-                )
+        objection = policy.canary.objection([found[position - 1] for position in policy.canary.positions])
+        if objection is not None:
+            raise AdapterError(f"canary: {server.name} {objection}; not the same weights")
 
     async def retire(self, version: int) -> bool:
         """Serve no new episode with ``version`` and remove it when the last of its users is done.

@@ -15,7 +15,7 @@ from torchtune.utils import get_world_size_and_rank
 from loop_recipes.config.loop_config import GapConfig
 from loop_recipes.learner.batching import Sample, filled
 
-CANARY_TOKENS = 64
+CANARY_TOKENS = 512
 
 
 def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
@@ -29,22 +29,29 @@ def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, A
 
 
 def canary(
-    logprobs: Callable[[Sequence[Sample]], dict[str, Tensor]], samples: Sequence[Sample], gap: GapConfig
+    logprobs: Callable[[Sequence[Sample], int | None], dict[str, Tensor]],
+    samples: Sequence[Sample],
+    gap: GapConfig,
+    version: int,
 ) -> dict[str, Any]:
-    """Log-probs under the present weights of the first sampled tokens of the shortest rollout.
+    """Log-probs of the first sampled tokens of the shortest rollout: of a version, the one before it, the base model.
 
-    A server that gives other ones, by more than the gap that counts as broken, was handed other weights (the node's
-    ``Canary``). Call on every rank with the same samples.
+    A server whose log-probs differ from them, in the mean by more than the gap that counts as ok or at the 90th
+    percentile by more than the one that counts as broken, or that is nearer to one of the others, was handed other
+    weights (the node's ``Canary``). Call on every rank with the same samples.
 
     Args:
-        logprobs: of whole samples under the present weights, by rollout id (``PolicyUpdate.logprobs``).
+        logprobs: of samples under a version, by rollout id (``PolicyUpdate.logprobs``).
     """
     start = _beginning(min(samples, key=lambda sample: (sample.tokens, sample.rollout_id)), CANARY_TOKENS)
+    expected, *others = (logprobs([start], of)[start.rollout_id].tolist() for of in (version, version - 1, None))
     return {
         "token_ids": start.token_ids.tolist(),
         "positions": start.mask.nonzero().flatten().tolist(),
-        "logprobs": logprobs([start])[start.rollout_id].tolist(),
+        "logprobs": expected,
         "tolerance": gap.broken,
+        "mean_tolerance": gap.ok,
+        "others": others,
     }
 
 

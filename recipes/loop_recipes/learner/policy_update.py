@@ -136,9 +136,11 @@ class PolicyUpdate:
         }
         return UpdateResult(kept, metrics)
 
-    def logprobs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Log-probs [n] of each rollout's sampled tokens under the present weights, by rollout id; no gradient."""
-        return self._per_token(samples, self._logprobs)
+    def logprobs(self, samples: Sequence[Sample], version: int | None) -> dict[str, Tensor]:
+        """Log-probs [n] of each rollout's sampled tokens under a kept version (None: the base model), by rollout id;
+        no gradient."""
+        with disable_adapter(self.model) if version is None else self.versions.active(version):
+            return self._per_token(samples, self._logprobs)
 
     def rehearse(self, sample: Sample) -> None:
         """Forward and backward of one rollout on every rank, for the memory they take; no step, no gradient left."""

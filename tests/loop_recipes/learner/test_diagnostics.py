@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.learner.diagnostics import CANARY_TOKENS
-from rollout_server.policies.store import Canary
+from rollout_server.policies.canary import Canary
 from support.random_policy import reference_logprobs
 from support.small_runs import replay_config
 

@@ -116,7 +116,7 @@ async def test_canary_decides(house):
     first = await house.store.publish(1, adapter, canary)
     other = house.adapter(2)
     with pytest.raises(
-        AdapterError, match=r"canary: vllm-\d gives log-prob -\d.\d+ at position 1, the trainer expected"
+        AdapterError, match=r"canary: vllm-\d differs from the trainer's log-probs by 0\.\d+ in the mean"
     ):
         await house.store.publish(2, other, {**canary, "logprobs": [right + 0.5, right + 0.5]})
     assert house.store.versions() == [1]

@@ -96,19 +96,40 @@ def peak_memory_gib(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
 
 
-def stress(rehearse: Callable[[Sample], None], vocab_size: int, length: int, seed: int, device: torch.device) -> str:
-    """Forward and backward of one made-up rollout of ``length`` tokens, nearly all sampled, on every rank.
+def stress(
+    rehearse: Callable[[Sequence[Sample]], None],
+    vocab_size: int,
+    length: int,
+    micro_batch_tokens: int,
+    seed: int,
+    device: torch.device,
+) -> str:
+    """Forward and backward of the largest micro-batch there can be, nearly all its tokens sampled, on every rank.
+
+    It is one made-up rollout of ``length`` tokens, or as many of at most that length as fill ``micro_batch_tokens``.
 
     Args:
-        rehearse: takes the rollout through the model (``PolicyUpdate.rehearse``).
+        rehearse: takes the rollouts through the model (``PolicyUpdate.rehearse``).
 
     Returns:
         A line with its seconds and the device's peak memory.
     """
     generator = torch.Generator().manual_seed(seed)
+    tokens = max(length, micro_batch_tokens)
+    count = -(-tokens // length)
+    samples = [_made_up(f"stress-{i}", tokens // count, vocab_size, generator) for i in range(count)]
+    started = time.perf_counter()
+    rehearse(samples)
+    return (
+        f"stress test: {tokens} tokens forward and backward in {time.perf_counter() - started:.1f} s, peak memory "
+        f"{peak_memory_gib(device):.1f} GiB"
+    )
+
+
+def _made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> Sample:
     mask = torch.arange(length) > 0
-    sample = Sample(
-        rollout_id="stress",
+    return Sample(
+        rollout_id=name,
         task_id="stress",
         token_ids=torch.randint(vocab_size, (length,), generator=generator),
         mask=mask,
@@ -119,10 +140,4 @@ def stress(rehearse: Callable[[Sample], None], vocab_size: int, length: int, see
         advantage=1.0,
         old_logprobs=torch.zeros(length - 1),
         ref_logprobs=torch.zeros(length - 1),
-    )
-    started = time.perf_counter()
-    rehearse(sample)
-    return (
-        f"stress test: {length} tokens forward and backward in {time.perf_counter() - started:.1f} s, peak memory "
-        f"{peak_memory_gib(device):.1f} GiB"
     )

@@ -142,12 +142,12 @@ class PolicyUpdate:
         with disable_adapter(self.model) if version is None else self.versions.active(version):
             return self._per_token(samples, self._logprobs)
 
-    def rehearse(self, sample: Sample) -> None:
-        """Forward and backward of one rollout on every rank, for the memory they take; no step, no gradient left."""
+    def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
         if self.critic is not None:
-            sample = replace(sample, token_advantages=torch.ones_like(sample.sampler_logprobs))
+            samples = [replace(s, token_advantages=torch.ones_like(s.sampler_logprobs)) for s in samples]
         self.model.train()
-        for batch in micro_batches([sample], self.config.micro_batch_tokens, PAD_ID, self.config.packed):
+        for batch in micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
             output, values = self._losses(batch.to(self.device), policy_rests=False)
             (output.per_rollout_loss.sum() + values.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)

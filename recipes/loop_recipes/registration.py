@@ -33,7 +33,9 @@ def register(registry) -> None:
             for path in sorted((folder / "configs" / name).glob("*.yaml"))
         ]
         registry._ALL_RECIPES.append(
-            registry.Recipe(name=name, file_path=str(file), configs=configs, supports_distributed=True)
+            registry.Recipe(
+                name=name, file_path=str(file), configs=configs, supports_distributed=name == "loop_appworld"
+            )
         )
 
 

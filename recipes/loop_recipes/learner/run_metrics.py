@@ -78,6 +78,13 @@ METRICS: dict[str, str] = {
 }
 """Every key that may stand in metrics.jsonl, and what it means."""
 
+CONDITIONAL_KEYS = frozenset(
+    {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
+    | {key for key in METRICS if key.startswith("behavior_")}
+)
+"""Keys that only some runs write: with a KL term, a critic, the option that the sentence names, or rollouts with texts.
+All others are in every line of an iteration that took a step."""
+
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
 

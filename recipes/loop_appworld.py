@@ -186,9 +186,8 @@ class LoopAppWorldRecipe:
             self._update.load_state_dict(checkpoint.state["update"])
         if conf.stress_test:
             length, vocab_size = conf.collection.limits.max_context, self._model.tok_embeddings.weight.shape[0]
-            tokens = conf.update.micro_batch_tokens
-            report = stress(self._update.rehearse, vocab_size, length, tokens, conf.seed, self._device)
-            utils.log_rank_zero(log, report)
+            tokens, rehearse = conf.update.micro_batch_tokens, self._update.rehearse
+            utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
 
     def _setup_run(self, checkpoint: TrainingState | None) -> None:
         """Tasks, counters, metrics, and a node that serves nothing that this run will publish anew."""

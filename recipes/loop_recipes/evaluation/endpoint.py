@@ -84,7 +84,9 @@ class EndpointEpisodes:
         Raises:
             EvaluationTimeout: not done after ``deadline_s``.
         """
-        self._finished, self._failures, self._failures_by_task = 0, Counter(), Counter()
+        self._finished = 0
+        self._failures: Counter[str] = Counter()
+        self._failures_by_task: Counter[str] = Counter()
         self._runner.run(self._run_cells(endpoint, cells, store, retries, deadline_s, on_result))
         if warning := failures_warning(self._finished, self._failures, self._failures_by_task):
             logger.warning("evaluation of %s: %s", endpoint.model, warning)

@@ -29,6 +29,7 @@ from appworld_adapter.flaws import FLAWS
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstrations, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, collate, copy_batches, demonstration_batches
 from loop_recipes.warm_start.config import SFTConfig
@@ -50,35 +51,43 @@ class SFTAppWorldRecipe:
     - Refuses to write a policy whose loss on held-out clean demonstrations is above the gate: reinforcement learning
       would find nothing to reinforce.
     - Writes a folder that transformers, vLLM and torchtune load.
+
+    Args:
+        cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
+            :class:`~loop_recipes.warm_start.config.SFTConfig`.
+
+    Raises:
+        ConfigError: anything wrong with the config, before any work begins.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        self.config = read_config(cfg, SFTConfig)
-        options = self.config.demonstrations
+        self._config = read_config(cfg, SFTConfig)
+        options = self._config.demonstrations
         if not 0 <= options.flawed_share < 1:
             raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
         if options.count <= options.held_out:
             raise ConfigError("demonstrations.count must be above demonstrations.held_out")
         if options.habit not in FLAWS:
             raise ConfigError(f"demonstrations.habit is {options.habit!r}, not one of {', '.join(FLAWS)}")
-        for cycle in self.config.training.cycles:
+        for cycle in self._config.training.cycles:
             if not 0 <= cycle.habit_share < 1:
                 raise ConfigError(f"a cycle's habit_share must be in [0, 1), but is {cycle.habit_share}")
-        if options.habit_count < 1 and any(cycle.habit_share for cycle in self.config.training.cycles):
+        if options.habit_count < 1 and any(cycle.habit_share for cycle in self._config.training.cycles):
             raise ConfigError("a cycle with a habit_share needs demonstrations.habit_count of at least 1")
-        self.output_dir = Path(self.config.output_dir)
-        self.cache = Path(options.cache)
+        self._output_dir = Path(self._config.output_dir)
+        self._cache = Path(options.cache)
 
     def setup(self) -> None:
-        self.output_dir.mkdir(parents=True, exist_ok=True)
+        """Practice world, demonstrations, tokenizer, model and optimizers."""
+        self._output_dir.mkdir(parents=True, exist_ok=True)
         self._setup_practice_world()
         self._setup_demonstrations()
         self._setup_model()
         self._setup_optimizers()
 
     def _setup_practice_world(self) -> None:
-        world = self.config.practice_world
-        python = self.config.environment.config["python"]
+        world = self._config.practice_world
+        python = self._config.environment.config["python"]
         command = [python, str(GENERATOR), "--root", world.root, "--seed", str(world.seed)]
         command += ["--scenarios-per-template", str(world.scenarios_per_template), "--people", str(world.people)]
         try:
@@ -91,12 +100,12 @@ class SFTAppWorldRecipe:
     def _fingerprint(self) -> str:
         """Of everything that the cached demonstrations depend on."""
         digest = hashlib.sha256()
-        digest.update((Path(self.config.practice_world.root) / "dataset.json").read_bytes())
-        for part in (self.config.demonstrations, self.config.tokenizer):
+        digest.update((Path(self._config.practice_world.root) / "dataset.json").read_bytes())
+        for part in (self._config.demonstrations, self._config.tokenizer):
             digest.update(json.dumps(asdict(part)).encode())
-        digest.update(json.dumps(asdict(self.config.environment), sort_keys=True).encode())
+        digest.update(json.dumps(asdict(self._config.environment), sort_keys=True).encode())
         for source in (
-            PROMPTS / f"{self.config.environment.config['prompt']}.txt",
+            PROMPTS / f"{self._config.environment.config['prompt']}.txt",
             Path(appworld_adapter.__file__).with_name("flaws.py"),
         ):
             digest.update(source.read_bytes())
@@ -104,67 +113,69 @@ class SFTAppWorldRecipe:
 
     def _setup_demonstrations(self) -> None:
         """Two passes, because observations are cut by tokens and the tokenizer is made of observations."""
-        options, fingerprint = self.config.demonstrations, self._fingerprint()
-        mark, kept = self.cache / "fingerprint", self.cache / "demonstrations.jsonl"
+        options, fingerprint = self._config.demonstrations, self._fingerprint()
+        mark, kept = self._cache / "fingerprint", self._cache / "demonstrations.jsonl"
         if not (mark.exists() and mark.read_text() == fingerprint):
-            self.cache.mkdir(parents=True, exist_ok=True)
+            self._cache.mkdir(parents=True, exist_ok=True)
             mark.unlink(missing_ok=True)
-            tasks = load_split(self.config.practice_world.root, options.split)
-            first = self._play(tasks, self.config.tokenizer.demonstrations, tiny_tokenizer.piece_spans)
-            rng = random.Random(self.config.seed)
+            tasks = load_split(self._config.practice_world.root, options.split)
+            first = self._play(tasks, self._config.tokenizer.demonstrations, tiny_tokenizer.piece_spans)
+            rng = random.Random(self._config.seed)
             variants = (demonstrations.with_other_names(one, rng) for one in first for _ in range(4))
             texts = chain.from_iterable(one.texts() for one in variants)
-            sizes = self.config.tokenizer.vocab_size, self.config.tokenizer.min_frequency
-            tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self.cache, self.config.model.max_seq_len)
-            spans = ChatTokens(self.cache).spans
+            sizes = self._config.tokenizer.vocab_size, self._config.tokenizer.min_frequency
+            tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self._cache, self._config.model.max_seq_len)
+            spans = ChatTokens(self._cache).spans
             clean = self._play(tasks, options.held_out, spans)
             count = options.count - options.held_out
             usual = self._play(tasks, count, spans, seed=1, flawed_share=options.flawed_share)
             habitual = self._play(tasks, options.habit_count, spans, seed=2, habit=options.habit)
             demonstrations.save([*clean, *usual, *habitual], kept)
             mark.write_text(fingerprint)
-        self.tokens = ChatTokens(self.cache)
+        self._tokens = ChatTokens(self._cache)
         played = demonstrations.load(kept)
-        self.held_out = played[: options.held_out]
-        self.usual = played[options.held_out : options.count]
-        self.habitual = played[options.count :]
+        self._held_out = played[: options.held_out]
+        self._usual = played[options.held_out : options.count]
+        self._habitual = played[options.count :]
         self._log(
-            demonstrations=len(self.usual),
-            demonstration_reward=sum(one.reward for one in self.usual) / len(self.usual),
-            demonstration_success=sum(one.success for one in self.usual) / len(self.usual),
-            habitual_demonstrations=len(self.habitual),
-            vocab_size=self.tokens.vocab_size,
+            demonstrations=len(self._usual),
+            demonstration_reward=sum(one.reward for one in self._usual) / len(self._usual),
+            demonstration_success=sum(one.success for one in self._usual) / len(self._usual),
+            habitual_demonstrations=len(self._habitual),
+            vocab_size=self._tokens.vocab_size,
         )
 
     def _play(self, tasks: list[str], count: int, spans: Any, seed: int = 0, **flaws: Any) -> list:
-        environment = self.config.environment
-        root = self.config.practice_world.root
-        pool = create_pool(environment["name"], {**environment["config"], "root": root}, spans)
-        scripts = demonstrations.draw_scripts(Path(root), tasks, count, self.config.seed + seed, **flaws)
-        return asyncio.run(demonstrations.collect(pool, scripts, self.config.demonstrations.at_once))
+        environment = self._config.environment
+        root = self._config.practice_world.root
+        pool = create_pool(environment.name, {**environment.config, "root": root}, spans)
+        scripts = demonstrations.draw_scripts(Path(root), tasks, count, self._config.seed + seed, **flaws)
+        return asyncio.run(demonstrations.collect(pool, scripts, self._config.demonstrations.at_once))
 
     def _setup_model(self) -> None:
-        numbers = asdict(self.config.model)
+        numbers = asdict(self._config.model)
         sharpness = numbers.pop("sharpness")
-        self.architecture = tiny_model.Architecture(vocab_size=self.tokens.vocab_size, **numbers)
-        decoder = tiny_model.build(self.architecture)
-        tiny_model.initialise(decoder, self.architecture, self.config.seed, sharpness)
-        self.model = attach_head(decoder, FullLogProbs())
+        self._architecture = tiny_model.Architecture(vocab_size=self._tokens.vocab_size, **numbers)
+        decoder = tiny_model.build(self._architecture)
+        tiny_model.initialise(decoder, self._architecture, self._config.seed, sharpness)
+        self._model = attach_head(decoder, FullLogProbs())
 
     def _setup_optimizers(self) -> None:
         """Muon turns a hidden matrix as a whole; embeddings, norms and biases are no such matrices."""
-        options = self.config.training
-        hidden, others = [], []
-        for name, parameter in self.model.named_parameters():
+        options = self._config.training
+        hidden: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
+        for name, parameter in self._model.named_parameters():
             is_matrix = parameter.ndim == 2 and name.startswith("layers.")
             (hidden if is_matrix else others).append(parameter)
-        self.optimizers = [
+        self._optimizers = [
             torch.optim.Muon(hidden, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
     def train(self) -> None:
-        options, seed = self.config.training, self.config.seed
+        """Copying first, then the demonstrations in cycles of the learning rate, then the gate."""
+        options, seed, pad_id = self._config.training, self._config.seed, self._tokens.pad_id
         lengths = [cycle.steps for cycle in options.cycles]
         lengths[0] += options.copy_steps
         rates = [
@@ -174,15 +185,15 @@ class SFTAppWorldRecipe:
         ]
         total = len(rates)
         batches = chain(
-            copy_batches(options.copy_steps, options.tokens_per_step, self.tokens.vocab_size, self.tokens.pad_id, seed),
+            copy_batches(options.copy_steps, options.tokens_per_step, self._tokens.vocab_size, pad_id, seed),
             *(
                 demonstration_batches(
-                    self.usual,
-                    self.habitual,
+                    self._usual,
+                    self._habitual,
                     cycle.habit_share,
                     cycle.steps,
                     options.tokens_per_step,
-                    self.tokens,
+                    self._tokens,
                     f"{seed}.{number}",
                 )
                 for number, cycle in enumerate(options.cycles)
@@ -210,19 +221,19 @@ class SFTAppWorldRecipe:
             )
 
     def _learning_rates(self, peak: float, steps: int) -> list[float]:
-        rising = ((step + 1) / self.config.training.lr_warmup_steps for step in range(steps))
+        rising = ((step + 1) / self._config.training.lr_warmup_steps for step in range(steps))
         falling = (0.5 + 0.5 * math.cos(math.pi * step / steps) for step in range(steps))
         return [peak * min(pair) for pair in zip(rising, falling, strict=True)]
 
     def _step(self, batch: Batch, rate: float) -> float:
-        for optimizer in self.optimizers:
+        for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
-        loss = -self.model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs.mean()
+        loss = -self._model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs.mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip_grad_norm)
-        for optimizer in self.optimizers:
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.training.clip_grad_norm)
+        for optimizer in self._optimizers:
             optimizer.step()
         return loss.item()
 
@@ -230,23 +241,23 @@ class SFTAppWorldRecipe:
     def held_out_loss(self) -> float:
         """Mean over the agent's tokens of the held-out, clean demonstrations."""
         total, count = 0.0, 0
-        for one in self.held_out:
-            batch = collate([demonstrations.render(one, self.tokens)], self.tokens.pad_id)
-            logprobs = self.model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs
+        for one in self._held_out:
+            batch = collate([demonstrations.render(one, self._tokens)], self._tokens.pad_id)
+            logprobs = self._model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs
             total, count = total - logprobs.sum().item(), count + len(logprobs)
         return total / count
 
     def save_checkpoint(self) -> None:
-        folder = Path(self.config.policy_dir)
-        marks = {"pad_id": self.tokens.pad_id, "stop_id": self.tokens.im_end}
-        tiny_model.save(self.model, self.architecture, folder, **marks)
+        folder = Path(self._config.policy_dir)
+        marks = {"pad_id": self._tokens.pad_id, "stop_id": self._tokens.im_end}
+        tiny_model.save(self._model, self._architecture, folder, **marks)
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).write_bytes((self.cache / name).read_bytes())
+            (folder / name).write_bytes((self._cache / name).read_bytes())
         print(f"tiny policy: {folder}")
 
     def _log(self, **values: Any) -> None:
         """One line of metrics.jsonl, and the same on the terminal."""
-        with (self.output_dir / "metrics.jsonl").open("a") as file:
+        with (self._output_dir / METRICS_FILE).open("a") as file:
             file.write(json.dumps(values) + "\n")
         print(
             "  ".join(
@@ -256,14 +267,18 @@ class SFTAppWorldRecipe:
 
 
 @parse
-def recipe_main(cfg: DictConfig) -> None:
+def recipe_main(cfg: DictConfig) -> int | str:
+    """Entry point of `tune run sft_appworld`: ``cfg`` is the file named by --config and what follows it."""
     try:
         recipe = SFTAppWorldRecipe(cfg)
         recipe.setup()
         recipe.train()
         recipe.save_checkpoint()
     except (ConfigError, FileNotFoundError, PermissionError) as error:
-        sys.exit(f"sft_appworld: {error}")
+        return f"sft_appworld: {error}"
+    except KeyboardInterrupt:
+        return "sft_appworld: stopped; the same command reuses finished demonstrations and trains anew"
+    return 0
 
 
 if __name__ == "__main__":

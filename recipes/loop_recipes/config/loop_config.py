@@ -142,12 +142,13 @@ class StopConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class GapConfig:
-    """Thresholds for the 99th percentile of abs(sampler log-prob - learner log-prob)."""
+    """Thresholds for abs(sampler log-prob - learner log-prob): the verdict of an iteration goes by the 99th percentile;
+    a published version is refused by the mean and the 90th percentile over its canary."""
 
     ok: float = 1e-3
-    """Up to here the verdict is "ok", above it "drift"."""
+    """Up to here the verdict is "ok", above it "drift"; a canary's mean may be this large."""
     broken: float = 0.1
-    """Above this the verdict is "broken"."""
+    """Above this the verdict is "broken"; a canary's 90th percentile may be this large."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -18,6 +18,7 @@ from torchtune import training
 from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 
 from loop_recipes.config.components import build
+from loop_recipes.learner.critic import Critic
 from loop_recipes.learner.model import share_rope_cache
 from rollout_server.schema import ConfigError
 
@@ -57,7 +58,7 @@ def place_model(
 
 def place_critic(
     component: Mapping[str, Any], width: int, weights: Mapping[str, Tensor] | None, device: torch.device, shard: bool
-) -> nn.Module:
+) -> Critic:
     """Build a critic of hidden states [n, width], with full CPU ``weights`` if given.
 
     It is sharded like the policy, so that their gradients are clipped as one.
@@ -66,7 +67,7 @@ def place_critic(
         ConfigError: it cannot be built, or the weights are not its own.
     """
     try:
-        critic = build(component, width)
+        critic: Critic = build(component, width)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"critic: {error}") from error
     if weights is not None:

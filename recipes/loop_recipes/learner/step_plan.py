@@ -63,7 +63,7 @@ def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed
     Every rank gets the same number of them, and the largest come first. For one rank, and for padded rows, rollouts are
     dealt to ranks and each rank's are packed for themselves. For packed rows of several ranks that is one start, bins
     of equal cost are another, and from the better one simulated annealing with a fixed seed moves and exchanges
-    rollouts (a tenth of a second for 32 of them) as long as that lowers the sum of the costliest.
+    rollouts (some tenths of a second for 32 of them) as long as that lowers the sum of the costliest.
 
     Raises:
         ValueError: the budget is not positive.

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from loop_recipes.config.reference import PAGES, reference, rows
+from loop_recipes.launch.config_reference import PAGES, reference, rows
 
 
 def test_the_page_is_up_to_date():
     page = Path(__file__).parents[3] / "docs/config.md"
-    assert page.read_text() == reference(), "run python -m loop_recipes.config.reference > docs/config.md"
+    assert page.read_text() == reference(), "run python -m loop_recipes.launch.config_reference > docs/config.md"
 
 
 def test_every_key_has_its_sentence():

@@ -1,6 +1,6 @@
 """Writes ``docs/config.md`` from the schemas: every key with its type, its default and its sentence.
 
-python -m loop_recipes.config.reference > docs/config.md
+python -m loop_recipes.launch.config_reference > docs/config.md
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOLD_ELSEWHERE = "policies[].endpoint"
 _HEAD = """\
 # Keys of the configs
 
-Made from the schemas by `python -m loop_recipes.config.reference`; change the sentences there.
+Made from the schemas by `python -m loop_recipes.launch.config_reference`; change the sentences there.
 
 A key without a default must be given. On the command line, `key.below=value` replaces a value and `~key` leaves it out.
 A *component* is a mapping whose `_component_` names what to build; its other keys are the arguments. `extends: NAME`

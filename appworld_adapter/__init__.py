@@ -1,1 +1,1 @@
-"""Environments an agent acts in: the protocol, AppWorld behind it, and what is measured about episodes."""
+"""AppWorld as an environment: sealed worlds and a grader apart from them, prompts, datasets, and its metrics."""

@@ -1,7 +1,7 @@
 """The library behind the recipes that train and evaluate agents with LOOP.
 
-The recipes themselves are the files beside this package; `docs/development.md` gives the reading order of one iteration.
-The wings, each using only those below it:
+The recipes themselves are the files beside this package; `docs/development.md` gives the reading order of one
+iteration. The wings, each using only those below it:
 
     launch                              loop-launch: checks a job, starts its rollout node
     viewer, plots                       what a run left behind, for people

@@ -23,8 +23,8 @@ from eval_appworld import EvalAppWorldRecipe
 from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.paths import loop_home
 from rollout_server.chat_tokens import ChatTokens
-from support.fake_vllm import FakeVllm
 from support.random_policy import write_adapter, write_model
+from support.scripted_vllm import ScriptedVllm
 from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration
@@ -35,7 +35,7 @@ SPLIT = "dev"
 _spoken: contextvars.ContextVar[str] = contextvars.ContextVar("spoken")
 
 
-class ScriptedAgents(FakeVllm):
+class ScriptedAgents(ScriptedVllm):
     """Recognises the task by its text, the turn by the number of assistant turns, the agent by the model asked for."""
 
     def __init__(self, tokens: ChatTokens):
@@ -51,11 +51,9 @@ class ScriptedAgents(FakeVllm):
             turns = json.loads((folder / "ground_truth/turns.json").read_text())
             self.turns[task] = [f"{turn['thought']}\n```python\n{turn['code']}\n```" for turn in turns]
 
-    async def _generate(self, request):
-        body = await request.json()
-        if "prompt_logprobs" not in body["sampling_params"]:
-            _spoken.set(self._answer(body))
-        return await super()._generate(request)
+    async def sample(self, body):
+        _spoken.set(self._answer(body))
+        return await super().sample(body)
 
     def _answer(self, body):
         ids = body["token_ids"]

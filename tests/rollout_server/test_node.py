@@ -9,7 +9,7 @@ from rollout_server.collection_request import Limits
 from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError
 from support.counter_node import counter_request, local_node, read_all
-from support.fake_vllm import expected_logprob
+from support.scripted_vllm import expected_logprob
 from support.waiting import wait_until
 
 

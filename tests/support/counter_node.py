@@ -20,7 +20,7 @@ from rollout_server.config import NodeConfig
 from rollout_server.node import Node
 from rollout_server.rollout import Rollout
 from rollout_server.schema import from_mapping
-from support.fake_vllm import FakeVllm
+from support.scripted_vllm import ScriptedVllm
 from support.waiting import DEADLINE_S
 
 TOKEN = "secret"
@@ -32,7 +32,7 @@ class LocalNode:
 
     node: Node
     url: str
-    vllm: FakeVllm
+    vllm: ScriptedVllm
     client: RolloutClient
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -66,7 +66,7 @@ def counter_request(collection_id: str = "c1", **changes: Any) -> CollectionRequ
 @contextlib.asynccontextmanager
 async def local_node(policy: Path, root: Path, publish: bool = True, **changes: Any) -> AsyncIterator[LocalNode]:
     """A node on ``root``; ``changes`` replace keys of its configuration."""
-    vllm = FakeVllm(ChatTokens(policy / "model"))
+    vllm = ScriptedVllm(ChatTokens(policy / "model"))
     vllm_url = await vllm.start()
     config = {
         "root": str(root),

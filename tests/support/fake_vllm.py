@@ -1,67 +1,72 @@
-"""vLLM's HTTP routes as the node uses them, answered in microseconds by a scripted policy.
+"""vLLM's HTTP routes as the rollout node uses them, answered in microseconds: the one fake of vLLM.
 
-The policy plays the counter environment: what it says depends on the seed and the prompt only, so a collection can be
-repeated. The log-prob it claims for token number i of a prompt of n is -0.01 * ((n + i) % 7), so a test can recompute
-what every token of a rollout must carry.
+What it samples is arithmetic on the prompt; :mod:`support.scripted_vllm` has it play the counter environment instead.
+In this process by :meth:`FakeVllm.start`, or as a process by ``python fake_vllm.py --port P [--misbehave HOW]``.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import random
-from collections.abc import Callable
+import hashlib
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 from aiohttp import web
 
-from rollout_server.chat_tokens import ChatTokens
+
+def prompt_logprob(folder: Path) -> float:
+    """What the fake answers for every prompt token under these weights: a function of their bytes."""
+    content = b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors")))
+    return -1.0 - hashlib.sha256(content).digest()[0] / 256
 
 
-def expected_logprob(position: int) -> float:
-    """What the fake claims for the token at ``position`` of a sequence."""
-    return -0.01 * (position % 7)
+@dataclass(frozen=True)
+class Sampled:
+    """What a request samples: ids and their log-probs, both [n]."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    cached_tokens: int = 0
 
 
 class FakeVllm:
-    """One server. Set ``delay``, ``answers``, ``fault`` or ``speak`` to change how it behaves.
+    """State and routes of one server. Tests set ``mode`` to have it fail, and read ``seen`` and ``loaded``.
 
-    ``delay(body)`` is in seconds; a request waits until ``answers(body)`` is true; ``fault(body)`` may return a status
-    to answer with; ``speak(rng)`` returns the text of a turn; ``logprob(position)`` what is claimed for a token.
+    :meth:`sample` says what a request samples; an override may also wait, or answer with an error.
     """
 
-    def __init__(self, tokens: ChatTokens):
-        self.tokens = tokens
-        self.delay: Callable[[dict], float] = lambda body: 0.001
-        self.answers: Callable[[dict], bool] = lambda body: True
-        self.fault: Callable[[dict], int | None] = lambda body: None
-        self.speak: Callable[[random.Random], str] = self.play
-        self.logprob: Callable[[int], float] = expected_logprob
-        self.requests: list[dict] = []
+    def __init__(self) -> None:
+        self.loaded: dict[str, Path] = {}
+        self.log: list[tuple[str, str]] = []
+        self.seen: list[dict] = []
+        self.mode = "well"
+        self.version = "0.32.0"
+        self.load_metrics = {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0}
+        self.tokens_per_scrape = 0.0
+        self.scrapes = 0
         self.aborted = 0
-        self.loaded: dict[str, str] = {}
 
-    def turn(self, body: dict) -> int:
-        """Which request of its episode, from 1, the newest one is; ``body`` is any of them."""
-        episode = body["request_id"].rpartition("-")[0]
-        return sum(request["request_id"].rpartition("-")[0] == episode for request in self.requests)
-
-    @staticmethod
-    def play(rng: random.Random) -> str:
-        call = rng.choice(["add(1)", "add(2)", "add(3)", "show()", "finish()", "add(99)"])
-        return f"done\n```python\n{call}\n```"
-
-    async def start(self) -> str:
+    def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
         app.add_routes(
             [
-                web.get("/health", self._health),
-                web.get("/metrics", self._health),
-                web.get("/version", self._version),
-                web.post("/v1/load_lora_adapter", self._load),
-                web.post("/v1/unload_lora_adapter", self._unload),
-                web.post("/inference/v1/generate", self._generate),
+                web.get("/health", self.health),
+                web.get("/version", self.get_version),
+                web.get("/metrics", self.metrics),
+                web.post("/v1/load_lora_adapter", self.load),
+                web.post("/v1/unload_lora_adapter", self.unload),
+                web.post("/inference/v1/generate", self.generate),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        return app
+
+    async def start(self) -> str:
+        """Listen on a free port of this machine; returns the address."""
+        self._runner = web.AppRunner(self.app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
@@ -69,45 +74,98 @@ class FakeVllm:
     async def stop(self) -> None:
         await self._runner.cleanup()
 
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self.mode == "dead engine" else 200)
 
-    async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.32.0"})
+    async def get_version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
 
-    async def _load(self, request: web.Request) -> web.Response:
+    async def metrics(self, _: web.Request) -> web.Response:
+        self.scrapes += 1
+        load = {**self.load_metrics, "generation_tokens_total": self.scrapes * self.tokens_per_scrape}
+        lines = [f'vllm:{name}{{engine="0",model_name="m"}} {value}' for name, value in load.items()]
+        return web.Response(text="\n".join(["# HELP vllm:x y", *lines, ""]))
+
+    async def load(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.loaded[body["lora_name"]] = body["lora_path"]
-        return web.Response(text="loaded")
+        name, path = body["lora_name"], Path(body["lora_path"])
+        self.log.append(("load", name))
+        if self.mode == "refuse load":
+            return web.json_response({"error": {"message": "no memory"}}, status=500)
+        if name in self.loaded:
+            return web.json_response({"error": {"message": f"'{name}' has already been loaded."}}, status=400)
+        self.loaded[name] = path
+        return web.Response(text="Success")
 
-    async def _unload(self, request: web.Request) -> web.Response:
-        self.loaded.pop((await request.json())["lora_name"], None)
-        return web.Response(text="unloaded")
+    async def unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        known = self.loaded.pop(name, None)
+        # vLLM still reads the folder until its requests are done, so it must be there now.
+        self.log.append(("unload", name if known is None or known.is_dir() else f"{name} whose folder is gone"))
+        return web.Response(status=200 if known is not None else 404)
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        prompt, sampling = body["token_ids"], body["sampling_params"]
-        if "prompt_logprobs" in sampling:
-            rows = [None, *({str(token): {"logprob": -1.0}} for token in prompt[1:])]
-            return web.json_response({"choices": [], "prompt_logprobs": rows})
-        self.requests.append(body)
+        self.seen.append(body)
+        token_ids, sampling = body["token_ids"], body["sampling_params"]
         if body["model"] not in self.loaded:
-            return web.json_response({"error": f"no model {body['model']}"}, status=404)
-        status = self.fault(body)
-        if status is not None:
-            return web.json_response({"error": "fault"}, status=status)
-        rng = random.Random(f"{sampling['seed']}/{len(prompt)}")
+            return web.json_response({"error": {"message": f"The model {body['model']} does not exist."}}, status=404)
+        if self.mode == "error":
+            return web.json_response({"error": {"message": "EngineCore encountered an issue."}}, status=500)
         try:
-            await asyncio.sleep(self.delay(body))
-            while not self.answers(body):  # noqa: ASYNC110 - the test decides, often in another thread
+            while self.mode == "hang":  # noqa: ASYNC110 - until the test sets another mode
                 await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             self.aborted += 1
             raise
-        spoken = [*self.tokens.encode_text(self.speak(rng)), self.tokens.im_end]
-        token_ids = spoken[: sampling["max_tokens"]]
-        content = [{"token_id": t, "logprob": self.logprob(len(prompt) + i)} for i, t in enumerate(token_ids)]
-        finish_reason = "stop" if len(token_ids) == len(spoken) else "length"
-        choice = {"finish_reason": finish_reason, "token_ids": token_ids, "logprobs": {"content": content}}
-        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 0}}
+        if self.mode == "hang up":
+            request.transport.abort()
+            return web.Response()
+        if sampling.get("prompt_logprobs") is not None:
+            value = float("-9999") if self.mode == "poisoned" else prompt_logprob(self.loaded[body["model"]])
+            rows = [None, *({str(token): {"logprob": value}} for token in token_ids[1:])]
+            return web.json_response({"choices": [], "prompt_logprobs": rows})
+        try:
+            sampled = await self.sample(body)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        if isinstance(sampled, web.Response):
+            return sampled
+        content = [
+            {"token_id": token, "logprob": -9999.0 if self.mode == "poisoned" else logprob}
+            for token, logprob in zip(sampled.token_ids, sampled.logprobs, strict=True)
+        ]
+        if self.mode == "cut short":
+            content = content[:-1]
+        finish = "abort" if self.mode == "abort" else sampled.finish_reason
+        choice = {"finish_reason": finish, "token_ids": sampled.token_ids, "logprobs": {"content": content}}
+        cached = {"cached_tokens": sampled.cached_tokens}
+        usage = {"prompt_tokens": len(token_ids), "prompt_tokens_details": cached}
         return web.json_response({"choices": [choice], "usage": usage})
+
+    async def sample(self, body: dict) -> Sampled | web.Response:
+        """What this request samples."""
+        prompt, most = body["token_ids"], body["sampling_params"]["max_tokens"]
+        token_ids = [(sum(prompt) + step) % 300 for step in range(most)]
+        return Sampled(token_ids, [-0.5] * most, "length", cached_tokens=len(prompt) // 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--misbehave", choices=["exit", "never ready", "ignore SIGTERM"])
+    arguments, _ = parser.parse_known_args()
+    # As vLLM has engine processes: one that changes session and would outlive a plain kill.
+    subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
+    print("the fake is starting", flush=True)
+    if arguments.misbehave == "exit":
+        print("ValueError: no such model", flush=True)
+        sys.exit(3)
+    if arguments.misbehave == "never ready":
+        asyncio.run(asyncio.sleep(600))
+    web.run_app(FakeVllm().app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
+
+
+if __name__ == "__main__":
+    main()

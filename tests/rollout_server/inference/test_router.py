@@ -9,15 +9,15 @@ from rollout_server.inference import router as router_module
 from rollout_server.inference import server as vllm_server
 from rollout_server.inference.router import BadLogprob, DeadlinePassed, RequestRefused, Router, ServerUnavailable
 from rollout_server.inference.server import Load, ServerGroup
-from support import arithmetic_vllm
+from support.fake_vllm import FakeVllm
 from support.waiting import DEADLINE_S, wait_until
 
 POLICY = "policy-v0001-00000000"
 
 
 class Setup:
-    def __init__(self, fakes, http, group, router):
-        self.fakes, self.http, self.group, self.router = fakes, http, group, router
+    def __init__(self, fakes, group, router):
+        self.fakes, self.group, self.router = fakes, group, router
 
     async def generate(self, episode_id="ep", token_ids=(3, 4, 5), seconds=DEADLINE_S, **changes):
         request = {
@@ -46,20 +46,17 @@ async def setup(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
     monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr(router_module, "RETRY_PAUSE_S", 0.02)
-    pairs = [await arithmetic_vllm.serve() for _ in range(2)]
-    fakes, http = [fake for fake, _ in pairs], [server for _, server in pairs]
+    fakes = [FakeVllm() for _ in range(2)]
     for fake in fakes:
         fake.loaded[POLICY] = tmp_path
-    config = ServersConfig(
-        urls=[str(server.make_url("")) for server in http], max_num_seqs=8, start_timeout_s=DEADLINE_S
-    )
+    config = ServersConfig(urls=[await fake.start() for fake in fakes], max_num_seqs=8, start_timeout_s=DEADLINE_S)
     group = ServerGroup(ModelConfig(path="unused"), config, tmp_path)
     await group.start()
     async with Router(group, config.max_num_seqs) as router:
-        yield Setup(fakes, http, group, router)
+        yield Setup(fakes, group, router)
     await group.stop()
-    for server in http:
-        await server.close()
+    for fake in fakes:
+        await fake.stop()
 
 
 async def test_request_and_answer_are_token_ids(setup):

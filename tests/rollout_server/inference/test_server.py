@@ -14,11 +14,11 @@ from rollout_server.inference import server as vllm_server
 from rollout_server.inference.command import ServerStartError
 from rollout_server.inference.process_guard import descendants
 from rollout_server.inference.server import Load, ServerGroup, adapters_at_work, parse_load
-from support import arithmetic_vllm
+from support import fake_vllm
 from support.processes import alive
 from support.waiting import DEADLINE_S, block_until, wait_until
 
-FAKE = arithmetic_vllm.__file__
+FAKE = fake_vllm.__file__
 
 
 @pytest.fixture
@@ -122,8 +122,9 @@ async def test_server_that_stops_answering_is_replaced(group_of, monkeypatch):
 async def test_running_requests_without_progress_count_as_hung(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
     monkeypatch.setattr(vllm_server, "STALL_S", 0.3)
-    fake, http = await arithmetic_vllm.serve()
-    group = ServerGroup(ModelConfig(path="unused"), ServersConfig(urls=[str(http.make_url(""))]), tmp_path)
+    fake = fake_vllm.FakeVllm()
+    url = await fake.start()
+    group = ServerGroup(ModelConfig(path="unused"), ServersConfig(urls=[url]), tmp_path)
     await group.start()
     fake.load_metrics["num_requests_running"] = 2.0
     fake.tokens_per_scrape, started = 1.0, time.monotonic()
@@ -133,7 +134,7 @@ async def test_running_requests_without_progress_count_as_hung(tmp_path, monkeyp
     await wait_until(lambda: group.servers[0].last_error is not None)
     assert group.servers[0].last_error == "vllm-0 has 2 running requests and no token in 0.3 s"
     await group.stop()
-    await http.close()
+    await fake.stop()
 
 
 OWNER = """
@@ -168,12 +169,13 @@ def test_nothing_survives_a_killed_owner(tmp_path):
 
 
 async def test_external_server_of_another_release_is_refused(tmp_path):
-    fake, http = await arithmetic_vllm.serve()
+    fake = fake_vllm.FakeVllm()
+    url = await fake.start()
     fake.version = "0.31.2"
-    servers = ServersConfig(urls=[str(http.make_url(""))], start_timeout_s=DEADLINE_S)
+    servers = ServersConfig(urls=[url], start_timeout_s=DEADLINE_S)
     with pytest.raises(ServerStartError, match=r"is version 0\.31\.2; this node needs 0\.32\.x"):
         await ServerGroup(ModelConfig(path="unused"), servers, tmp_path).start()
-    await http.close()
+    await fake.stop()
 
 
 async def test_external_server_that_is_not_there_is_named(tmp_path):

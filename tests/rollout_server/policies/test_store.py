@@ -13,9 +13,8 @@ from rollout_server.inference.server import ServerGroup
 from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
-from rollout_server.schema import ConfigError
-from support import arithmetic_vllm
-from support.arithmetic_vllm import prompt_logprob
+from rollout_server.schema import ConfigError, from_mapping
+from support.fake_vllm import FakeVllm, prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.waiting import DEADLINE_S, wait_until
 
@@ -31,10 +30,9 @@ class House:
         (self.model / "config.json").write_text(json.dumps(MODEL_CONFIG))
 
     async def open(self, count: int = 2, max_loras: int = 3) -> None:
-        pairs = [await arithmetic_vllm.serve() for _ in range(count)]
-        self.fakes, self.http = [fake for fake, _ in pairs], [server for _, server in pairs]
+        self.fakes = [FakeVllm() for _ in range(count)]
         self.model_config = ModelConfig(path=str(self.model), dtype="float32", max_context=512, lora_rank=8)
-        urls = [str(server.make_url("")) for server in self.http]
+        urls = [await fake.start() for fake in self.fakes]
         self.servers_config = ServersConfig(urls=urls, max_loras=max_loras, start_timeout_s=DEADLINE_S)
         self.group = ServerGroup(self.model_config, self.servers_config, self.folder / "logs")
         self.store = self.new_store(self.group)
@@ -45,8 +43,8 @@ class House:
 
     async def close(self) -> None:
         await self.group.stop()
-        for server in self.http:
-            await server.close()
+        for fake in self.fakes:
+            await fake.stop()
 
     def adapter(self, seed: int) -> Path:
         write_adapter(self.source / f"seed{seed}", seed=seed)
@@ -302,5 +300,5 @@ async def test_only_whole_newest_versions_come_back_after_a_crash(house, tmp_pat
 
 
 def test_one_lora_slot_is_too_few():
-    with pytest.raises(ConfigError, match=r"servers\.max_loras must be at least 2"):
-        ServersConfig(max_loras=1)
+    with pytest.raises(ConfigError, match=r"max_loras must be at least 2"):
+        from_mapping(ServersConfig, {"max_loras": 1})

@@ -36,7 +36,6 @@ ELSEWHERE = {
         "learner/device_check",
         "learner/lr_schedules",
         "learner/optimizer",
-        "learner/run_metrics",
     ],
     "integration/test_cce_kernels.py": ["learner/cce_kernels"],
     "loop_recipes/learner/test_policy_update.py": ["learner/model"],

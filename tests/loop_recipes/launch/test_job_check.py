@@ -36,6 +36,7 @@ def dataset(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("dataset")
     (root / "data/datasets").mkdir(parents=True)
+    (root / "dataset.json").write_text('{"name": "forty"}')
     (root / "data/tasks").mkdir()
     tasks = [f"{scenario}_{number}" for scenario in PAPER_TRAIN_SCENARIOS for number in (1, 2)]
     (root / "data/datasets/train.txt").write_text("\n".join(tasks[:40]))
@@ -133,7 +134,7 @@ def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
     assert (code, problems) == (0, [])
     assert "2 vLLM server(s) x 4 GPU(s) each, 240 episodes" in shown
     assert "8 rank(s) on the last node, bf16" in shown
-    assert "appworld, 40 tasks of paper_train, 40 x 6 rollouts an iteration" in shown
+    assert "forty, 40 tasks of paper_train, 40 x 6 rollouts an iteration" in shown
     assert "starts from the beginning, to iteration 2" in shown
     assert not (tmp_path / "run").exists(), "a check makes nothing"
     assert "KV cache of the server" in shown

@@ -1,4 +1,4 @@
-"""500 episodes while worlds, grader and fork servers are killed at random: none is lost, nothing is left. A drill.
+"""500 episodes while worlds, grader and fork servers are killed at random, and worlds stopped: none is lost. A drill.
 
 python -m pytest -m drill -s tests/integration/test_adapter_soak.py
 """
@@ -28,6 +28,9 @@ EPISODES = 500
 AT_ONCE = 8
 SECONDS_BETWEEN_KILLS = 1.0
 VICTIMS = {"world or interpreter": 0.8, "grader": 0.1, "world server": 0.1}
+STOPPED = 0.1
+"""Share of the worlds and interpreters that are stopped instead of killed; these hang until their time is up."""
+EXECUTE_TIMEOUT_S = 15.0
 NAMED_REASONS = {"environment_crashed", "environment_timeout"}
 ATTEMPTS = 5
 
@@ -57,16 +60,17 @@ async def kill_at_random(pool, rng, killed: Counter) -> None:
         if not server.alive:
             continue
         candidates = episode_processes(server.pid) if victim == "world or interpreter" else [server.pid]
+        stop = victim == "world or interpreter" and rng.random() < STOPPED
         if candidates:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(candidates), signal.SIGKILL)
-                killed[victim] += 1
+                os.kill(rng.choice(candidates), signal.SIGSTOP if stop else signal.SIGKILL)
+                killed["stopped" if stop else victim] += 1
 
 
 async def test_nothing_is_lost_and_nothing_is_left(tmp_path_factory):
     rng = random.Random(0)
     base = tmp_path_factory.mktemp("soak")
-    pool = make_pool(max_worlds=AT_ONCE, execute_timeout_s=60, experiments_root=str(base))
+    pool = make_pool(max_worlds=AT_ONCE, execute_timeout_s=EXECUTE_TIMEOUT_S, experiments_root=str(base))
     await pool.open()
     tasks = pool.tasks("train")
     killed: Counter = Counter()
@@ -120,6 +124,7 @@ async def test_nothing_is_lost_and_nothing_is_left(tmp_path_factory):
     assert outcomes["finished"] == EPISODES
     assert set(outcomes) <= {"finished", "interpreter killed", *NAMED_REASONS}
     assert killed["world or interpreter"] >= 20
+    assert killed["stopped"] >= 3
     assert killed["grader"] >= 1
     assert killed["world server"] >= 1
     assert status.open_worlds == status.waiting == 0

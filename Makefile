@@ -115,8 +115,10 @@ drills: world ## failure drills of the sbatch scripts on a real Slurm of three n
 unit: world ## only the fast tests
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
 
-lint: setup ## ruff (which mends what it can), types, import directions
+lint: setup ## ruff (which mends what it can), the pages made from the code, types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+	.venv/bin/python tests/support/file_map.py
+	.venv/bin/python -m loop_recipes.launch.config_reference > docs/config.md
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 

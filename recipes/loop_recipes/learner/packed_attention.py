@@ -1,8 +1,9 @@
-"""Attention for packed rows: each rollout of the row attends to itself only. On CUDA see cuda_layers.py.
+"""Attention for packed rows: each rollout of the row attends to itself only. cuda_layers.py replaces it on CUDA in half
+precision.
 
 Everything in a transformer but attention treats tokens one by one, so a packed row needs no mask there. For attention
 the row is cut at the rollouts' borders and each piece goes through torch's own ``scaled_dot_product_attention`` with
-``is_causal=True``: flash or memory-efficient attention on CUDA, the flash kernel for CPU there. Nothing can leak, since
+``is_causal=True``, on a CPU its flash kernel. Nothing can leak, since
 a piece never meets its neighbours' keys; no [s, s] mask is built; and no work is spent on masked-out blocks. Rollouts
 are a thousand tokens and longer, so one kernel launch for each costs nothing that shows.
 """

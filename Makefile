@@ -123,7 +123,7 @@ lint: setup ## ruff (which mends what it can), the pages made from the code, typ
 	.venv/bin/lint-imports
 
 warm-start: world ## build recipes/loop_recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
-	OMP_NUM_THREADS=2 .venv/bin/tune run sft_appworld --config sft_appworld/tiny_cpu
+	OMP_NUM_THREADS=2 .venv/bin/tune run warm_start_appworld --config warm_start_appworld/tiny_cpu
 
 appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld
 	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld

@@ -14,7 +14,7 @@ import sys
 from loop_recipes.paths import recipes_folder
 
 _REGISTRY = "torchtune._recipe_registry"
-_RECIPES = ("loop_appworld", "eval_appworld", "sft_appworld")
+_RECIPES = ("loop_appworld", "eval_appworld", "warm_start_appworld")
 
 
 def register(registry) -> None:

@@ -41,7 +41,7 @@ def warm_start(folder: Path, **changes: object) -> subprocess.CompletedProcess:
         "training.max_held_out_loss": 20,
         **changes,
     }
-    command = [str(TUNE), "run", "sft_appworld", "--config", "sft_appworld/tiny_cpu"]
+    command = [str(TUNE), "run", "warm_start_appworld", "--config", "warm_start_appworld/tiny_cpu"]
     return subprocess.run(
         command + [f"{key}={value}" for key, value in settings.items()],
         capture_output=True,

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
 from loop_recipes.evaluation.config import EvalConfig
-from loop_recipes.warm_start.config import SFTConfig
+from loop_recipes.warm_start.config import WarmStartConfig
 from rollout_server.config import NodeConfig
 from rollout_server.schema import fields_of, sections_in
 
@@ -24,7 +24,7 @@ PAGES = {
     "Training: `tune run loop_appworld`": LoopConfig,
     "A rollout node: `rollout-server`, and `rollout_node.config` of the others": NodeConfig,
     "Evaluation: `tune run eval_appworld`": EvalConfig,
-    "Warm start: `tune run sft_appworld`": SFTConfig,
+    "Warm start: `tune run warm_start_appworld`": WarmStartConfig,
 }
 _TOLD_ELSEWHERE = "policies[].endpoint"
 """Its keys are those of ``endpoint``."""

@@ -1,4 +1,4 @@
-"""The keys of ``sft_appworld``'s YAML, each with its sentence."""
+"""The keys of ``warm_start_appworld``'s YAML, each with its sentence."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
-class SFTConfig:
-    """All keys of the recipe `sft_appworld`."""
+class WarmStartConfig:
+    """All keys of the recipe `warm_start_appworld`."""
 
     output_dir: str
     """Folder of logs and intermediate files."""

@@ -162,7 +162,7 @@ def test_shuffled_advantages_are_the_same_ones_elsewhere_and_repeatable():
     assert not torch.equal(shuffled, Shuffled(seed=1)(rewards, groups))
 
 
-@pytest.mark.parametrize("recipe", ["loop_appworld", "eval_appworld", "sft_appworld"])
+@pytest.mark.parametrize("recipe", ["loop_appworld", "eval_appworld", "warm_start_appworld"])
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -1,6 +1,6 @@
 """The warm start: builds the tiny policy from nothing, by supervised training on executed reference solutions.
 
-tune run sft_appworld --config sft_appworld/tiny_cpu
+tune run warm_start_appworld --config warm_start_appworld/tiny_cpu
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstrations, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, collate, copy_batches, demonstration_batches
-from loop_recipes.warm_start.config import SFTConfig
+from loop_recipes.warm_start.config import WarmStartConfig
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.schema import ConfigError
 
@@ -40,7 +40,7 @@ GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "g
 PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
 
 
-class SFTAppWorldRecipe:
+class WarmStartRecipe:
     """Supervised warm start of a tiny policy, on one process and a CPU.
 
     - Generates a practice world and runs its train tasks' reference turns, some flawed on purpose, in the real engine.
@@ -54,14 +54,14 @@ class SFTAppWorldRecipe:
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
-            :class:`~loop_recipes.warm_start.config.SFTConfig`.
+            :class:`~loop_recipes.warm_start.config.WarmStartConfig`.
 
     Raises:
         ConfigError: anything wrong with the config, before any work begins.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        self._config = read_config(cfg, SFTConfig)
+        self._config = read_config(cfg, WarmStartConfig)
         options = self._config.demonstrations
         if not 0 <= options.flawed_share < 1:
             raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
@@ -268,16 +268,16 @@ class SFTAppWorldRecipe:
 
 @parse
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run sft_appworld`: ``cfg`` is the file named by --config and what follows it."""
+    """Entry point of `tune run warm_start_appworld`: ``cfg`` is the file named by --config and what follows it."""
     try:
-        recipe = SFTAppWorldRecipe(cfg)
+        recipe = WarmStartRecipe(cfg)
         recipe.setup()
         recipe.train()
         recipe.save_checkpoint()
     except (ConfigError, FileNotFoundError, PermissionError) as error:
-        return f"sft_appworld: {error}"
+        return f"warm_start_appworld: {error}"
     except KeyboardInterrupt:
-        return "sft_appworld: stopped; the same command reuses finished demonstrations and trains anew"
+        return "warm_start_appworld: stopped; the same command reuses finished demonstrations and trains anew"
     return 0
 
 

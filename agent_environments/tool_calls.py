@@ -1,0 +1,145 @@
+"""Tool calls as text, in the form of Qwen2.5's chat template: how tools are offered, called and answered.
+
+The policy is offered JSON schemas in its system message, writes ``<tool_call>`` blocks (the form of Hermes, on which
+Qwen2.5 was trained) and reads ``<tool_response>`` blocks in a user message. All functions here give the *content* of a
+message, to the letter what the template would put between ``<|im_start|>role\\n`` and ``<|im_end|>``. A text made here
+has the tokens that the model has seen in its own training.
+
+What the policy writes may be anything. A block that is no call is a :class:`BadCall`, never an exception: the policy is
+told what is wrong with it, and may try again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+CALL_OPENS = "<tool_call>"
+CALL_CLOSES = "</tool_call>"
+
+_SECTION = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{schemas}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call as the policy wrote it; whether there is such a tool, and whether it takes these, is not yet known."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A ``<tool_call>`` block that is no call: what stands in it, and what is wrong with it."""
+
+    text: str
+    error: str
+
+
+def tools_section(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """What the system message says of the tools; the template puts a blank line between the user's own text and this.
+
+    Args:
+        schemas: one a tool, in the form of OpenAI's API: ``{"type": "function", "function": {"name", "description",
+            "parameters"}}``. Keys stay in their order.
+    """
+    return _SECTION.format(schemas="\n".join(_json(schema) for schema in schemas))
+
+
+def parse_tool_calls(text: str) -> list[ToolCall | BadCall]:
+    """The calls in an assistant message, in order; text before, between and after them is the policy's thought.
+
+    A last block without ``</tool_call>`` counts if its JSON is whole. A missing ``arguments`` is no arguments.
+    """
+    calls: list[ToolCall | BadCall] = []
+    position = 0
+    while (opening := text.find(CALL_OPENS, position)) >= 0:
+        start = opening + len(CALL_OPENS)
+        try:
+            call, end = _read(text, start)
+            position = _past_the_close(text, end)
+        except (ValueError, RecursionError) as error:
+            # ValueError is also what Python raises of a number with more than 4,300 digits.
+            end = text.find(CALL_CLOSES, start)
+            end, position = (len(text), len(text)) if end < 0 else (end, end + len(CALL_CLOSES))
+            calls.append(BadCall(text[start:end].strip(), _complaint(error)))
+        else:
+            calls.append(call)
+    return calls
+
+
+def render_tool_call(call: ToolCall) -> str:
+    """One call as the policy should write it; a newline stands between it and what is before it in the message."""
+    # The template puts the name in as it is.
+    return f'{CALL_OPENS}\n{{"name": "{call.name}", "arguments": {_json(call.arguments)}}}\n{CALL_CLOSES}'
+
+
+def render_tool_response(*contents: str) -> str:
+    """The user message that answers a turn: the results of its calls, in their order."""
+    return "\n".join(f"<tool_response>\n{content}\n</tool_response>" for content in contents)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # as transformers' templates do
+
+
+def _read(text: str, start: int) -> tuple[ToolCall, int]:
+    """The call whose JSON begins at ``start``, and where it ends. A string in it may hold ``</tool_call>``."""
+    value, end = _DECODER.raw_decode(text, _skip_space(text, start))
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError('a call is an object with "name" and "arguments"')
+    arguments = value.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise ValueError('"arguments" must be an object')
+    return ToolCall(value["name"], arguments), end
+
+
+def _past_the_close(text: str, end: int) -> int:
+    end = _skip_space(text, end)
+    if text.startswith(CALL_CLOSES, end):
+        return end + len(CALL_CLOSES)
+    if end == len(text):
+        return end
+    raise ValueError(f"there is more after the JSON object, where {CALL_CLOSES} should be")
+
+
+def _skip_space(text: str, start: int) -> int:
+    return _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches everywhere
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits} is too large for a number")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _complaint(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON: {error.msg}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -1,0 +1,152 @@
+"""The text of tool calls. The expected texts are what Qwen2.5-Instruct's published chat template renders."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_environments.tool_calls import (
+    BadCall,
+    ToolCall,
+    parse_tool_calls,
+    render_tool_call,
+    render_tool_response,
+    tools_section,
+)
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add to it: <b> & 'größer'.",
+        "parameters": {
+            "type": "object",
+            "properties": {"amount": {"type": "integer"}, "note": {"type": "string"}},
+            "required": ["amount"],
+        },
+    },
+}
+FINISH = {"type": "function", "function": {"name": "finish", "parameters": {"type": "object", "properties": {}}}}
+
+RENDERED_SECTION = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{"type": "function", "function": {"name": "add", "description": "Add to it: <b> & 'größer'.", "parameters": \
+{"type": "object", "properties": {"amount": {"type": "integer"}, "note": {"type": "string"}}, "required": ["amount"]}}}
+{"type": "function", "function": {"name": "finish", "parameters": {"type": "object", "properties": {}}}}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
+RENDERED_TURN = """\
+Both.
+<tool_call>
+{"name": "add", "arguments": {"amount": 3, "note": "a\\n\\"ü\\""}}
+</tool_call>
+<tool_call>
+{"name": "finish", "arguments": {}}
+</tool_call>"""
+
+RENDERED_ANSWER = """\
+<tool_response>
+3
+</tool_response>
+<tool_response>
+done
+</tool_response>"""
+
+CALLS = [ToolCall("add", {"amount": 3, "note": 'a\n"ü"'}), ToolCall("finish", {})]
+
+
+def test_the_system_messages_section():
+    assert tools_section([ADD, FINISH]) == RENDERED_SECTION
+
+
+def test_the_assistants_turn_both_ways():
+    assert "\n".join(["Both.", *map(render_tool_call, CALLS)]) == RENDERED_TURN
+    assert parse_tool_calls(RENDERED_TURN) == CALLS
+
+
+def test_consecutive_results_share_a_turn():
+    assert render_tool_response("3", "done") == RENDERED_ANSWER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "finish"}</tool_call>',
+        '<tool_call>\n\n {"arguments": {}, "name": "finish"}\t</tool_call> and so on',
+        'First <tool_call>\n{"name": "finish", "arguments": {}}',
+        '</tool_call><tool_call>{"name": "finish", "id": 7}</tool_call>',
+    ],
+)
+def test_lenient_where_the_meaning_is_clear(text):
+    assert parse_tool_calls(text) == [ToolCall("finish", {})]
+
+
+def test_the_closing_tag_inside_a_string_closes_nothing():
+    call = ToolCall("add", {"note": "</tool_call><tool_call>{}"})
+    assert parse_tool_calls(render_tool_call(call)) == [call]
+
+
+def test_no_call_is_no_call():
+    assert parse_tool_calls('I would write {"name": "finish"} if I dared. </tool_call>') == []
+
+
+@pytest.mark.parametrize(
+    ("block", "error"),
+    [
+        ("", "not valid JSON: Expecting value"),
+        ("finish()", "not valid JSON: Expecting value"),
+        ('{"name": "add", "arguments": {"amount": }}', "not valid JSON: Expecting value"),
+        ('{"name": "add", "arguments": {"note": "a\nb"}}', "not valid JSON: Invalid control character at"),
+        ('["add", 3]', 'a call is an object with "name" and "arguments"'),
+        ('{"arguments": {}}', 'a call is an object with "name" and "arguments"'),
+        ('{"name": 3}', 'a call is an object with "name" and "arguments"'),
+        ('{"name": "add", "arguments": [3]}', '"arguments" must be an object'),
+        ('{"name": "add", "arguments": {"amount": NaN}}', "NaN is not JSON"),
+        ('{"name": "add", "arguments": {"amount": 1e999}}', "1e999 is too large for a number"),
+        ('{"name": "add"} {"name": "finish"}', "there is more after the JSON object, where </tool_call> should be"),
+        ('{"name": "add"}<tool_call>', "there is more after the JSON object, where </tool_call> should be"),
+        ('{"name":' + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_call_is_told(block, error):
+    assert parse_tool_calls(f"<tool_call>\n{block}\n</tool_call>\n" + render_tool_call(CALLS[1])) == [
+        BadCall(block, error),
+        CALLS[1],
+    ]
+
+
+def test_a_number_too_long_for_python_is_a_bad_call():
+    (bad,) = parse_tool_calls('<tool_call>{"name": "add", "arguments": {"amount": ' + "9" * 5000 + "}}</tool_call>")
+    assert isinstance(bad, BadCall)
+    assert "4300 digits" in bad.error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.builds(ToolCall, st.from_regex(r"\A\w{1,20}\Z"), st.dictionaries(st.text(), JSON, max_size=4))))
+def test_what_is_rendered_is_read(calls):
+    assert parse_tool_calls("so:\n" + "\n".join(map(render_tool_call, calls))) == calls
+
+
+@given(
+    st.text() | st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", '"name"', ":", "}", "x"])).map("".join)
+)
+def test_any_text_is_read(text):
+    for call in parse_tool_calls(text):
+        json.dumps(call.arguments if isinstance(call, ToolCall) else call.error)

@@ -68,7 +68,7 @@ def made_up_rollout(tokens: int, turns: int = 40, sampled_share: float = 0.2) ->
 def measure_record(tokens: int, count: int) -> dict[str, float]:
     rollout = made_up_rollout(tokens)
     with tempfile.TemporaryDirectory() as folder:
-        log = AppendLog(Path(folder) / "log.jsonl", lambda record: None)
+        log = AppendLog(Path(folder) / "log.jsonl", lambda record: True)
         started = time.process_time()
         for _ in range(count):
             log.append([rollout.to_json()])

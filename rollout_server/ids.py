@@ -6,6 +6,7 @@
 eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
 <collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
 <collection>/<task>/<index>.<attempt>      a rollout
+<rollout>/<n>                a further sequence of its episode, n from 1
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ def parse_collection_id(collection_id: str) -> CollectionName:
 def rollout_id(collection_id: str, task_id: str, index: int, attempt: int) -> str:
     """Of attempt ``attempt`` (from 0) at the ``index``-th rollout of a task."""
     return f"{collection_id}/{task_id}/{index}.{attempt}"
+
+
+def segment_id(episode_id: str, segment: int) -> str:
+    """Of the ``segment``-th sequence (from 0) of an episode; the first has the episode's own id."""
+    return episode_id if segment == 0 else f"{episode_id}/{segment}"
 
 
 def _hash(text: str, digits: int) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""What is written. Schema 1 is read too: its episodes are of one sequence, and it says nothing of that."""
 
 POISONED_LOGPROB = -9998.0
 """vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
@@ -45,7 +46,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A finished episode.
+    """One sequence of a finished episode, mostly the only one.
+
+    An agent that starts sub-agents, or rewrites its own history, leaves an episode of several sequences. Each is a
+    record of its own, with the episode's one return; ``episode_id``, which is the ``rollout_id`` of the first, joins
+    them, ``segment`` counts them from 0 to ``segments`` - 1, and in the log they follow each other. Where sequences
+    share a beginning, what the policy sampled there is a turn of the first of them, and context in the others: over all
+    sequences, each sampled token is in ``mask`` once.
 
     Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; ``turns`` is [t].
 
@@ -81,6 +88,13 @@ class Rollout:
     ungradable: str | None = None
     schema: int = SCHEMA_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
+    episode_id: str = ""
+    segment: int = 0
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.episode_id:
+            object.__setattr__(self, "episode_id", self.rollout_id)
 
     @property
     def policy_versions(self) -> list[int]:
@@ -108,6 +122,8 @@ class Rollout:
             self._refuse(f"reward {self.reward} outside [0, 1]")
         if self.end_reason not in END_REASONS:
             self._refuse(f"end reason {self.end_reason!r} is not one of {', '.join(END_REASONS)}")
+        if not 0 <= self.segment < self.segments or (self.episode_id == self.rollout_id) != (self.segment == 0):
+            self._refuse(f"sequence {self.segment} of {self.segments} of episode {self.episode_id}")
         return self
 
     def _refuse(self, what: str) -> NoReturn:
@@ -148,12 +164,13 @@ class Rollout:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
         """Parse a decoded JSON object; raises ValueError on another schema or a missing or unknown field."""
-        if data.get("schema") != SCHEMA_VERSION:
+        if data.get("schema") not in (1, SCHEMA_VERSION):
             raise ValueError(
-                f"rollout schema {data.get('schema')!r} is not {SCHEMA_VERSION}, the one this version reads"
+                f"rollout schema {data.get('schema')!r} is none of 1 to {SCHEMA_VERSION}, which this version reads"
             )
         try:
-            return cls(**{**data, "turns": [Turn(**turn) for turn in data["turns"]]})
+            turns = [Turn(**turn) for turn in data["turns"]]
+            return cls(**{**data, "turns": turns, "schema": SCHEMA_VERSION})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a rollout of schema {SCHEMA_VERSION}: {error}") from error
 
@@ -173,3 +190,11 @@ class Failure:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
+    """The sequences of each episode together, in their order; episodes in the order of their first sequences."""
+    episodes: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        episodes.setdefault(rollout.episode_id, []).append(rollout)
+    return [sorted(segments, key=lambda rollout: rollout.segment) for segments in episodes.values()]

@@ -78,8 +78,8 @@ class Episode:
         """Tokens of the turns that have ended; what an abort throws away."""
         return self._speaker.sampled_tokens
 
-    async def run(self) -> Rollout:
-        """Play the episode to its end and grade it.
+    async def run(self) -> list[Rollout]:
+        """Play the episode to its end and grade it; returns its sequences.
 
         Raises:
             EpisodeFailed: nothing came of it; the attempt may be repeated.
@@ -102,7 +102,7 @@ class Episode:
             self._speaker.close()
             if environment is not None:
                 await self._close(environment)
-        return self._rollout(end_reason, grade, started_at, time.monotonic() - started)
+        return [self._rollout(end_reason, grade, started_at, time.monotonic() - started)]
 
     async def _play(self, environment: Environment) -> str:
         """Turns until the episode ends; returns the end reason."""

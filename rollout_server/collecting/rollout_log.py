@@ -27,10 +27,11 @@ class AppendLog:
     Args:
         path: created when missing; its folder must be there.
         visit: called with every record (decoded) that is already in the file, in order; it raises ValueError for one
-            that is not whole.
+            that is not whole. It returns whether the file may end there: a record that is nothing without those after
+            it is cut off with them.
     """
 
-    def __init__(self, path: Path, visit: Callable[[Any], None]):
+    def __init__(self, path: Path, visit: Callable[[Any], bool]):
         self.path = path
         self._ends: list[int] = []
         self._recover(visit)
@@ -40,28 +41,30 @@ class AppendLog:
         """Records that are on disk for good."""
         return len(self._ends)
 
-    def _recover(self, visit: Callable[[Any], None]) -> None:
+    def _recover(self, visit: Callable[[Any], bool]) -> None:
         created = not self.path.exists()
         with open(self.path, "ab+") as file:
             file.seek(0)
-            end = 0
+            end, whole, why = 0, 0, "others that belong to it are missing"
             for line in file:
                 try:
                     if not line.endswith(b"\n"):
                         raise ValueError("no line end")
-                    visit(json.loads(line))
+                    may_end = visit(json.loads(line))
                 except ValueError as error:
-                    size = os.fstat(file.fileno()).st_size
-                    logger.warning(
-                        "%s: record %d is torn (%s), dropping the last %d bytes",
-                        self.path,
-                        self.count + 1,
-                        error,
-                        size - end,
-                    )
+                    why = str(error)
                     break
                 end += len(line)
                 self._ends.append(end)
+                if may_end:
+                    whole = self.count
+            del self._ends[whole:]
+            end, size = self._ends[-1] if self._ends else 0, os.fstat(file.fileno()).st_size
+            if end < size:
+                number = self.count + 1
+                logger.warning(
+                    "%s: record %d is torn (%s), dropping the last %d bytes", self.path, number, why, size - end
+                )
             os.ftruncate(file.fileno(), end)
             os.fsync(file.fileno())
         if created:

@@ -43,7 +43,7 @@ class StoredCollection:
     def exists(folder: Path, collection_id: str) -> bool:
         return meta_path(folder, collection_id).exists()
 
-    def _visit_meta(self, record: Any) -> None:
+    def _visit_meta(self, record: Any) -> bool:
         match record:
             case {"request": dict(request)}:
                 self.request = request
@@ -55,11 +55,15 @@ class StoredCollection:
                 pass
             case _:
                 raise ValueError("not a record of a collection's meta file")
+        return True
 
-    def _visit_rollout(self, record: Any) -> None:
+    def _visit_rollout(self, record: Any) -> bool:
         match record:
             case {"task_id": str(task_id), "index": int(index)}:
-                self.done.add((task_id, index))
+                whole = record.get("segment", 0) + 1 == record.get("segments", 1)
+                if whole:
+                    self.done.add((task_id, index))
+                return whole
             case _:
                 raise ValueError("not a rollout")
 
@@ -101,7 +105,7 @@ class CollectionRun:
     def __post_init__(self) -> None:
         self.collector = Collector(self.request, self.stored.done, opened_before=self.stored.opened - 1)
         self._running: dict[EpisodeKey, _Running] = {}
-        self._pending: list[tuple[EpisodeKey, str]] = []
+        self._pending: list[tuple[EpisodeKey, list[str]]] = []
         self._write_lock = asyncio.Lock()
         self._ending: asyncio.Task[None] | None = None
         self._started = time.monotonic()
@@ -151,12 +155,13 @@ class CollectionRun:
         key = episode.key
         began = time.monotonic()
         try:
-            rollout = await episode.run()
+            rollouts = await episode.run()
             self._running[key].delivering = True
-            if rollout.ungradable is not None:
-                logger.warning("%s counts as reward 0: its state was not gradable: %s", key, rollout.ungradable)
+            ungradable = rollouts[0].ungradable
+            if ungradable is not None:
+                logger.warning("%s counts as reward 0: its state was not gradable: %s", key, ungradable)
                 self.services.metrics.ungradable()
-            await self._deliver(key, rollout)
+            await self._deliver(key, rollouts)
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
         except Exception as error:
@@ -169,14 +174,14 @@ class CollectionRun:
             if self.idle:
                 self.on_idle()
 
-    async def _deliver(self, key: EpisodeKey, rollout: Rollout) -> None:
-        """Put the rollout on disk, together with others that finish meanwhile, and only then count it."""
-        self._pending.append((key, rollout.to_json()))
+    async def _deliver(self, key: EpisodeKey, rollouts: list[Rollout]) -> None:
+        """Put an episode's sequences on disk, together with others that finish meanwhile, and only then count it."""
+        self._pending.append((key, [rollout.to_json() for rollout in rollouts]))
         async with self._write_lock:
             batch, self._pending = self._pending, []
             if not batch:
                 return
-            lines = [line for _, line in batch]
+            lines = [line for _, sequences in batch for line in sequences]
             try:
                 await asyncio.to_thread(self.stored.rollouts.append, lines)
             except OSError as error:
@@ -226,7 +231,7 @@ class CollectionRun:
         assert self.collector.outcome is not None, "asked for once it is known"
         end = CollectionEnd(
             reason=self.collector.outcome,
-            finished=self.stored.rollouts.count,
+            finished=self.collector.progress().finished,
             dropped=self.collector.dropped,
             dropped_tokens=self.dropped_tokens,
             failures=dict(self.collector.failures),

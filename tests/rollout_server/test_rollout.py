@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollout_server.rollout import Rollout, Turn
+from rollout_server.ids import segment_id
+from rollout_server.rollout import Rollout, Turn, by_episode
 
 
 def turn(start, end):
@@ -68,6 +69,9 @@ def test_only_text_has_no_token_ids():
         (rollout(end_reason="tired"), "end reason 'tired'"),
         (text_only(end_reason="tired"), "end reason 'tired'"),
         (text_only(turns=[]), "no turns"),
+        (rollout(segment=1), "sequence 1 of 1 of episode c/t_1/0.0"),
+        (rollout(segment=1, segments=2), "sequence 1 of 2 of episode c/t_1/0.0"),
+        (rollout(episode_id="c/t_1/0.1"), "sequence 0 of 1 of episode c/t_1/0.1"),
         (text_only(turns=[turn(1, 3)]), r"turn 0 spans \[1, 3\) of no token ids"),
         (text_only(mask=[True]), "no token ids, 1 mask entries, 0 log-probs"),
     ],
@@ -78,5 +82,25 @@ def test_a_broken_invariant_is_named(broken, message):
 
 
 def test_another_schema_is_refused():
-    with pytest.raises(ValueError, match="rollout schema 2 is not 1"):
-        Rollout.from_dict(vars(replace(rollout(), schema=2)))
+    with pytest.raises(ValueError, match="rollout schema 3 is none of 1 to 2"):
+        Rollout.from_dict(vars(replace(rollout(), schema=3)))
+
+
+def test_a_record_of_schema_1_is_an_episode_of_one_sequence():
+    old = json.loads(rollout().to_json())
+    for name in ("episode_id", "segment", "segments"):
+        del old[name]
+    read = Rollout.from_dict({**old, "schema": 1}).validate()
+    assert read == rollout()
+    assert (read.episode_id, read.segment, read.segments, read.schema) == ("c/t_1/0.0", 0, 1, 2)
+
+
+def test_the_sequences_of_an_episode_are_found_together():
+    def segment(task, number):
+        episode = f"c/{task}/0.0"
+        return rollout(
+            rollout_id=segment_id(episode, number), episode_id=episode, segment=number, segments=2
+        ).validate()
+
+    first, second, other = segment("t_1", 0), segment("t_1", 1), segment("t_2", 0)
+    assert by_episode([second, other, first]) == [[first, second], [other]]

@@ -87,7 +87,7 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path):
     assert read_rollouts(log) == [ROLLOUT]
     with log.open("a") as file:
         file.write(ROLLOUT.to_json().replace('"reward":', '"payment":') + "\n")
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: not a rollout of schema 1"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: not a rollout of schema 2"):
         read_rollouts(log)
 
 

@@ -66,7 +66,7 @@ async def collect(
     async def run(key: EpisodeKey) -> None:
         try:
             speaker = PolicySpeaker(request, "scripted", services)
-            rollouts.append(await Episode(key, collector.draw(key), request, pool, speaker).run())
+            rollouts.extend(await Episode(key, collector.draw(key), request, pool, speaker).run())
             collector.finished(key)
         except EpisodeFailed as error:
             collector.failed(key, error.reason, str(error))

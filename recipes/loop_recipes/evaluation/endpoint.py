@@ -140,7 +140,7 @@ class EndpointEpisodes:
             speaker = EndpointSpeaker(session, endpoint, cell.request)
             episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, speaker)
             try:
-                rollout = await episode.run()
+                [rollout] = await episode.run()
             except EpisodeFailed as error:
                 failure = f"{error.reason}: {error}"
                 self._failures[error.reason] += 1

@@ -123,7 +123,8 @@ async def play(speaker, pool=None, **limits):
     """The rollout; whatever happened, the world and the speaker were let go of."""
     episode, pool, _ = make(speaker, pool, **limits)
     try:
-        return await episode.run()
+        [rollout] = await episode.run()
+        return rollout
     finally:
         assert pool.status().open_worlds == 0
         assert speaker.called("close") == [()]
@@ -138,7 +139,7 @@ async def failure(speaker, pool=None, **limits):
 async def test_a_completed_episode_is_recorded_whole():
     speaker = ScriptedSpeaker([ADD, FINISH])
     episode, _, phases = make(speaker, attempt=4, draw=1)
-    rollout = await episode.run()
+    [rollout] = await episode.run()
     assert (rollout.rollout_id, rollout.collection_id) == (f"c1/{TASK}/2.4", "c1")
     assert (rollout.task_id, rollout.index, rollout.attempt, rollout.dataset) == (TASK, 2, 4, "counter")
     assert (rollout.end_reason, rollout.reward, rollout.success, len(rollout.requirements)) == ("completed", 1, True, 4)
@@ -158,7 +159,7 @@ async def test_a_completed_episode_is_recorded_whole():
 async def test_seeds_depend_on_collection_task_index_attempts_and_turn():
     speaker = ScriptedSpeaker([ADD, FINISH])
     episode, _, _ = make(speaker, attempt=4, draw=1)
-    rollout = await episode.run()
+    [rollout] = await episode.run()
     assert rollout.seed == derive_seed(5, TASK, 2, 1) == 845_395_600
     assert speaker.called("speak") == [(derive_seed(rollout.seed, 0),), (derive_seed(rollout.seed, 1),)]
 
@@ -215,7 +216,7 @@ async def test_a_step_is_bounded_by_the_episodes_deadline():
     episode, _, _ = make(speaker, FaultyPool(step=forever))
     # Brought near only once the world has started, however long that took.
     speaker.begin = lambda episode_id, messages: setattr(episode, "_deadline", time.monotonic() + 0.05)
-    rollout = await episode.run()
+    [rollout] = await episode.run()
     assert rollout.end_reason == "deadline"
     assert rollout.turns[0].environment_seconds > 0.0
 
@@ -277,7 +278,7 @@ async def test_a_world_that_does_not_close_costs_no_rollout(monkeypatch, caplog)
     monkeypatch.setattr(episode_module, "CLOSE_DEADLINE_S", 0.05)
     for close in (forever, EnvironmentCrashed("gone")):
         episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=close))
-        assert (await episode.run()).end_reason == "completed"
+        assert (await episode.run())[0].end_reason == "completed"
     assert caplog.text.count("closing the environment failed") == 2
 
 

@@ -9,7 +9,12 @@ RECORDS = [json.dumps({"n": n, "text": "é" * n}, ensure_ascii=False) for n in r
 
 def open_log(path):
     seen = []
-    return AppendLog(path, seen.append), seen
+
+    def visit(record):
+        seen.append(record)
+        return True
+
+    return AppendLog(path, visit), seen
 
 
 def test_cursor_reads(tmp_path):
@@ -37,6 +42,19 @@ def test_a_kill_at_any_byte_drops_the_torn_record_only(tmp_path):
         assert open_log(path)[1] == [*seen, {}]
 
 
+def test_a_record_is_cut_off_with_those_it_waits_for(tmp_path):
+    """Lines of 1, 2 and 3 records that belong together: what stays after a kill is whole, wherever it was."""
+    groups = [[{"of": of, "n": n} for n in range(of)] for of in (1, 2, 3)]
+    lines = [json.dumps(record) for group in groups for record in group]
+    may_end = {0, 1, 3, 6}
+    for written in range(len(lines) + 1):
+        path = tmp_path / f"{written}.jsonl"
+        path.write_text("".join(line + "\n" for line in lines[:written]))
+        log = AppendLog(path, lambda record: record["n"] + 1 == record["of"])
+        assert log.count == max(end for end in may_end if end <= written)
+        assert path.read_text().splitlines() == lines[: log.count]
+
+
 def test_zeros_after_a_power_cut_are_dropped(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(RECORDS[0].encode() + b"\n" + b"\0" * 100 + b"\n" + RECORDS[1].encode() + b"\n")
@@ -50,6 +68,7 @@ def test_record_that_is_refused_counts_as_torn(tmp_path):
     def visit(record):
         if "n" not in record:
             raise ValueError("no n")
+        return True
 
     assert AppendLog(path, visit).count == 1
 

@@ -270,10 +270,9 @@ class LoopAppWorldRecipe:
         conf = self._config
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = [Sample.from_rollout(rollout) for rollout in rollouts]
-        trained, metrics = self._update.run(samples, self._policy_version, iteration)
-        seconds, epochs = metrics["seconds_updating"], conf.update.epochs
+        trained, stepped, metrics = self._update.run(samples, self._policy_version, iteration)
         metrics |= gap_metrics(trained, conf.sampler_gap)
-        metrics |= flops_metrics(self._model, trained, epochs, seconds, conf.device_peak_tflops)
+        metrics |= flops_metrics(self._model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
         with warnings.catch_warnings():
             # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")

@@ -101,6 +101,9 @@ class UpdateConfig:
     filter leaves)."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """The largest norm of the gradient; null does not clip."""
+    max_trajectory_log_ratio: PositiveFloat | None = None
+    """Leaves out a step, and the iteration's later ones, where the log-ratio to the sampling policy, summed over each
+    rollout's tokens, is further than this from 0 in the minibatch's mean (the authors' code: 20); null never."""
     exact_entropy: bool = False
     """Writes the metric ``entropy``, at the cost of one more pass of the head where old log-probs are recomputed."""
     token_statistics: bool = False

@@ -70,13 +70,17 @@ def _beginning(sample: Sample, count: int) -> Sample:
 
 
 def flops_metrics(
-    model: TransformerDecoder, trained: Sequence[Sample], epochs: int, seconds: float, peak_tflops: float | None
+    model: TransformerDecoder, stepped: Sequence[Sample], seconds: float, peak_tflops: float | None
 ) -> dict[str, float]:
-    """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it."""
+    """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it.
+
+    Args:
+        stepped: rollouts that went forward and backward, once for each time.
+    """
     if peak_tflops is None:
         return {}
     ranks, _ = get_world_size_and_rank()
-    flops = epochs * sum(_training_flops(model, sample.tokens) for sample in trained)
+    flops = sum(_training_flops(model, sample.tokens) for sample in stepped)
     return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
 
 

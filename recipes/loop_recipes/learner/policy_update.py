@@ -51,11 +51,20 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int) -> l
 
 
 class UpdateResult(NamedTuple):
-    """``samples`` are those trained on, with advantages and old log-probs, in the order of their ids; ``metrics`` are
-    the same on every rank."""
+    """``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``stepped`` are
+    the same, once for each step that was taken with them; ``metrics`` are the same on every rank."""
 
     samples: list[Sample]
+    stepped: list[Sample]
     metrics: dict[str, Any]
+
+
+class StepOutcome(NamedTuple):
+    """Of one optimizer step: the minibatch's loss, the critic's, and the norm of the gradient before clipping."""
+
+    loss: float
+    value_loss: float
+    grad_norm: float
 
 
 class PolicyUpdate:
@@ -125,16 +134,17 @@ class PolicyUpdate:
         if self.config.exact_entropy and kept:
             metrics["entropy"] = torch.cat([filled(sample.entropy) for sample in kept]).double().mean().item()
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
-        metrics |= self._train(kept, iteration) if kept else {"steps": 0}
+        stepped, numbers = self._train(kept, iteration) if kept else ([], {"steps": 0})
+        metrics |= numbers
         seconds = time.perf_counter() - recomputed
         if self.token_statistics is not None:
             self.token_statistics.write(kept)
         metrics |= {
             "seconds_recomputing": recomputed - started,
             "seconds_updating": seconds,
-            "tokens_per_second": self.config.epochs * sum(sample.tokens for sample in kept) / seconds,
+            "tokens_per_second": sum(sample.tokens for sample in stepped) / seconds,
         }
-        return UpdateResult(kept, metrics)
+        return UpdateResult(kept, stepped, metrics)
 
     def logprobs(self, samples: Sequence[Sample], version: int | None) -> dict[str, Tensor]:
         """Log-probs [n] of each rollout's sampled tokens under a kept version (None: the base model), by rollout id;
@@ -221,36 +231,39 @@ class PolicyUpdate:
         joined = torch.cat([parts[rollout_id] for rollout_id in counts])
         return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
 
-    def _train(self, samples: list[Sample], iteration: int) -> dict[str, Any]:
+    def _train(self, samples: list[Sample], iteration: int) -> tuple[list[Sample], dict[str, Any]]:
+        """All steps of an iteration; returns the samples of those taken, in order, and metrics."""
         self.model.train()
-        statistics, losses, value_losses, norms = RatioStatistics(), [], [], []
+        planned: list[list[Sample]] = []
         for epoch in range(self.config.epochs):
             seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
-            for minibatch in minibatches(samples, self.config.minibatch_rollouts, seed):
-                loss, value_loss, norm = self._step(minibatch, statistics, iteration)
-                losses.append(loss)
-                value_losses.append(value_loss)
-                norms.append(norm)
-        metrics = {} if self.critic is None else {"value_loss": sum(value_losses) / len(value_losses)}
-        return (
-            statistics.summary()
-            | metrics
-            | {
-                "steps": len(losses),
+            planned += minibatches(samples, self.config.minibatch_rollouts, seed)
+        statistics, taken = RatioStatistics(), list[StepOutcome]()
+        for minibatch in planned:
+            outcome = self._step(minibatch, statistics, iteration)
+            if outcome is None:
+                break
+            taken.append(outcome)
+        metrics: dict[str, Any] = {"steps": len(taken), "steps_left_out": len(planned) - len(taken)}
+        if taken:
+            losses, value_losses, norms = zip(*taken, strict=True)
+            metrics |= {
                 "loss": sum(losses) / len(losses),
                 "grad_norm": sum(norms) / len(norms),
                 "grad_norm_max": max(norms),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
             }
-        )
+            if self.critic is not None:
+                metrics["value_loss"] = sum(value_losses) / len(value_losses)
+        return list(itertools.chain(*planned[: len(taken)])), metrics | statistics.summary()
 
-    def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> tuple[float, float, float]:
-        """One optimizer step; returns the minibatch's loss, its value loss and the gradient norm before clipping."""
+    def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
+        """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         world_size, _ = self._ranks
         divisor = len(minibatch) if self.config.loss_divisor == "mean" else float(self.config.loss_divisor)
         # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
-        totals = torch.zeros(2, dtype=torch.float64)
+        totals = torch.zeros(3, dtype=torch.float64)
         coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
         seen = RatioStatistics()
         for batch in self._micro_batches(minibatch, "updating"):
@@ -259,10 +272,15 @@ class PolicyUpdate:
             if self.token_statistics is not None:
                 self.token_statistics.add(batch, output)
             loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
-            totals += torch.stack([loss, mean_value_loss]).detach().double().cpu()
+            log_ratio = output.token_log_ratio.sum() / len(minibatch)  # summed over its tokens, mean over rollouts
+            totals += torch.stack([loss, mean_value_loss, log_ratio]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             ((loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
-        loss, mean_value_loss = sum_over_ranks(totals).tolist()
+        loss, mean_value_loss, log_ratio = sum_over_ranks(totals).tolist()
+        limit = self.config.max_trajectory_log_ratio
+        if limit is not None and abs(log_ratio) > limit:
+            self.optimizer.zero_grad(set_to_none=True)
+            return None
         norm = clip_grad_norm(self._parameters, self.config.clip_grad_norm, self._loss_scale)
         if math.isfinite(loss) and not math.isfinite(norm) and self._loss_scale > 1.0:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
@@ -274,7 +292,7 @@ class PolicyUpdate:
         statistics.join(seen)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss, mean_value_loss, norm
+        return StepOutcome(loss, mean_value_loss, norm)
 
     def _losses(self, batch: MicroBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
         """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""

@@ -40,6 +40,7 @@ METRICS: dict[str, str] = {
     "groups_without_signal": "tasks none of whose rollouts was kept",
     "advantage_std": "standard deviation of the advantage over all rollouts (with a critic: over all sampled tokens)",
     "steps": "optimizer steps taken",
+    "steps_left_out": "steps that update.max_trajectory_log_ratio forbade",
     "loss": "mean over the steps of the minibatch loss",
     "grad_norm": "mean over the steps of the gradient norm before clipping",
     "grad_norm_max": "the largest of them",

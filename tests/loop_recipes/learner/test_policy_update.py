@@ -15,6 +15,7 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.learner import policy_update
 from loop_recipes.learner.advantages import LeaveOneOut
 from loop_recipes.learner.checkpoint import load_training_state
+from loop_recipes.learner.losses import ClippedPolicyLoss
 from loop_recipes.learner.model import DTYPES
 from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
 from support.learner_cases import make_samples
@@ -118,3 +119,37 @@ def test_a_scale_that_overflows_is_halved_and_the_same_step_taken_also_after_a_r
     monkeypatch.setattr(policy_update, "FP16_LOSS_SCALE", 2.0)
     run(config, "dtype=fp16", f"output_dir={tmp_path / 'large'}", "resume_from_checkpoint=True")
     assert 2.0 < kept(2) <= reached, "a resumed run goes on with the scale that the run had found"
+
+
+def test_a_trajectory_log_ratio_over_its_limit_ends_the_iterations_steps(tmp_path, monkeypatch):
+    """Against the mean over the minibatch of the sum over each rollout's tokens, in float64."""
+    forward, seen = ClippedPolicyLoss.forward, []
+
+    def recording(self, logprobs, batch):  # a minibatch is one micro-batch here
+        difference = logprobs.detach().double() - batch.old_logprobs.double()
+        rollouts = [difference[batch.rollout_index == number].sum() for number in range(len(batch.rewards))]
+        seen.append(abs(sum(rollouts) / len(rollouts)).item())
+        return forward(self, logprobs, batch)
+
+    monkeypatch.setattr(ClippedPolicyLoss, "forward", recording)
+    config = replay_config(tmp_path, iterations=2)
+    whole = ["update.micro_batch_tokens=100000", "update.epochs=3", "optimizer.lr=0.01"]
+    (free,) = run(config, *whole, "max_iterations=1", f"output_dir={tmp_path / 'free'}")
+    without_limit, seen[:] = list(seen), []
+    assert len(without_limit) == free["steps"] == 6
+    assert free["steps_left_out"] == 0
+    limit = (max(without_limit[:3]) + max(without_limit)) / 2
+    crossed = next(number for number, value in enumerate(without_limit) if value > limit)
+
+    first, second = run(config, *whole, f"update.max_trajectory_log_ratio={limit}")
+    assert seen[: crossed + 1] == without_limit[: crossed + 1]
+    assert (first["steps"], first["steps_left_out"]) == (crossed, 6 - crossed)
+    assert second["steps"] > 0, "the next iteration trains again"
+
+
+def test_an_iteration_whose_first_step_is_forbidden_leaves_the_policy_alone(tmp_path):
+    """Its rollouts are of an older version, so that already the first log-ratio is not 0."""
+    config = replay_config(tmp_path, iterations=2, stale_by=1)
+    first, second = run(config, "collection.max_policy_lag=1", "update.max_trajectory_log_ratio=1e-6")
+    assert (first["policy_version"], second["policy_version"]) == (1, 1)
+    assert (first["steps"], second["steps"], second["steps_left_out"]) == (1, 0, 4)

@@ -29,8 +29,14 @@ GRADE_TIMEOUT_S = 120.0
 """For one grade. Two of them, of a state and of the untouched one, fit into the protocol's own deadline for grades."""
 GRADER_MEMORY_MB = 1024
 """What a grade may allocate beyond what its process inherits."""
+GRADER_SERVERS_PER_STATE = 3
+"""Grader servers that may die over one state before its attempt is called off."""
 DYING_S = 5.0
 """How long a server that gave no child is given to turn out dead."""
+
+
+class _GraderServerDied(EnvironmentCrashed):
+    """A grade is lost with the server of its process. No state does that: a process cannot reach its server."""
 
 
 class DatasetPool:
@@ -180,6 +186,8 @@ class DatasetPool:
         """
         try:
             answer = await self._grade(task_id, experiment)
+        except _GraderServerDied:
+            raise
         except (EnvironmentCrashed, EnvironmentTimeout) as error:
             answer = {"ok": False, "message": str(error)}
         if answer["ok"]:
@@ -199,20 +207,38 @@ class DatasetPool:
         return Grade.of_ungradable(answer["message"])
 
     async def _grade(self, task_id: str, experiment: str | None) -> dict[str, Any]:
-        """The grader's answer. One that dies is replaced, once."""
-        try:
-            return await self._grade_once(task_id, experiment)
-        except EnvironmentCrashed as error:
-            logger.warning("the grader of %s died (%s); grading again", task_id, error)
-            return await self._grade_once(task_id, experiment)
+        """The grader's answer. A process that dies alone is replaced once, and a server twice."""
+        deaths = servers = 0
+        while True:
+            try:
+                return await self._grade_once(task_id, experiment)
+            except _GraderServerDied as error:
+                servers += 1
+                if servers == GRADER_SERVERS_PER_STATE:
+                    raise
+                why = str(error)
+            except EnvironmentCrashed as error:
+                deaths += 1
+                if deaths == 2:
+                    raise
+                why = str(error)
+            logger.warning("the grader of %s died (%s); grading again", task_id, why)
 
     async def _grade_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
-        connection = await self._child("grader")
+        try:
+            connection = await self._child("grader")
+        except EnvironmentCrashed as error:
+            raise _GraderServerDied(str(error)) from error
         try:
             async with asyncio.timeout(GRADE_TIMEOUT_S):
                 return await connection.call({"task_id": task_id, "experiment": experiment})
         except TimeoutError as error:
             raise EnvironmentTimeout(f"grading {task_id} took more than {GRADE_TIMEOUT_S:.0f} s") from error
+        except EnvironmentCrashed as error:
+            await connection.server.wait_end(DYING_S, connection.ended)
+            if connection.server.alive:
+                raise
+            raise _GraderServerDied(f"the grader server died: {error}") from error
         finally:
             connection.kill()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loop_recipes.collecting.task_sampler import TaskSampler
+from loop_recipes.collecting.task_sampler import TaskSampler, UniformTaskSampler
 from loop_recipes.config.loop_config import LoopConfig
 from rollout_server.collection_request import CollectionRequest, Sampling
 from rollout_server.ids import dev_id, training_id
@@ -48,7 +48,8 @@ class CollectionPlan:
         self._name = name
         self._seed = config.seed
         try:
-            self._sampler = TaskSampler(self._config.tasks or tasks, self._config.tasks_per_iteration, config.seed)
+            sampler = UniformTaskSampler if self._config.task_order == "uniform" else TaskSampler
+            self._sampler = sampler(self._config.tasks or tasks, self._config.tasks_per_iteration, config.seed)
         except ValueError as error:
             raise ConfigError(f"collection: {error}") from error
 

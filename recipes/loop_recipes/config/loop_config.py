@@ -47,7 +47,7 @@ class CollectionConfig:
     """What one iteration asks of the rollout node."""
 
     tasks_per_iteration: PositiveInt
-    """Tasks drawn for one iteration, without repetition until all have been drawn."""
+    """Tasks drawn for one iteration, all of them different."""
     rollouts_per_task: int
     """Rollouts of each task, at least 2: the group of the leave-one-out baseline."""
     min_rollouts_per_task: int
@@ -57,6 +57,9 @@ class CollectionConfig:
     """The collection may end once this share of all rollouts is finished."""
     split: str = "train"
     """Tasks to train on: a split of the dataset, with difficulties as in ``train:1,2``."""
+    task_order: Literal["passes", "uniform"] = "passes"
+    """``passes`` visits every task once before any a second time, all scenarios in turn; ``uniform`` draws each
+    iteration's tasks from all of them, whatever was drawn before (the paper)."""
     tasks: list[str] | None = None
     """Task ids to train on instead of a split."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -90,6 +93,9 @@ class UpdateConfig:
     """Passes over the rollouts of the iteration."""
     minibatch_rollouts: PositiveInt | None = 32
     """Rollouts of one optimizer step; null takes one step per epoch on all rollouts with signal."""
+    minibatch_sizes: Literal["even", "full"] = "even"
+    """``even`` divides the rollouts into minibatches of nearly one size, about ``minibatch_rollouts``; ``full`` makes
+    them exactly that large, the last one smaller (the authors' code)."""
     micro_batch_tokens: PositiveInt = 32768
     """Tokens of one forward pass, padding included; a longer rollout is a batch of its own."""
     packed: bool = False

@@ -47,16 +47,22 @@ class GroupMean:
 
 @dataclass(frozen=True)
 class StdNormalized:
-    """``A_k = (R_k - mean_i R_i) / max(std_i R_i, floor)``, population standard deviation (GRPO; LOOP's RwNorm).
+    """``A_k = (R_k - mean_i R_i) / max(std_i R_i, floor)``, population standard deviation (GRPO, arXiv 2402.03300).
 
-    The floor only keeps groups without any spread at 0 instead of 0/0; it is no smoothing term.
+    Args:
+        leave_one_out: the baseline is the mean of the group's other returns, which makes every advantage n/(n-1) times
+            as large. LOOP's section 4.2 says so of GRPO and RwNorm, and its authors' code does so; the caption of its
+            Table 1 and GRPO's paper have the group's own mean.
+        floor: keeps groups without any spread at 0 instead of 0/0; it is no smoothing term.
     """
 
+    leave_one_out: bool = False
     floor: float = 1e-7
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        _, mean, variance = _group_statistics(rewards, groups)
-        return ((rewards - mean) / variance.sqrt().clamp(min=self.floor)).float()
+        size, mean, variance = _group_statistics(rewards, groups)
+        factor = size / (size - 1).clamp(min=1) if self.leave_one_out else 1.0
+        return (factor * (rewards - mean) / variance.sqrt().clamp(min=self.floor)).float()
 
 
 @dataclass(frozen=True)

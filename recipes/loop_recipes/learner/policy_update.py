@@ -38,15 +38,19 @@ class NonFiniteLoss(RuntimeError):
     """The loss or the gradient is nan or infinite; the step was not taken."""
 
 
-def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int) -> list[list[Sample]]:
+def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full: bool = False) -> list[list[Sample]]:
     """Shuffle, then cut into minibatches of about ``rollouts`` (None: one of all), whose sizes differ by one at most.
 
     Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
-    of one rollout would weigh as much as a whole minibatch.
+    of one rollout would weigh as much as a whole minibatch. ``full`` cuts minibatches of exactly ``rollouts`` and a
+    smaller last one of the rest.
     """
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
-    count = 1 if rollouts is None else max(1, round(len(samples) / rollouts))
-    bounds = [len(samples) * number // count for number in range(count + 1)]
+    if rollouts is not None and full:
+        bounds = [*range(0, len(samples), rollouts), len(samples)]
+    else:
+        count = 1 if rollouts is None else max(1, round(len(samples) / rollouts))
+        bounds = [len(samples) * number // count for number in range(count + 1)]
     return [[samples[i] for i in order[low:high]] for low, high in itertools.pairwise(bounds)]
 
 
@@ -237,7 +241,8 @@ class PolicyUpdate:
         planned: list[list[Sample]] = []
         for epoch in range(self.config.epochs):
             seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
-            planned += minibatches(samples, self.config.minibatch_rollouts, seed)
+            full = self.config.minibatch_sizes == "full"
+            planned += minibatches(samples, self.config.minibatch_rollouts, seed, full)
         statistics, taken = RatioStatistics(), list[StepOutcome]()
         for minibatch in planned:
             outcome = self._step(minibatch, statistics, iteration)

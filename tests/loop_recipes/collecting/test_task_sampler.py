@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_recipes.collecting.task_sampler import TaskSampler
+from loop_recipes.collecting.task_sampler import TaskSampler, UniformTaskSampler
 
 task_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: [f"s{number}_1" for number in ids])
 
@@ -23,15 +23,16 @@ def test_sampler_visits_everything_once_per_pass(tasks, data):
         assert sorted(drawn[start : start + len(tasks)]) == sorted(tasks)
 
 
+@pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
 @settings(deadline=None)  # a busy machine is no failure
 @given(task_sets, st.integers(0, 15), st.integers(0, 5))
-def test_sampler_resumes_and_ignores_the_order_of_its_tasks(tasks, before, seed):
+def test_sampler_resumes_and_ignores_the_order_of_its_tasks(kind, tasks, before, seed):
     size = max(1, len(tasks) // 3)
-    one = TaskSampler(tasks, size, seed)
+    one = kind(tasks, size, seed)
     for _ in range(before):
         one.next()
     state = json.loads(json.dumps(one.state_dict()))
-    other = TaskSampler(tasks[::-1], size, seed)
+    other = kind(tasks[::-1], size, seed)
     other.load_state_dict(state)
     assert [one.next() for _ in range(10)] == [other.next() for _ in range(10)]
 
@@ -44,6 +45,19 @@ def test_sampler_visits_every_scenario_before_any_twice():
         assert sorted(task[:2] for task in iteration) == [f"s{scenario}" for scenario in range(7)]
     assert iterations[0] != iterations[3], "another pass, another order"
     assert len(set(TaskSampler(["one", "two", "three"], 3, seed=0).next())) == 3, "ids without a scenario"
+
+
+def test_uniform_drawing_has_the_scenarios_that_chance_gives():
+    """40 of 72 tasks leave a scenario's three out with probability (32 * 31 * 30) / (72 * 71 * 70)."""
+    tasks = [f"s{scenario}_{number}" for scenario in range(24) for number in (1, 2, 3)]
+    sampler = UniformTaskSampler(tasks, 40, seed=0)
+    iterations = [sampler.next() for _ in range(1000)]
+    assert all(len(set(iteration)) == 40 for iteration in iterations)
+    mean = sum(len({task.partition("_")[0] for task in iteration}) for iteration in iterations) / 1000
+    assert mean == pytest.approx(24 * (1 - (32 * 31 * 30) / (72 * 71 * 70)), abs=0.15)
+    counts = [sum(task in iteration for iteration in iterations) for task in tasks]
+    assert min(counts) > 480
+    assert max(counts) < 630  # 1000 * 40 / 72 = 556 with a standard deviation of 16
 
 
 def test_sampler_refuses_foreign_states():

@@ -38,6 +38,10 @@ def std_normalized(group):
     return [(r - mean(group)) / max(std(group), 1e-7) for r in group]
 
 
+def leave_one_out_over_std(group):
+    return [a / max(std(group), 1e-7) for a in leave_one_out(group)]
+
+
 @pytest.mark.parametrize(
     ("component", "formula"),
     [
@@ -45,6 +49,7 @@ def std_normalized(group):
         (LeaveOneOut(), scaled_mean_form),
         (GroupMean(), group_mean),
         (StdNormalized(), std_normalized),
+        (StdNormalized(leave_one_out=True), leave_one_out_over_std),
     ],
 )
 @given(data=groups_of_returns, order=st.randoms(use_true_random=False))
@@ -68,7 +73,7 @@ def test_leave_one_out_sums_to_zero_and_ignores_a_common_shift(data, shift):
         torch.testing.assert_close(LeaveOneOut()(rewards + shift, ids), advantage, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("component", [LeaveOneOut(), GroupMean(), StdNormalized()])
+@pytest.mark.parametrize("component", [LeaveOneOut(), GroupMean(), StdNormalized(), StdNormalized(True)])
 def test_a_lonely_rollout_and_equal_returns_have_no_advantage(component):
     rewards, groups = torch.tensor([0.9, 0.5, 0.5, 0.5]), torch.tensor([4, 8, 8, 8])
     assert component(rewards, groups).tolist() == [0.0, 0.0, 0.0, 0.0]

@@ -40,6 +40,17 @@ def test_minibatches_use_every_rollout_once_and_differ_by_one_at_most(count, siz
     assert [[sample.rollout_id for sample in part] for part in again] == [[s.rollout_id for s in p] for p in parts]
 
 
+@given(count=st.integers(1, 100), size=st.integers(1, 40))
+def test_full_minibatches_leave_the_rest_to_the_last(count, size):
+    samples = make_samples([3] * count)
+    parts = minibatches(samples, size, 4, full=True)
+    assert [len(part) for part in parts[:-1]] == [size] * (count // size - (count % size == 0))
+    assert len(parts[-1]) == (count % size or size)
+    assert {sample.rollout_id for part in parts for sample in part} == {sample.rollout_id for sample in samples}
+    order = [sample.rollout_id for part in parts for sample in part]
+    assert order == [sample.rollout_id for part in minibatches(samples, None, 4) for sample in part]
+
+
 def entropy_by_hand(folder, iteration):
     """Of the base model at the sampled tokens of rollouts with signal, from all logits, float64."""
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float64)
@@ -145,6 +156,16 @@ def test_a_trajectory_log_ratio_over_its_limit_ends_the_iterations_steps(tmp_pat
     assert seen[: crossed + 1] == without_limit[: crossed + 1]
     assert (first["steps"], first["steps_left_out"]) == (crossed, 6 - crossed)
     assert second["steps"] > 0, "the next iteration trains again"
+
+
+def test_the_config_decides_how_rollouts_are_cut_into_minibatches(tmp_path):
+    """Two epochs on the 10 rollouts with an advantage, in threes: 3 + 3 + 4, or 3 + 3 + 3 + 1."""
+    config = replay_config(tmp_path, iterations=1)
+    for name, steps in (("even", 6), ("full", 8)):
+        output = f"output_dir={tmp_path / name}"
+        (line,) = run(config, output, "update.minibatch_rollouts=3", f"update.minibatch_sizes={name}")
+        assert line["kept_fraction"] * line["rollouts"] == 10
+        assert line["steps"] == steps
 
 
 def test_an_iteration_whose_first_step_is_forbidden_leaves_the_policy_alone(tmp_path):

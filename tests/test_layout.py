@@ -11,7 +11,12 @@ ROOTS = {
     "agent_environments": ROOT / "agent_environments",
     "appworld_adapter": ROOT / "appworld_adapter",
 }
+OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/")
 ELSEWHERE = {
+    "agent_environments/worlds/test_pool.py": [
+        "agent_environments/worlds/episode",
+        "agent_environments/worlds/worker_process",
+    ],
     "loop_recipes/collecting/test_several_nodes.py": ["collecting/node_source"],
     "loop_recipes/config/test_loop_config.py": [
         "config/command_line",
@@ -74,12 +79,12 @@ WHERE = {
 
 
 def modules() -> list[str]:
-    """``package/path.py`` of all modules but those that run under the engine's interpreter."""
+    """``package/path.py`` of all modules but those that run under another interpreter."""
     found = []
     for package, folder in ROOTS.items():
         for file in sorted(folder.rglob("*.py")):
             name = f"{package}/{file.relative_to(folder)}"
-            if file.name != "__init__.py" and not name.startswith("appworld_adapter/worker/"):
+            if file.name != "__init__.py" and not name.startswith(OTHER_INTERPRETERS):
                 found.append(name)
     return found
 

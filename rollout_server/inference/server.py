@@ -2,7 +2,7 @@
 
 A server is "starting", "ready" or "down". It becomes ready only after every ready hook has run (the policy store's
 loads the live adapters), so a request sent to a ready server finds its policy there. Children run under
-:mod:`rollout_server.inference.process_guard`, which ends all of a server's processes when this process dies in any way.
+:mod:`agent_environments.process_guard`, which ends all of a server's processes when this process dies in any way.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 import aiohttp
 
+from agent_environments import process_guard
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.inference import process_guard
 from rollout_server.inference.command import (
     ServerStartError,
     check_release,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments import process_guard
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.inference import process_guard
 from rollout_server.inference.command import server_command, server_environment
 from rollout_server.inference.server import free_port
 from support.random_policy import write_adapter, write_model

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agent_environments.process_guard import descendants
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -20,7 +21,6 @@ from agent_environments.protocol import (
     EnvironmentTimeout,
     UnknownTask,
 )
-from rollout_server.inference.process_guard import descendants
 from support.adapter_support import (
     PYTHON,
     REPOSITORY,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments.process_guard import descendants
 from rollout_server.collection_request import Limits
-from rollout_server.inference.process_guard import descendants
 from support.counter_node import counter_request, local_node
 from support.waiting import DEADLINE_S, wait_until
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments.process_guard import descendants
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.collection_request import Limits
 from rollout_server.config import NodeConfig
-from rollout_server.inference.process_guard import descendants
 from rollout_server.node_process import NodeProcess
 from rollout_server.schema import from_mapping
 from support.adapter_support import PYTHON, ROOT, needs_world

@@ -10,9 +10,9 @@ from collections import Counter
 
 import pytest
 
+from agent_environments.process_guard import descendants
 from rollout_server.client import RolloutClient
 from rollout_server.config import NodeConfig
-from rollout_server.inference.process_guard import descendants
 from rollout_server.node_process import NodeDied, NodeProcess
 from rollout_server.schema import from_mapping
 from support.node_reader import TOKEN, Reader, largest_gap, request

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollout_server.inference.process_guard import descendants
+from agent_environments.process_guard import descendants
 from support.processes import IMPORT_PATH, alive
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S, block_until

@@ -12,8 +12,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
+from agent_environments.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
-from rollout_server.inference.process_guard import descendants
 from rollout_server.inference.router import Generation, Router
 from rollout_server.inference.server import ServerGroup, parse_load
 from rollout_server.policies import folder as policy_folder

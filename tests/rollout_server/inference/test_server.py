@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import command as vllm_command
 from rollout_server.inference import server as vllm_server
 from rollout_server.inference.command import ServerStartError
-from rollout_server.inference.process_guard import descendants
 from rollout_server.inference.server import Load, ServerGroup, adapters_at_work, parse_load
 from support import fake_vllm
 from support.processes import alive

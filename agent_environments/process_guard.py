@@ -106,7 +106,7 @@ def start(command: list[str]) -> int:
 def main() -> int:
     owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # before there is a folder that a signal could leave behind
-    folder = tempfile.mkdtemp(prefix="vllm-")  # short: a Unix socket's path may have 107 characters
+    folder = tempfile.mkdtemp(prefix="guard-")  # short: a Unix socket's path may have 107 characters
     os.environ["TMPDIR"] = folder
     try:
         return run(owner, grace, command)

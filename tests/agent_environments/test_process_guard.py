@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollout_server.inference import process_guard
-from rollout_server.inference.process_guard import descendants
+from agent_environments import process_guard
+from agent_environments.process_guard import descendants
 from support.processes import alive
 from support.waiting import DEADLINE_S
 
@@ -38,7 +38,7 @@ def test_guard_removes_what_its_command_left_in_the_temporary_folder(tmp_path):
         guard = run_guard(sys.executable, "-c", f"import sys; {code}; {ending}")
         folder = Path(guard.stderr.readline().strip())
         assert folder.name
-        assert folder.parent.name.startswith("vllm-")
+        assert folder.parent.name.startswith("guard-")
         if "sleep" in ending:
             guard.terminate()
         guard.wait(DEADLINE_S)

@@ -1,0 +1,165 @@
+"""The client of one worker: a child under another interpreter that answers one request at a time.
+
+The child runs below :mod:`agent_environments.process_guard`: whatever it starts, a JVM included, ends with it, and it
+ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_environments import process_guard
+
+STOP_S = process_guard.KILL_DEADLINE_S + 5.0
+MAX_LINE = 64 << 20
+TAIL_BYTES = 4096
+
+
+class WorkerGone(Exception):
+    """The worker had ended before the request was sent."""
+
+
+class WorkerLost(Exception):
+    """The worker ended while it worked on the request, or answered with what is no answer."""
+
+
+class WorkerStuck(Exception):
+    """The request took longer than its deadline; the worker was killed."""
+
+
+class RequestFailed(Exception):
+    """The worker lives, and says what went wrong in the world."""
+
+
+def scrubbed_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a worker: nothing of the owner's, which may hold tokens, gets near a world."""
+    return {
+        "HOME": "/nonexistent",
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # sets iterate in the same order in every worker
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        **extra,
+    }
+
+
+class WorkerProcess:
+    """A running worker. :meth:`call` may be awaited by several at once; they take their turns."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ValueError("the process was started without pipes")
+        self._process = process
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._turn = asyncio.Lock()
+        self._tail = b""
+        self._stderr = asyncio.create_task(self._drain(process.stderr))
+        self._exchanges: set[asyncio.Task[dict[str, Any]]] = set()
+        self._ended = False
+
+    @classmethod
+    async def start(cls, command: Sequence[str | Path], environment: Mapping[str, str]) -> WorkerProcess:
+        """Start ``command``; whether it is any good shows at the first request."""
+        guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "0"]
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *guard,
+                *map(str, command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=scrubbed_environment(environment),
+                start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
+                limit=MAX_LINE,
+            )
+        )
+
+    async def _drain(self, stderr: asyncio.StreamReader) -> None:
+        while part := await stderr.read(TAIL_BYTES):
+            self._tail = (self._tail + part)[-TAIL_BYTES:]
+
+    @property
+    def pid(self) -> int:
+        """Process id of its guard."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended and self._process.returncode is None
+
+    async def last_words(self) -> str:
+        """The last line that an ended worker wrote to standard error."""
+        await asyncio.wait([self._stderr], timeout=STOP_S)
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    async def call(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and return its answer. The deadline runs from when the worker is free.
+
+        A caller that is cancelled leaves the request to its end, so the next one finds the worker in order.
+
+        Raises:
+            WorkerGone, WorkerLost, WorkerStuck: there is no worker any more.
+            RequestFailed: the world raised.
+        """
+        exchange = asyncio.create_task(self._exchange(deadline_s, {"op": op, **fields}))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._forget)
+        return await asyncio.shield(exchange)
+
+    def _forget(self, exchange: asyncio.Task[dict[str, Any]]) -> None:
+        self._exchanges.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # its caller may be gone: nobody is left to be told
+
+    async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._turn:
+            if not self.alive:
+                raise WorkerGone("the worker has ended")
+            try:
+                async with asyncio.timeout(deadline_s):
+                    self._stdin.write(json.dumps(request).encode() + b"\n")
+                    await self._stdin.drain()
+                    answer = json.loads(await self._stdout.readline())
+            except TimeoutError as error:
+                self.kill()
+                raise WorkerStuck(f"no answer to {request['op']!r} within {deadline_s:g} s") from error
+            except (OSError, ValueError, RecursionError) as error:  # a line that is empty, cut off or too long
+                self.kill()
+                raise WorkerLost(f"the worker ended at {request['op']!r}: {await self.last_words()}") from error
+        match answer:
+            case {"ok": dict(result)}:
+                return result
+            case {"error": str(message)}:
+                raise RequestFailed(message)
+        self.kill()
+        raise WorkerLost(f"the worker's answer to {request['op']!r} is none: {str(answer)[:200]}")
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        self._ended = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()  # the guard's grace is zero
+
+    async def stop(self) -> None:
+        """Kill it, and return when nothing of it is left."""
+        self.kill()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        await asyncio.wait([self._stderr], timeout=1.0)
+        self._stderr.cancel()
+        await asyncio.gather(self._stderr, *self._exchanges, return_exceptions=True)

@@ -1,0 +1,129 @@
+"""What every worker runs: requests as JSON lines on standard input, answers as JSON lines on standard output.
+
+    python textcraft_world.py MEMORY_MB
+
+Runs under the world's own interpreter, so it imports the standard library only. A worker file holds one :class:`World`
+and ends in ``serve(ThatWorld)``.
+
+A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{"error": "..."}``:
+
+=======  ========================  =====================================
+op       fields                    answer
+=======  ========================  =====================================
+tasks                              ``splits``: split -> task ids
+start    episode, task             ``instructions``, ``observation``
+step     episode, command          ``observation``, ``done``, ``failed``
+grade    episode                   ``reward`` in [0, 1], ``success``
+expert   task                      ``commands``: a solution of the task
+close    episode
+=======  ========================  =====================================
+
+``episode`` is a number that the client chooses. One worker may play several episodes, one request at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the world answered to one command. ``failed`` says that the command could not be carried out."""
+
+    observation: str
+    done: bool
+    failed: bool = False
+
+
+class Episode(Protocol):
+    """One task being played. ``opening`` is the first observation: the task and what the agent sees."""
+
+    opening: str
+
+    def step(self, command: str) -> Step: ...
+
+    def grade(self) -> tuple[float, bool]:
+        """Reward in [0, 1] and success of the state reached so far."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class World(Protocol):
+    """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks."""
+
+    instructions: str
+
+    def tasks(self) -> dict[str, list[str]]:
+        """Split -> task ids of the form ``<scenario>_<n>``, in an order that is always the same."""
+        ...
+
+    def start(self, task: str) -> Episode: ...
+
+    def expert(self, task: str) -> list[str]:
+        """Commands that solve the task, as far as the world's own expert can."""
+        ...
+
+
+class Worker:
+    """Answers requests about one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._episodes: dict[int, Episode] = {}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "tasks": lambda request: {"splits": self._world.tasks()},
+            "start": self._start,
+            "step": lambda request: asdict(self._episodes[request["episode"]].step(request["command"])),
+            "grade": self._grade,
+            "expert": lambda request: {"commands": self._world.expert(request["task"])},
+            "close": self._close,
+        }
+        try:
+            return {"ok": operations[request["op"]](request)}
+        except Exception as error:  # of the world, which may be any: the client decides what it means
+            return {"error": f"{type(error).__name__}: {error}"[:1000]}
+
+    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        episode = self._episodes[request["episode"]] = self._world.start(request["task"])
+        return {"instructions": self._world.instructions, "observation": episode.opening}
+
+    def _grade(self, request: dict[str, Any]) -> dict[str, Any]:
+        reward, success = self._episodes[request["episode"]].grade()
+        return {"reward": reward, "success": success}
+
+    def _close(self, request: dict[str, Any]) -> dict[str, Any]:
+        episode = self._episodes.pop(request["episode"], None)
+        if episode is not None:
+            episode.close()
+        return {}
+
+
+def serve(world_class: Callable[[], World]) -> None:
+    """Answer requests until standard input ends.
+
+    ``argv[1]`` bounds the memory of this process, and of each child of it, in MB. It is the limit on data, not on
+    addresses: a JVM reserves far more of these than it uses.
+    """
+    limit = int(sys.argv[1]) << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    # Packages print what they like: their standard output becomes standard error, and the answers go where it was.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    # Nor do their child processes read the requests.
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    worker = Worker(world_class())
+    for line in requests:
+        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        answers.flush()
+    os._exit(0)  # without the packages' own shutdown, which may wait for a JVM; the guard ends what is left

@@ -1,0 +1,101 @@
+"""The real worlds (``make environments``): the expert's score, doing nothing, a rerun, and the protocol's rules."""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.protocol import create_pool
+from agent_environments.worlds.commands import message_of
+from support.adapter_support import word_spans
+
+PYTHON = os.environ.get("WORLDS_PYTHON", str(Path(__file__).parents[3] / ".venv-worlds" / "bin" / "python"))
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason="needs `make environments`"),
+]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a world. ``tasks`` are played by the expert, ``score`` is its reward in each of them."""
+
+    splits: dict[str, int]
+    tasks: tuple[str, ...]
+    hostile: tuple[str, ...]
+    score: float = 1.0
+    java: bool = False
+    nothing: float = 0.0
+    options: dict = field(default_factory=dict)
+
+
+WORLDS = {
+    "textcraft": Expected(
+        splits={"train": 380, "dev": 55, "test": 98, "test_challenge": 11},
+        tasks=("acacia-stairs_1", "crossbow_1", "yellow-banner_1"),
+        hostile=("get " + "9" * 5000 + " stick", "craft 1 stick using 0 bamboo", "craft", "get -1 bamboo", "inventory"),
+    ),
+}
+
+
+@pytest.fixture(params=WORLDS)
+async def world(request):
+    expected = WORLDS[request.param]
+    if expected.java and shutil.which("java") is None:
+        pytest.skip("needs Java (Debian: apt-get install default-jre-headless)")
+    pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2, **expected.options}, word_spans)
+    await pool.open()
+    yield pool, expected
+    await pool.close()
+
+
+async def play(pool, task, commands):
+    environment = await pool.acquire(task)
+    shown = [message.content for message in await environment.start(task)]
+    for command in commands:
+        result = await environment.step(message_of(command))
+        shown.append(result.observation)
+        if result.done:
+            break
+    grade = await environment.grade()
+    await environment.close()
+    return shown, grade
+
+
+async def test_splits(world):
+    pool, expected = world
+    assert {split: len(pool.tasks(split)) for split in expected.splits} == expected.splits
+    ids = [task for split in expected.splits for task in pool.tasks(split)]
+    assert len(set(ids)) == len(ids)
+    assert all(task.partition("_")[2].isdigit() for task in ids)
+
+
+async def test_the_expert_scores_what_it_should_and_nothing_less(world):
+    pool, expected = world
+    for task in expected.tasks:
+        _, nothing = await play(pool, task, [])
+        assert (nothing.reward, nothing.success) == (expected.nothing, False)
+        _, grade = await play(pool, task, await pool.expert(task))
+        assert (grade.reward, grade.success) == (expected.score, True), task
+
+
+async def test_a_rerun_is_the_same(world):
+    """In one process, and in another one: what a lost worker comes back as."""
+    pool, expected = world
+    task = expected.tasks[-1]
+    commands = await pool.expert(task)
+    first = await play(pool, task, commands)
+    assert await play(pool, task, commands) == first
+    for worker in list(pool._workers):
+        worker.kill()
+    assert await play(pool, task, commands) == first
+
+
+async def test_it_conforms(world):
+    pool, expected = world
+    hostile = [message_of(command) for command in expected.hostile]
+    await check_conformance(pool, expected.tasks[0], [*HOSTILE_ACTIONS, *hostile])

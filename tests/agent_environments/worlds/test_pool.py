@@ -1,0 +1,246 @@
+"""The pipe protocol, on a world of the standard library: what dies, hangs or lies, and what is left of it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.process_guard import descendants
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
+from agent_environments.worlds import episode as episodes
+from agent_environments.worlds.pool import WorldKind, WorldPool
+from support.adapter_support import word_spans
+from support.waiting import block_until, wait_until
+
+FAKE_WORLD = Path(__file__).parents[2] / "support" / "fake_world.py"
+
+
+class FakePool(WorldPool):
+    kind = WorldKind("fake", FAKE_WORLD, episodes_per_worker=2, memory_mb=512)
+
+
+@pytest.fixture
+async def make_pool():
+    pools = []
+
+    async def make(**options):
+        pool = FakePool(word_spans, **{"python": sys.executable, "max_worlds": 4, **options})
+        pools.append(pool)
+        await pool.open()
+        return pool
+
+    before = set(descendants(os.getpid()))
+    yield make
+    for pool in pools:
+        await pool.close()
+    assert set(descendants(os.getpid())) <= before
+
+
+async def started(pool, task="to_3"):
+    environment = await pool.acquire("episode")
+    messages = await environment.start(task)
+    assert messages[-1].content == f"Bring 0 to {task.removeprefix('to_')}."
+    return environment
+
+
+async def say(environment, *commands):
+    return [(await environment.step(f"Action: {command}")).observation for command in commands]
+
+
+async def worker_pid(environment):
+    return int((await say(environment, "pid"))[0])
+
+
+async def test_an_episode(make_pool):
+    pool = await make_pool()
+    assert pool.tasks("train") == ["to_3", "to_5"]
+    with pytest.raises(UnknownTask, match="train, dev"):
+        pool.tasks("test")
+    environment = await started(pool)
+    with pytest.raises(UnknownTask):
+        await environment.start("to_9")
+    assert await say(environment, "add", "jump", "print") == ["1", "unknown", "1"]
+    empty = await environment.step("")
+    assert empty.empty_action
+    assert (await environment.grade()).reward == pytest.approx(1 / 3)
+    assert await pool.expert("to_3") == ["add"] * 3
+    assert await say(environment, "add", "add") == ["2", "3"]
+    assert (await environment.grade()).success
+    with pytest.raises(EnvironmentCrashed):
+        await environment.step("add")
+    await environment.close()
+    assert pool.status().open_worlds == 0
+
+
+async def test_it_conforms(make_pool):
+    pool = await make_pool(step_timeout_s=10.0)
+    wrong = [f"Action: {command}" for command in ("die", "raise", "eat", "print", "garble", "fork")]
+    await check_conformance(pool, "to_3", [*HOSTILE_ACTIONS, *wrong])
+
+
+async def test_workers_are_shared_and_started_as_needed(make_pool):
+    pool = await make_pool()
+    environments = [await started(pool) for _ in range(4)]
+    pids = [await worker_pid(environment) for environment in environments]
+    assert [pids.count(pid) for pid in set(pids)] == [2, 2]
+    fifth = asyncio.create_task(pool.acquire("fifth"))
+    await wait_until(lambda: pool.status().waiting == 1)
+    await environments[0].close()
+    await (await fifth).close()
+    assert pool.status().details["workers"] == 2
+
+
+async def test_a_killed_worker_is_replayed(make_pool):
+    pool = await make_pool()
+    first, second = await started(pool, "to_5"), await started(pool, "to_3")
+    await say(first, "add", "add")
+    await say(second, "add")
+    (worker,) = (pid for pid in descendants(os.getpid()) if _is_worker(pid))
+    os.kill(worker, signal.SIGKILL)
+    block_until(lambda: not Path(f"/proc/{worker}").exists())
+    assert await say(first, "add") == ["3"]
+    assert await say(second, "add") == ["2"]
+    assert pool.status().restarts >= 1
+    assert (await second.grade()).reward == pytest.approx(2 / 3)
+
+
+def _is_worker(pid):
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return str(FAKE_WORLD).encode() == command[1]
+
+
+async def test_a_chance_death_in_a_step_is_repeated(make_pool, tmp_path):
+    environment = await started(await make_pool())
+    assert await say(environment, "add", f"die-once {tmp_path / 'died'}", "add") == ["1", "2", "3"]
+    assert (await environment.grade()).success
+
+
+async def test_a_command_that_kills_every_world_ends_the_episode_ungraded(make_pool):
+    pool = await make_pool()
+    environment = await started(pool)
+    result = await environment.step("die")
+    assert (result.done, result.failed) == (True, True)
+    grade = await environment.grade()
+    assert (grade.reward, grade.success) == (0.0, False)
+    assert f"{episodes.LOSSES_PER_REQUEST} worlds were lost" in grade.ungradable
+
+
+async def test_others_are_not_charged_for_it(make_pool):
+    """The neighbours of one who kills its worker again and again go on as if nothing had been."""
+    pool = await make_pool()
+    killer, neighbour = await started(pool), await started(pool)
+    await say(neighbour, "add")
+    await killer.step("die")
+    assert await say(neighbour, "add", "add") == ["2", "3"]
+    assert (await neighbour.grade()).success
+
+
+async def test_a_world_that_comes_back_as_another_is_no_ground_to_go_on(make_pool):
+    pool = await make_pool()
+    environment, other = await started(pool), await started(pool)
+    assert await say(other, "count") == ["2"]
+    await environment.step("die")
+    with pytest.raises(EnvironmentCrashed, match="answers differently"):
+        await other.step("add")
+
+
+async def test_who_caused_it_has_no_second_try(make_pool):
+    """The same, but the episode's own command killed the world: no repeated attempt, but a grade."""
+    pool = await make_pool()
+    other, environment = await started(pool), await started(pool)
+    assert await say(environment, "count") == ["2"]
+    result = await environment.step("die")
+    assert result.done
+    assert (await environment.grade()).ungradable
+    await other.close()
+
+
+async def test_a_step_that_hangs_is_cut_short_and_ungradable(make_pool):
+    pool = await make_pool(step_timeout_s=0.5)
+    environment = await started(pool)
+    with pytest.raises(EnvironmentTimeout):
+        await environment.step("hang")
+    assert "cut short" in (await environment.grade()).ungradable
+
+
+async def test_a_cancelled_step_is_done_all_the_same(make_pool, tmp_path):
+    environment = await started(await make_pool())
+    marker = tmp_path / "go"
+    step = asyncio.create_task(environment.step(f"wait-for {marker}"))
+    await asyncio.sleep(0.1)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    marker.touch()
+    assert (await environment.grade()).reward == pytest.approx(1 / 3)
+
+
+async def test_a_bug_of_the_world_ends_the_episode_in_a_grade(make_pool):
+    environment = await started(await make_pool())
+    await say(environment, "add")
+    assert (await environment.step("raise")).done
+    assert (await environment.grade()).reward == pytest.approx(1 / 3)
+
+
+async def test_memory_is_bounded(make_pool):
+    environment = await started(await make_pool())
+    assert (await environment.step("eat")).failed
+
+
+async def test_a_worker_sees_nothing_of_the_owners_environment(make_pool, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "secret")
+    (names,) = await say(await started(await make_pool()), "environment")
+    assert "PYTHONHASHSEED" in names
+    assert "TOKEN" not in names
+
+
+async def test_what_a_world_started_goes_with_the_pool(make_pool):
+    pool = await make_pool()
+    (child,) = await say(await started(pool), "fork")
+    assert Path(f"/proc/{child}").exists()
+    await pool.close()
+    block_until(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_nothing_outlives_an_owner_that_is_killed(tmp_path):
+    code = f"""
+import asyncio, sys
+sys.path[:0] = {[str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]!r}
+from agent_environments.worlds.pool import WorldKind, WorldPool
+class FakePool(WorldPool):
+    kind = WorldKind("fake", {str(FAKE_WORLD)!r}, memory_mb=512)
+async def main():
+    pool = FakePool(lambda text: [], {sys.executable!r})
+    await pool.open()
+    environment = await pool.acquire("")
+    await environment.start("to_3")
+    print((await environment.step("fork")).observation, flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = owner.stdout.readline().strip()
+    below = descendants(owner.pid)
+    assert int(child) in below
+    owner.kill()
+    owner.wait()
+    block_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
+
+
+async def test_what_is_missing_is_named(make_pool, tmp_path):
+    with pytest.raises(FileNotFoundError, match="make environments"):
+        await make_pool(python=str(tmp_path / "python"))
+    with pytest.raises(ValueError, match="at least 1"):
+        await make_pool(max_worlds=0)
+
+
+async def test_a_worker_that_cannot_start_says_why(make_pool):
+    class Broken(FakePool):
+        kind = WorldKind("broken", Path("/no/such/worker.py"))
+
+    with pytest.raises(EnvironmentCrashed, match=r"broken does not start.*No such file"):
+        await Broken(word_spans, sys.executable).open()

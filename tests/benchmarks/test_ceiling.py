@@ -1,0 +1,39 @@
+"""The table of what a policy fails at."""
+
+import json
+from pathlib import Path
+
+from benchmarks.ceiling import departure, lines, table
+
+LOOK_UP = (
+    "for n in apis.simple_note.search_notes(query='safe', access_token=t):\n    print(n['title'] + ':', n['note_id'])"
+)
+READ = "print(apis.simple_note.show_note(note_id=104, access_token=t)['content'])"
+REFERENCE = [LOOK_UP, READ, "apis.supervisor.complete_task(answer=490)"]
+
+
+def test_the_first_departure_is_named():
+    assert departure(REFERENCE, REFERENCE) == "none"
+    assert departure([LOOK_UP, READ.replace("104", "10"), "1"], REFERENCE) == "simple_note.show_note: note_id"
+    assert departure([LOOK_UP, READ.replace("note_id=104, ", "")], REFERENCE) == "simple_note.show_note: note_id"
+    assert departure([LOOK_UP, READ.replace("104", "look 1")], REFERENCE) == "simple_note.show_note: no Python"
+    assert departure([READ], REFERENCE) == "simple_note.search_notes not called"
+    assert departure([LOOK_UP], REFERENCE) == "stopped before simple_note.show_note"
+    assert departure([LOOK_UP.replace("n[", "m["), READ, REFERENCE[2].replace("490", "49")], REFERENCE) == (
+        "supervisor.complete_task: answer"
+    )
+
+
+def test_rollouts_are_counted_by_template(tmp_path: Path):
+    truth = tmp_path / "a_1" / "ground_truth"
+    truth.mkdir(parents=True)
+    (truth / "turns.json").write_text(json.dumps([{"thought": "", "code": code} for code in REFERENCE]))
+    (truth / "demonstration.json").write_text(json.dumps({"template": "note_read", "difficulty": 2}))
+
+    def rollout(codes: list[str], success: bool) -> dict:
+        said = [{"role": "assistant", "content": f"```python\n{code}\n```"} for code in codes]
+        messages = [{"role": "user", "content": "Task"}, *said]
+        return {"task_id": "a_1", "messages": messages, "turns": codes, "success": success}
+
+    rows = table([rollout(REFERENCE, True), rollout(REFERENCE[:1], False), rollout(REFERENCE[:1], False)], tmp_path)
+    assert list(lines(rows))[2:] == ["| note_read | 2 | 1 of 3 | stopped before simple_note.show_note (2) |"]

@@ -181,6 +181,7 @@ ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
     "counter": "agent_environments.counter:CounterPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
+    "tools": "agent_environments.tools.environment:ToolPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""
 

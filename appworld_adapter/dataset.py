@@ -30,7 +30,7 @@ PAPER_TRAIN_SPLIT = "paper_train"
 
 def scenario_of(task_id: str) -> str:
     """``<scenario>`` of ``<scenario>_<n>``; raises UnknownTask for anything else."""
-    scenario, separator, number = task_id.partition("_")
+    scenario, separator, number = task_id.rpartition("_")
     if not (scenario and separator and number.isdigit()):
         raise UnknownTask(f"{task_id!r} is not a task id: expected <scenario>_<n>")
     return scenario

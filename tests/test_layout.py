@@ -66,6 +66,12 @@ ELSEWHERE = {
     "rollout_server/policies/test_store.py": ["rollout_server/policies/folder"],
     "agent_environments/test_conformance.py": ["agent_environments/no_voiding"],
     "agent_environments/test_counter.py": ["agent_environments/protocol"],
+    "agent_environments/tools/test_environment.py": [
+        "agent_environments/tools/answer",
+        "agent_environments/tools/deadline",
+        "agent_environments/tools/tool",
+    ],
+    "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],
     "integration/test_adapter_pool.py": ["appworld_adapter/pool/base"],
     "appworld_adapter/pool/test_forked.py": ["appworld_adapter/pool/bubblewrap"],

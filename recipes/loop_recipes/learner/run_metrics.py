@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from agent_environments.tools.behavior import TOOL_FIGURES, tool_metrics
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.rollout import Rollout
@@ -35,6 +36,7 @@ METRICS: dict[str, str] = {
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
     **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
+    **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "groups": "tasks with at least one rollout",
     "groups_without_signal": "tasks none of whose rollouts was kept",
@@ -82,8 +84,9 @@ METRICS: dict[str, str] = {
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
     | {key for key in METRICS if key.startswith("behavior_")}
+    | TOOL_FIGURES.keys()
 )
-"""Keys that only some runs write: with a KL term, a critic, the option that the sentence names, or rollouts with texts.
+"""Keys that only some runs write: with a KL term, a critic, what the sentence names, or rollouts with texts.
 All others are in every line of an iteration that took a step."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
@@ -177,11 +180,12 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
 
 def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out."""
-    counts = [rollout_behavior(rollout.messages, len(rollout.turns)) for rollout in rollouts if rollout.messages]
-    if not counts:
+    rollouts = [rollout for rollout in rollouts if rollout.messages]
+    if not rollouts:
         return {}
-    behavior = aggregate(counts)
-    return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
+    behavior = aggregate([rollout_behavior(rollout.messages, len(rollout.turns)) for rollout in rollouts])
+    metrics = {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
+    return metrics | tool_metrics([rollout.messages for rollout in rollouts])
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

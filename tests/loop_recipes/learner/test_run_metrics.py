@@ -7,12 +7,17 @@ from omegaconf import OmegaConf
 from loop_recipes.learner.run_metrics import CONDITIONAL_KEYS, METRICS
 from support.small_runs import replay_config, train
 
+CALL = '<tool_call>{"name": "a"}</tool_call>'
 MESSAGES = [
+    {"role": "system", "content": CALL},
     {"role": "user", "content": "task"},
     *[
         {"role": role, "content": content}
         for _ in range(3)
-        for role, content in (("assistant", "```python\napis.a.b()\n```"), ("user", "Execution failed. Traceback:\nx"))
+        for role, content in (
+            ("assistant", f"```python\napis.a.b()\n```\n{CALL}"),
+            ("user", "Execution failed. Traceback:\nx"),
+        )
     ],
 ]
 
@@ -30,3 +35,4 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     assert written == set(METRICS)
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0
+    assert line["tool_calls"] > 0

@@ -1,0 +1,129 @@
+"""Tools and rewards of a user's module as an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_environments.protocol import Grade, Message, PoolStatus, StepResult, TokenSpans
+from agent_environments.tool_calls import parse_tool_calls, render_tool_response, tools_section
+from agent_environments.tools.answer import NO_CALL, Answer, answer
+from agent_environments.tools.instances import InstancePool, Lease
+from agent_environments.tools.module import ToolModule, load_module
+from agent_environments.tools.tasks import Task
+
+
+class ToolEnvironment:
+    """One episode: the agent calls tools until it has an answer.
+
+    A turn's calls are made one by one, in order, and answered together. A terminal tool ends the episode. Where no tool
+    is terminal, a turn without a call does, and its text is the answer.
+    """
+
+    def __init__(self, module: ToolModule, lease: Lease) -> None:
+        self._module = module
+        self._lease = lease
+        self._task: Task = {}
+        self._answer = ""
+        self._trajectory: list[dict[str, str]] = []
+        self._ends_by_tool = any(tool.terminal for tool in module.tools.values())
+
+    async def start(self, task_id: str) -> list[Message]:
+        module = self._module
+        self._task = module.tasks[task_id]
+        shown = [str(self._task.get("question", ""))]
+        if module.instance_class is not None:
+            shown.append(await self._lease.reset(self._task))
+        system = [module.instructions, tools_section([tool.schema for tool in module.tools.values()])]
+        messages = [Message("system", _paragraphs(system)), Message("user", _paragraphs(shown))]
+        self._trajectory = [{"role": message.role, "content": message.content} for message in messages]
+        return messages
+
+    async def step(self, action: str) -> StepResult:
+        self._note("assistant", action)
+        calls = parse_tool_calls(action)
+        if not calls and not self._ends_by_tool:
+            self._answer = action.strip()
+            return StepResult("", done=True)
+        answers: list[Answer] = []
+        for call in calls:
+            answers.append(await answer(call, self._module.tools, self._lease))
+            ended_with = answers[-1].ended_with
+            if ended_with is not None:
+                self._answer = ended_with
+                break
+        observation = render_tool_response(*(item.text for item in answers)) if calls else NO_CALL
+        self._note("user", observation)
+        return StepResult(
+            observation,
+            done=bool(answers) and answers[-1].ended_with is not None,
+            failed=any(item.failed for item in answers),
+            empty_action=not calls,
+        )
+
+    def _note(self, role: str, content: str) -> None:
+        self._trajectory.append({"role": role, "content": content})
+
+    async def grade(self) -> Grade:
+        return await self._module.reward.grade(
+            self._task, answer=self._answer, trajectory=self._trajectory, instance=self._lease.instance
+        )
+
+    async def close(self) -> None:
+        self._lease.end()
+
+
+def _paragraphs(parts: Sequence[str]) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+class ToolPool:
+    """Lends :class:`ToolEnvironment`.
+
+    Args:
+        module: the user's: path of a Python file, or a dotted module path.
+        tasks: a JSONL file, or one for each split, in place of the module's ``TASKS``.
+        dataset: the name printed with every score; the module's own unless given.
+        max_worlds: episodes at the same time, and instances that stateful tools work on.
+        instance_deadline_s: for making, resetting and closing an instance.
+
+    Raises:
+        ValueError: anything wrong with the module or the tasks; one line.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        module: str,
+        tasks: object = None,
+        dataset: str | None = None,
+        max_worlds: int = 64,
+        instance_deadline_s: float = 60.0,
+    ) -> None:
+        if max_worlds < 1:
+            raise ValueError(f"max_worlds must be at least 1, not {max_worlds}")
+        self._module = load_module(module, tasks)
+        self.dataset = dataset or self._module.name
+        make: Any = self._module.instance_class or (lambda: None)
+        self._instances = InstancePool(make, max_worlds, instance_deadline_s)
+
+    async def open(self) -> None:
+        await self._instances.open()
+
+    def tasks(self, split: str) -> list[str]:
+        return self._module.tasks.split(split)
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            self._module.tasks[task_id]
+
+    async def acquire(self, episode_id: str) -> ToolEnvironment:
+        return ToolEnvironment(self._module, await self._instances.acquire())
+
+    def status(self) -> PoolStatus:
+        pool = self._instances
+        details = {} if self._module.instance_class is None else {"instances": pool.instances}
+        return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced, details=details)
+
+    async def close(self) -> None:
+        await self._instances.close()

@@ -1,0 +1,169 @@
+"""``@tool``: a Python function, or a method of the instance's class, as a tool.
+
+Name, description and JSON schema come from the function's name, docstring and type hints. pydantic makes the schema and
+checks the arguments, docstring-parser reads the docstring (Google, NumPy, reST).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints, overload
+
+import docstring_parser
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+
+from agent_environments.tools import deadline
+from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class FunctionTool(Tool):
+    """A function that the policy can call; :func:`tool` makes it. Called from Python it is the function itself."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        description: str | None,
+        terminal: bool,
+        max_characters: int,
+        deadline_s: float,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = function.__name__ if name is None else name
+        self.terminal = terminal
+        self.max_characters = max_characters
+        self.deadline_s = deadline_s
+        self._doc = docstring_parser.parse(inspect.getdoc(function) or "")
+        self.description = (self._doc.description or "") if description is None else description
+        names = list(inspect.signature(function).parameters)
+        self.stateful = names[:1] == ["self"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self.function, instance)
+
+    @functools.cached_property
+    def _model(self) -> type[BaseModel]:
+        """The arguments as a pydantic model; built when first used, when all names in the type hints are known.
+
+        Fields have numbers, and aliases that are the parameters' names, which may be any (``schema``, ``_x``).
+
+        Raises:
+            ValueError: a signature that no JSON schema can say.
+        """
+        try:
+            hints = get_type_hints(self.function, include_extras=True)
+        except Exception as error:
+            raise ValueError(f"tool {self.name}: its type hints cannot be read: {error}") from error
+        told = {param.arg_name: param.description for param in self._doc.params}
+        fields: dict[str, Any] = {}
+        for parameter in self._parameters():
+            if parameter.kind not in _NAMED:
+                raise ValueError(f"tool {self.name}: parameter {parameter} must be one that can be passed by name")
+            if parameter.name not in hints:
+                raise ValueError(f"tool {self.name}: parameter {parameter.name} needs a type hint")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            field = Field(default, alias=parameter.name, description=told.get(parameter.name))
+            fields[f"field{len(fields)}"] = (hints[parameter.name], field)
+        try:
+            return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+        except PydanticUserError as error:
+            raise ValueError(f"tool {self.name}: {error.message}") from error
+
+    def _parameters(self) -> list[inspect.Parameter]:
+        """What the policy passes."""
+        parameters = list(inspect.signature(self.function).parameters.values())
+        return parameters[1:] if self.stateful else parameters
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, Any]:
+        try:
+            schema = self._model.model_json_schema(schema_generator=_Untitled)
+        except PydanticUserError as error:
+            raise ValueError(f"tool {self.name}: {error.message}") from error
+        for key in ("title", "additionalProperties"):
+            schema.pop(key)
+        schema.setdefault("properties", {})
+        return schema
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            checked = self._model.model_validate(dict(arguments))
+        except ValidationError as error:
+            raise WrongArguments(_complaints(error)) from error
+        # What was not passed keeps the default of the function itself.
+        return {
+            str(field.alias): getattr(checked, name)
+            for name, field in self._model.model_fields.items()
+            if name in checked.model_fields_set
+        }
+
+    async def call(self, arguments: dict[str, Any], instance: Any) -> object:
+        function = types.MethodType(self.function, instance) if self.stateful else self.function
+        try:
+            return await deadline.call(function, arguments, self.deadline_s)
+        except deadline.Raised as error:
+            raise ToolError(str(error)) from error
+
+
+class _Untitled(GenerateJsonSchema):
+    """Without titles, which only repeat the names and cost tokens."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _complaints(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    terminal: bool = False,
+    max_characters: int = MAX_CHARACTERS,
+    deadline_s: float = DEADLINE_S,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    terminal: bool = False,
+    max_characters: int = MAX_CHARACTERS,
+    deadline_s: float = DEADLINE_S,
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Makes a tool of a function, sync or async; of a method, a tool that works on the episode's own instance.
+
+    Args:
+        name: the function's own name, unless given.
+        description: the docstring without its sections, unless given.
+        terminal: a call that succeeds ends the episode; its result is the answer that the reward judges.
+        max_characters: of the result; what is longer is cut.
+        deadline_s: for a call. Of a stateless tool, a call that takes longer is told to the policy; of a stateful one
+            it ends the episode, because the instance may still be changing.
+    """
+
+    def decorate(function: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(function, name, description, terminal, max_characters, deadline_s)
+
+    return decorate if function is None else decorate(function)

@@ -1,0 +1,125 @@
+"""A user's module: what stands in it that an environment is made of."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agent_environments.tools.reward import Reward
+from agent_environments.tools.tasks import TaskTable, read_tasks
+from agent_environments.tools.tool import Tool
+
+
+@dataclass(frozen=True)
+class ToolModule:
+    """The parts of a tool environment.
+
+    Attributes:
+        name: the dataset's, unless a config gives it another.
+        instance_class: of the instances that stateful tools work on; None if all tools are stateless.
+        instructions: the beginning of the system message.
+    """
+
+    name: str
+    tools: dict[str, Tool]
+    instance_class: type | None
+    reward: Reward
+    tasks: TaskTable
+    instructions: str
+
+
+def load_module(name: str, tasks: object = None, more_tools: Sequence[Tool] = ()) -> ToolModule:
+    """Import a user's module and take its parts: tools, one reward, ``TASKS`` and ``INSTRUCTIONS``.
+
+    Args:
+        name: path of a Python file, or a dotted module path.
+        tasks: in place of the module's own ``TASKS``; see :func:`~agent_environments.tools.tasks.read_tasks`.
+        more_tools: tools from elsewhere.
+
+    Raises:
+        ValueError: it cannot be imported, or a part is missing, twice there or wrong; one line.
+    """
+    module = _import(name)
+    try:
+        return _parts(module, tasks, more_tools)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        file = Path(name).resolve()
+        spec = importlib.util.spec_from_file_location(f"tool_module_{file.stem}", file)
+        assert spec is not None, "the name ends in .py"
+        assert spec.loader is not None, "it is a file"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where type hints are looked up
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:
+        raise ValueError(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _parts(module: ModuleType, tasks: object, more_tools: Sequence[Tool]) -> ToolModule:
+    here = list({id(value): value for value in vars(module).values()}.values())
+    instance_class = _one([value for value in here if isinstance(value, type) and _methods(value)], "class with tools")
+    reward = _one([value for value in here if isinstance(value, Reward)], "reward")
+    if reward is None:
+        raise ValueError("there is no reward: write a function with @reward")
+    tools = [value for value in here if isinstance(value, Tool)]
+    if instance_class is not None:
+        if not callable(getattr(instance_class, "reset", None)):
+            raise ValueError(f"class {instance_class.__name__} has tools, but no method reset(task)")
+        tools += _methods(instance_class)
+    elif stateful := [tool.name for tool in tools if tool.stateful]:
+        raise ValueError(f"tool {stateful[0]} takes self, but is no method of a class")
+    table = read_tasks(getattr(module, "TASKS", None) if tasks is None else tasks)
+    for task in table.all():
+        if missing := reward.missing(task):
+            raise ValueError(f"task {task['id']} has no field {missing[0]!r}, which reward {reward.name} asks for")
+        if instance_class is None and not isinstance(task.get("question"), str):
+            raise ValueError(f"task {task['id']} has no 'question'")
+    return ToolModule(
+        name=module.__name__.removeprefix("tool_module_"),
+        tools=_by_name([*tools, *more_tools]),
+        instance_class=instance_class,
+        reward=reward,
+        tasks=table,
+        instructions=getattr(module, "INSTRUCTIONS", ""),
+    )
+
+
+def _methods(owner: type) -> list[Tool]:
+    """The tools of a class, inherited ones first."""
+    attributes: dict[str, Any] = {}
+    for base in reversed(owner.__mro__):
+        attributes |= vars(base)
+    return [value for value in attributes.values() if isinstance(value, Tool)]
+
+
+def _one(found: list[Any], what: str) -> Any:
+    if len(found) > 1:
+        raise ValueError(f"there is more than one {what}: {', '.join(item.__name__ for item in found)}")
+    return found[0] if found else None
+
+
+def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    if not tools:
+        raise ValueError("there are no tools: write a function with @tool")
+    by_name: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.name in by_name:
+            raise ValueError(f"there are two tools {tool.name!r}")
+        if not tool.description:
+            raise ValueError(f"tool {tool.name} has no docstring: the policy is told what stands there")
+        assert tool.schema, "a signature that no schema can say is an error now, not in an episode"
+        by_name[tool.name] = tool
+    return by_name

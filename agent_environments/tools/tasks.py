@@ -1,0 +1,88 @@
+"""Tasks of a tool environment: plain mappings, from a list in the user's module or from JSONL files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import UnknownTask
+
+Task = dict[str, Any]
+SPLIT = "train"
+"""Of tasks that come without a split."""
+
+
+class TaskTable:
+    """The tasks of each split, in order.
+
+    Args:
+        splits: split -> tasks. A task without an ``id`` gets ``<split><n>_1``: a scenario of its own.
+
+    Raises:
+        ValueError: no tasks, one that is no mapping, a bad id, or one that is there twice.
+    """
+
+    def __init__(self, splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        self._splits: dict[str, list[str]] = {}
+        self._tasks: dict[str, Task] = {}
+        for split, tasks in splits.items():
+            self._splits[split] = [self._add(task, f"{split}{number}_1") for number, task in enumerate(tasks, 1)]
+        if not self._tasks:
+            raise ValueError("there are no tasks")
+
+    def _add(self, task: Mapping[str, Any], default_id: str) -> str:
+        if not isinstance(task, Mapping):
+            raise ValueError(f"task {default_id} must be a mapping, not {task!r}")
+        task_id = task.get("id", default_id)
+        scenario, separator, number = str(task_id).rpartition("_")
+        if not (scenario and separator and number.isdigit()) or "/" in scenario:
+            raise ValueError(f"task id {task_id!r} must be <scenario>_<n>")
+        if task_id in self._tasks:
+            raise ValueError(f"there are two tasks {task_id!r}")
+        self._tasks[task_id] = {**task, "id": task_id}
+        return task_id
+
+    def split(self, name: str) -> list[str]:
+        """Task ids; raises UnknownTask for a split that there is not."""
+        if name not in self._splits:
+            raise UnknownTask(f"no split {name!r}; there are {', '.join(self._splits)}")
+        return list(self._splits[name])
+
+    def __getitem__(self, task_id: str) -> Task:
+        if task_id not in self._tasks:
+            raise UnknownTask(f"no task {task_id!r}")
+        return self._tasks[task_id]
+
+    def all(self) -> list[Task]:
+        return list(self._tasks.values())
+
+
+def read_tasks(source: object) -> TaskTable:
+    """Tasks from what a config or a module names: a list of mappings, the path of a JSONL file, or either by split.
+
+    Raises:
+        ValueError: no such file, a line that is no JSON object, or anything :class:`TaskTable` refuses.
+    """
+    if isinstance(source, str | list | tuple):
+        source = {SPLIT: source}
+    if not isinstance(source, Mapping):
+        raise ValueError(f"tasks must be a list, a path, or either of them for each split, not {source!r}")
+    return TaskTable(
+        {str(split): _read_lines(Path(tasks)) if isinstance(tasks, str) else tasks for split, tasks in source.items()}
+    )
+
+
+def _read_lines(file: Path) -> list[Task]:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        raise ValueError(f"tasks cannot be read: {error}") from error
+    tasks = []
+    for number, line in enumerate(lines, 1):
+        try:
+            tasks.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{file}:{number} is no JSON: {error}") from error
+    return tasks

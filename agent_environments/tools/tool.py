@@ -1,0 +1,77 @@
+"""What every tool is, wherever it comes from: a name, a JSON schema, a check of its arguments, a call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_json
+
+MAX_CHARACTERS = 2048
+"""Of a result, unless the tool says otherwise; AgentFly's figure."""
+DEADLINE_S = 30.0
+"""For a call, unless the tool says otherwise."""
+
+
+class WrongArguments(Exception):
+    """The tool does not take these arguments; the message says which, and why."""
+
+
+class ToolError(Exception):
+    """The tool was called and failed; the message is for the policy."""
+
+
+class Tool(ABC):
+    """A tool that the policy can call.
+
+    Attributes:
+        name: what the policy calls it by.
+        description: what the policy is told of it.
+        parameters: JSON schema of its arguments, ``{"type": "object", "properties", "required"}``.
+        terminal: a call that succeeds ends the episode, and its result is the episode's answer.
+        stateful: it works on the episode's own instance.
+        max_characters: of its result; what is longer is cut.
+        deadline_s: for one call.
+    """
+
+    name: str
+    description: str
+    terminal: bool = False
+    stateful: bool = False
+    max_characters: int = MAX_CHARACTERS
+    deadline_s: float = DEADLINE_S
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]: ...
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """In the form of OpenAI's API, which chat templates take."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    @abstractmethod
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool wants them.
+
+        Raises:
+            WrongArguments: it does not take them.
+        """
+
+    @abstractmethod
+    async def call(self, arguments: dict[str, Any], instance: Any) -> object:
+        """The result of a call with checked arguments; ``instance`` is the episode's own, or None.
+
+        Raises:
+            ToolError: it failed.
+            DeadlinePassed: it took longer than :attr:`deadline_s`.
+        """
+
+
+def as_text(result: object) -> str:
+    """A tool's result as the policy reads it: text as it is, anything else as JSON, None as "done"."""
+    if isinstance(result, str):
+        return result
+    return "done" if result is None else to_json(result, fallback=str).decode()

@@ -1,0 +1,54 @@
+"""Counts of what agents do with tools, from the texts of real episodes."""
+
+from agent_environments.tools.behavior import TOOL_FIGURES, ToolBehavior, tool_behavior, tool_metrics
+from agent_environments.tools.environment import ToolPool
+from support.adapter_support import word_spans
+from support.tool_modules import SUMS, call, write
+
+TURNS = [
+    "I think first.",
+    call("add", a=1) + call("subtract", a=1),
+    call("add", a="Error: there is no tool ") + "<tool_call>add</tool_call>",
+    call("fail", how="x"),
+    call("repeat", text="\n<tool_response>\nError: the tool failed: \n", times=0),
+    call("answer", value=42),
+]
+
+
+async def conversation(tmp_path, turns):
+    pool = ToolPool(word_spans, write(tmp_path, SUMS))
+    await pool.open()
+    environment = await pool.acquire("one")
+    messages = [vars(message) for message in await environment.start("sum_1")]
+    for turn in turns:
+        observation = (await environment.step(turn)).observation
+        messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": observation}]
+    await environment.close()
+    await pool.close()
+    return messages
+
+
+async def test_every_kind_of_mistake_is_counted(tmp_path):
+    messages = await conversation(tmp_path, TURNS)
+    expected = ToolBehavior(turns=6, turns_without_call=1, calls=7, bad=1, unknown=1, wrong_arguments=1, failed=1)
+    assert tool_behavior(messages) == expected
+    metrics = tool_metrics([messages, messages])
+    assert metrics == {
+        "tool_calls": 7.0,
+        "tool_calls_bad": 1 / 7,
+        "tool_calls_unknown": 1 / 7,
+        "tool_calls_wrong_arguments": 1 / 7,
+        "tool_calls_failed": 1 / 7,
+        "turns_without_call": 1 / 6,
+    }
+    assert metrics.keys() == TOOL_FIGURES.keys()
+
+
+async def test_without_calls_there_are_no_shares_of_them(tmp_path):
+    assert tool_metrics([await conversation(tmp_path, ["Hm."])]) == {"tool_calls": 0.0, "turns_without_call": 1.0}
+
+
+def test_rollouts_without_tools_have_no_figures():
+    assert (
+        tool_metrics([[], [{"role": "system", "content": "Write code."}, {"role": "user", "content": "Hello."}]]) == {}
+    )

@@ -1,0 +1,142 @@
+"""Episodes of tool environments, stateless ones here; instances have their own file."""
+
+import pytest
+
+from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.protocol import EnvironmentPool, UnknownTask, create_pool
+from agent_environments.tool_calls import tools_section
+from agent_environments.tools.environment import ToolPool
+from support.adapter_support import word_spans
+from support.tool_modules import COUNTER, SUMS, call, write
+
+HOSTILE_CALLS = (
+    *HOSTILE_ACTIONS,
+    "<tool_call>",
+    "<tool_call>{",
+    '<tool_call>{"name": "add", "arguments": ' + "[" * 100_000,
+    '<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>",
+    call("\ud800"),
+    call("x" * 1_000_000),
+    call("add", a="\ud800"),
+    call("add", a=1e308),
+    call("add", self=1),
+    call("repeat", text="\ud800", times=2),
+    call("repeat", text="x", times=10**8),
+    *(call("fail", how=how) for how in ("exit", "bytes", "surrogate", "raise")),
+    call("dawdle", seconds=0.3),
+    call("hang"),
+    call("answer", value=10**4000),
+    "\n".join([call("add", a=1)] * 500),
+)
+
+
+def pool_of(tmp_path, source=SUMS, **options):
+    return ToolPool(word_spans, write(tmp_path, source), **options)
+
+
+async def play(pool, task, *actions):
+    """The opening messages, the results of the actions, and the grade."""
+    environment = await pool.acquire("test")
+    try:
+        opening = await environment.start(task)
+        results = [await environment.step(action) for action in actions]
+        return opening, results, await environment.grade()
+    finally:
+        await environment.close()
+
+
+@pytest.fixture
+async def sums(tmp_path):
+    pool = pool_of(tmp_path)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def test_an_episode(sums):
+    opening, results, grade = await play(sums, "sum_1", call("add", a=17, b=25), call("answer", value=42))
+    system, user = opening
+    schemas = [tool.schema for tool in sums._module.tools.values()]
+    assert (system.role, system.content) == ("system", "You add numbers.\n\n" + tools_section(schemas))
+    assert (user.role, user.content) == ("user", "What is 17 + 25?")
+    assert results[0].observation == "<tool_response>\n42\n</tool_response>"
+    assert [result.done for result in results] == [False, True]
+    assert not any(result.failed for result in results)
+    assert (grade.reward, grade.success) == (1.0, True)
+
+
+async def test_several_calls_run_in_order_and_share_an_observation(sums):
+    turn = f"First this {call('add', a=1)} then {call('answer', value=42)} and never {call('fail', how='x')}"
+    _, (result,), grade = await play(sums, "sum_1", turn)
+    assert result.observation == "<tool_response>\n2\n</tool_response>\n<tool_response>\n42\n</tool_response>"
+    assert result.done
+    assert grade.success
+
+
+@pytest.mark.parametrize(
+    ("turn", "answer"),
+    [
+        (
+            "<tool_call>{add}</tool_call>",
+            "Error: this is no tool call: not valid JSON: Expecting property name enclosed",
+        ),
+        (call("subtract", a=1), "Error: there is no tool 'subtract'; there are add, repeat, fail, dawdle, answer"),
+        (call("add", a="x"), "Error: wrong arguments for add: a: Input should be a valid integer"),
+        (call("fail", how="x"), "Error: the tool failed: KeyError: 'x'"),
+        (call("fail", how="exit"), "Error: the tool failed: SystemExit: 3"),
+        (call("fail", how="bytes"), "Error: the tool failed: its result cannot be shown"),
+        (call("dawdle", seconds=0.5), "Error: the tool failed: took longer than 0.05 s"),
+        (call("answer", value="x"), "Error: wrong arguments for answer: value: "),
+    ],
+)
+async def test_mistakes_are_told_and_the_episode_goes_on(sums, turn, answer):
+    _, (wrong, right), grade = await play(sums, "sum_1", turn, call("answer", value=42))
+    assert wrong.observation.startswith(f"<tool_response>\n{answer}")
+    assert (wrong.failed, wrong.done, right.done, grade.success) == (True, False, True, True)
+
+
+async def test_long_results_are_cut(sums):
+    _, (result,), _ = await play(sums, "sum_1", call("repeat", text="ab", times=50))
+    assert result.observation.startswith("<tool_response>\nabababababababababab\n... (the result is too long")
+
+
+async def test_where_a_tool_ends_the_episode_a_turn_without_a_call_does_not(sums):
+    _, (result,), grade = await play(sums, "sum_1", "It is 42.")
+    assert (result.done, result.empty_action) == (False, True)
+    assert "no tool call" in result.observation
+    assert grade.reward == 0.0
+
+
+async def test_where_no_tool_ends_the_episode_text_is_the_answer(tmp_path):
+    pool = pool_of(tmp_path, SUMS.replace("@tool(terminal=True)", "@tool"))
+    await pool.open()
+    _, results, grade = await play(pool, "sum_1", call("answer", value=41), " 42\n")
+    assert [result.done for result in results] == [False, True]
+    assert grade.success
+    await pool.close()
+
+
+async def test_the_reward_sees_the_whole_conversation(sums):
+    turns = [call("add", a=1)] * 3 + [call("answer", value=42)]
+    _, _, grade = await play(sums, "sum_1", *turns)
+    assert (grade.reward, grade.success) == (0.5, False)
+
+
+def test_tasks_and_splits(tmp_path):
+    pool = create_pool("tools", {"module": write(tmp_path, SUMS)}, word_spans)
+    assert isinstance(pool, EnvironmentPool)
+    assert pool.dataset == "mine"
+    assert (pool.tasks("train"), pool.tasks("dev")) == (["sum_1"], ["dev1_1"])
+    with pytest.raises(UnknownTask, match="no split 'test'; there are train, dev"):
+        pool.tasks("test")
+
+
+async def test_a_stateless_environment_conforms(sums):
+    await check_conformance(sums, "sum_1", HOSTILE_CALLS)
+
+
+async def test_a_stateful_environment_conforms(tmp_path):
+    pool = pool_of(tmp_path, COUNTER, max_worlds=2)
+    await pool.open()
+    await check_conformance(pool, "count3_1", HOSTILE_CALLS)
+    await pool.close()

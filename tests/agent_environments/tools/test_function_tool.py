@@ -1,0 +1,144 @@
+"""``@tool``: schema from signature and docstring, checks of arguments, results."""
+
+import enum
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel
+
+from agent_environments.tools import tool
+from agent_environments.tools.deadline import DeadlinePassed
+from agent_environments.tools.tool import ToolError, WrongArguments
+
+
+class Point(BaseModel):
+    x: float
+    y: float
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@tool
+def draw(points: list[Point], style: Literal["line", "dots"] = "line", schema: str | None = None) -> str:
+    """Draw a picture.
+
+    What is drawn last lies on top.
+
+    Args:
+        points: where to.
+        schema: may have any name.
+    """
+    return f"{points[0].x} {style} {schema}"
+
+
+def test_the_schema_says_what_signature_and_docstring_say():
+    function = draw.schema["function"]
+    assert draw.schema["type"] == "function"
+    assert function["name"] == "draw"
+    assert function["description"] == "Draw a picture.\n\nWhat is drawn last lies on top."
+    properties = function["parameters"]["properties"]
+    assert function["parameters"]["required"] == ["points"]
+    assert properties["points"]["description"] == "where to."
+    assert properties["style"] == {"default": "line", "enum": ["line", "dots"], "type": "string"}
+    assert list(properties) == ["points", "style", "schema"]
+
+
+async def test_arguments_come_as_the_hints_say():
+    arguments = draw.check({"points": [{"x": 1, "y": 2}]})
+    assert arguments == {"points": [Point(x=1.0, y=2.0)]}
+    assert await draw.call(arguments, None) == "1.0 line None"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({}, "points: Field required"),
+        ({"points": [{"x": "a", "y": 1}]}, "points.0.x: Input should be a valid number"),
+        ({"points": [], "colour": "red"}, "colour: Extra inputs are not permitted"),
+        ({"points": [], "style": "circles"}, "style: Input should be 'line' or 'dots'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, complaint):
+    with pytest.raises(WrongArguments, match=complaint):
+        draw.check(arguments)
+
+
+def test_a_tool_is_still_the_function():
+    assert draw([Point(x=1, y=2)], "dots") == "1.0 dots None"
+    assert draw.__name__ == "draw"
+
+
+def test_a_method_is_stateful_and_can_be_called():
+    class Light:
+        colour = Colour.RED
+
+        @tool(name="set_colour", description="Set it.")
+        def set(self, colour: Colour) -> str:
+            self.colour = colour
+            return colour.value
+
+    assert Light.set.stateful
+    assert Light.set.parameters["properties"].keys() == {"colour"}
+    assert Light.set.name == "set_colour"
+    assert Light().set(Colour.RED) == "red"
+
+
+def test_a_tool_without_parameters():
+    @tool
+    def look():
+        """Look."""
+
+    assert look.parameters == {"type": "object", "properties": {}}
+    assert look.check({}) == {}
+
+
+async def test_errors_of_the_function_are_the_tools():
+    @tool(deadline_s=0.01)
+    async def wait(seconds: float):
+        """Wait."""
+        raise TimeoutError("mine")
+
+    with pytest.raises(ToolError, match="TimeoutError: mine"):
+        await wait.call({"seconds": 1.0}, None)
+
+    @tool(deadline_s=0.01)
+    async def sleep():
+        """Sleep."""
+        import asyncio
+
+        await asyncio.sleep(3600)
+
+    with pytest.raises(DeadlinePassed, match=r"longer than 0\.01 s"):
+        await sleep.call({}, None)
+
+
+def unhinted(a):
+    """A."""
+
+
+def anything(*a: int):
+    """A."""
+
+
+def unknown(a: "Nowhere"):  # noqa: F821
+    """A."""
+
+
+def unsayable(a: Ellipsis):
+    """A."""
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (unhinted, "tool unhinted: parameter a needs a type hint"),
+        (anything, r"tool anything: parameter \*a: int must be one that can be passed by name"),
+        (unknown, "tool unknown: its type hints cannot be read: name 'Nowhere'"),
+        (unsayable, "tool unsayable: "),
+    ],
+)
+def test_signatures_that_cannot_be_said_are_refused(function, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        _ = tool(function).schema

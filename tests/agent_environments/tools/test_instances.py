@@ -1,0 +1,128 @@
+"""The pool of instances: who has which, and what becomes of broken ones."""
+
+import asyncio
+
+import pytest
+
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from agent_environments.tools.environment import ToolPool
+from agent_environments.tools.instances import InstancePool
+from support.adapter_support import word_spans
+from support.tool_modules import COUNTER, call, write
+from support.waiting import wait_until
+
+
+@pytest.fixture
+async def counters(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=64)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def test_64_episodes_at_once_see_only_their_own_instance(counters):
+    everybody = asyncio.Barrier(64)
+
+    async def play(number):
+        environment = await counters.acquire(str(number))
+        messages = await environment.start(f"count{number}_1")
+        assert messages[-1].content == f"The counter of count{number}_1 shows 0."
+        for step in range(1, number + 1):
+            result = await environment.step(call("add", amount=1))
+            assert result.observation == f"<tool_response>\ncount{number}_1: {step}\n</tool_response>"
+            await asyncio.sleep(0)
+        await everybody.wait()
+        assert counters.status().open_worlds == 64
+        grade = await environment.grade()
+        await environment.close()
+        return grade.success
+
+    assert all(await asyncio.gather(*(play(number) for number in range(64))))
+    assert counters.status().open_worlds == 0
+
+
+async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(counters):
+    kinds = ["add", "hang", "cancelled", "crash"]
+
+    async def play(number):
+        kind = kinds[number % len(kinds)]
+        environment = await counters.acquire(str(number))
+        try:
+            if kind == "crash":
+                with pytest.raises(EnvironmentCrashed, match="RuntimeError: cannot be reset"):
+                    await environment.start("broken_1")
+                return
+            await environment.start(f"count{number % 64}_1")
+            if kind == "add":
+                await environment.step(call("add", amount=number % 64))
+                assert (await environment.grade()).success
+            elif kind == "hang":
+                with pytest.raises(EnvironmentTimeout, match=r"tool hang took longer than 0\.2 s"):
+                    await environment.step(call("hang"))
+                assert (await environment.grade()).reward in (0.0, 1.0)
+            else:
+                step = asyncio.ensure_future(environment.step(call("hang")))
+                await asyncio.sleep(0)
+                step.cancel()
+                await asyncio.gather(step, return_exceptions=True)
+        finally:
+            await environment.close()
+
+    await asyncio.gather(*(play(number) for number in range(128)))
+    await wait_until(lambda: counters.status().details["instances"] == 64)
+    assert counters.status().open_worlds == 0
+    assert counters.status().restarts >= 64
+    again = [await counters.acquire("again") for _ in range(64)]
+    assert len({id(environment._lease.instance) for environment in again}) == 64
+    for environment in again:
+        await environment.close()
+
+
+async def test_the_pool_closes_every_instance(counters):
+    counter = counters._module.instance_class
+    environment = await counters.acquire("open")
+    await counters.close()
+    assert len(counter.made) == 64
+    assert sorted(map(id, counter.made)) == sorted(map(id, counter.closed))
+    await environment.close()
+
+
+async def test_whoever_waits_gets_the_next_one_first_come_first_served():
+    pool = InstancePool(object, 1, 10.0)
+    await pool.open()
+    lease = await pool.acquire()
+    order = []
+
+    async def wait(name):
+        mine = await pool.acquire()
+        order.append(name)
+        mine.end()
+        mine.end()
+
+    waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
+    await wait_until(lambda: pool.waiting == 3)
+    lease.end()
+    await asyncio.gather(*waiting)
+    assert order == ["a", "b", "c"]
+    assert (pool.lent, pool.waiting, pool.instances) == (0, 0, 1)
+
+
+async def test_an_instance_that_cannot_be_made_is_tried_again():
+    works = True
+
+    def make():
+        if not works:
+            raise OSError("no room")
+        return object()
+
+    pool = InstancePool(make, 1, 10.0)
+    await pool.open()
+    lease = await pool.acquire()
+    works, lease.broken = False, True
+    lease.end()
+    for _ in range(2):
+        with pytest.raises(EnvironmentCrashed, match="could not be made: OSError: no room"):
+            await pool.acquire()
+    works = True
+    (await pool.acquire()).end()
+    assert pool.instances == 1

@@ -1,0 +1,129 @@
+"""What a user's module holds, its tasks and its reward; a mistake in it is one line."""
+
+import json
+
+import pytest
+
+from agent_environments.protocol import Grade, UnknownTask
+from agent_environments.tools import reward
+from agent_environments.tools.deadline import Raised
+from agent_environments.tools.module import load_module
+from agent_environments.tools.tasks import read_tasks
+from support.tool_modules import COUNTER, SUMS, write
+
+
+def test_the_parts_of_a_module(tmp_path):
+    module = load_module(write(tmp_path, COUNTER))
+    assert module.name == "mine"
+    assert list(module.tools) == ["add", "hang", "show"]
+    assert module.instance_class.__name__ == "Counter"
+    assert module.instructions == ""
+
+
+def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
+    write(tmp_path, SUMS, "sums_of_mine")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_module("sums_of_mine").name == "sums_of_mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("class Counter:", "class Counter"), "cannot be imported: SyntaxError"),
+        (("@reward", ""), "there is no reward: write a function with @reward"),
+        (("@reward", "@reward\ndef other(): ...\n@reward"), "there is more than one reward: other, reached"),
+        (("def reset", "def rest"), r"class Counter has tools, but no method reset\(task\)"),
+        (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),
+        (("TASKS =", "OTHERS ="), "tasks must be a list, a path, or either of them for each split, not None"),
+        (('"""Show the counter."""', ""), "tool show has no docstring"),
+        (("async def show", "async def add"), None),
+        (("@tool\n    async", "@tool(name='hang')\n    async"), "there are two tools 'hang'"),
+        (("amount: int", "amount"), "tool add: parameter amount needs a type hint"),
+        (("class Counter:", "@tool\ndef lost(self):\n    'Lost.'\n\nclass Counter:"), None),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
+    source = COUNTER.replace(*change)
+    assert source != COUNTER
+    path = write(tmp_path, source)
+    if complaint is None:
+        load_module(path)
+        return
+    with pytest.raises(ValueError, match=complaint) as caught:
+        load_module(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_not_there():
+    with pytest.raises(ValueError, match=r"module nowhere\.py cannot be imported: FileNotFoundError"):
+        load_module("nowhere.py")
+
+
+def test_a_method_outside_a_class(tmp_path):
+    source = SUMS.replace("def add(a: int,", "def add(self, a: int,")
+    with pytest.raises(ValueError, match="tool add takes self, but is no method of a class"):
+        load_module(write(tmp_path, source))
+
+
+def test_tasks_from_jsonl(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(json.dumps({"question": str(n)}) for n in (1, 2)))
+    table = read_tasks({"train": str(file), "test": [{"id": "x_1"}]})
+    assert (table.split("train"), table.split("test")) == (["train1_1", "train2_1"], ["x_1"])
+    assert table["train2_1"] == {"question": "2", "id": "train2_1"}
+    assert read_tasks(str(file)).split("train") == ["train1_1", "train2_1"]
+    with pytest.raises(UnknownTask, match="no task 'train3_1'"):
+        table["train3_1"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "complaint"),
+    [
+        ([], "there are no tasks"),
+        (["What?"], "task train1_1 must be a mapping, not 'What\\?'"),
+        ([{"id": "seven"}], "task id 'seven' must be <scenario>_<n>"),
+        ([{"id": "a/b_1"}], "task id 'a/b_1' must be <scenario>_<n>"),
+        ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
+        ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
+    ],
+)
+def test_bad_tasks_are_named(tasks, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        read_tasks(tasks)
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"question": "1"}\n{"question"\n')
+    with pytest.raises(ValueError, match=r"tasks\.jsonl:2 is no JSON"):
+        read_tasks(str(file))
+
+
+EPISODE = {"answer": "4", "trajectory": [], "instance": None}
+
+
+async def test_what_a_reward_may_return():
+    task = {"id": "a_1", "target": 4}
+    assert await reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
+    assert await reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
+
+    @reward
+    async def own(target, bonus=0.0):
+        return Grade(0.5 + bonus, True)
+
+    assert await own.grade(task, **EPISODE) == Grade(0.5, True)
+    for bad in ("1", 2.0, float("nan"), None):
+        with pytest.raises(ValueError, match="which is no number from 0 to 1"):
+            await reward(lambda bad=bad: bad).grade(task, **EPISODE)
+    with pytest.raises(Raised, match="ZeroDivisionError"):
+        await reward(lambda target: target / 0).grade(task, **EPISODE)
+
+
+def test_a_reward_is_still_the_function():
+    @reward
+    def right(answer, target):
+        return answer == target
+
+    assert right("4", "4")
+    assert right.missing({"id": "a_1"}) == ["target"]

@@ -1,0 +1,49 @@
+"""The code on docs/tools.md runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from agent_environments.conformance import check_conformance
+from agent_environments.protocol import create_pool
+from support.adapter_support import word_spans
+from support.tool_modules import call, write
+
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
+FUNCTIONS, CLASS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+CONFIG = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.S)[1]
+
+
+async def play(pool, task, *actions):
+    await pool.open()
+    environment = await pool.acquire("page")
+    messages = await environment.start(task)
+    for action in actions:
+        await environment.step(action)
+    grade = await environment.grade()
+    await environment.close()
+    return messages, grade
+
+
+async def test_the_twenty_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, FUNCTIONS, "my_tools")
+    assert len([line for line in FUNCTIONS.splitlines() if line]) <= 20
+    environment = yaml.safe_load(CONFIG)["environment"]
+    pool = create_pool(environment["name"], environment["config"], word_spans)
+    _, grade = await play(pool, "product7_1", call("multiply", a=7, b=37), call("answer", value=259))
+    assert grade.success
+    assert not (await play(pool, "product7_1"))[1].reward
+    await check_conformance(pool, "product2_1")
+    await pool.close()
+
+
+async def test_the_class(tmp_path):
+    tasks = 'TASKS = [{"begins_on": True}]'
+    file = write(tmp_path, f"from agent_environments.tools import reward, tool\n\n{CLASS}\n{tasks}\n")
+    pool = create_pool("tools", {"module": file, "max_worlds": 1}, word_spans)
+    messages, grade = await play(pool, "train1_1", call("press"))
+    assert messages[-1].content == "The light is on."
+    assert grade.success
+    await pool.close()

@@ -99,6 +99,24 @@ def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
         assert two.critic[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_two_ranks_learn_the_same_from_preference_pairs(tmp_path, packed):
+    """The two rollouts of a pair may lie on different ranks; each pair's weights are the same on both."""
+    config = replay_config(
+        tmp_path,
+        iterations=2,
+        advantage={"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
+        loss={"_component_": "loop_recipes.learner.preferences.DMPO", "beta": 1.0},
+        update={"epochs": 3, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "packed": packed},
+    )
+    for ranks, name in ((1, "one"), (2, "two")):
+        finish(tune(config, f"output_dir={tmp_path / name}", ranks=ranks))
+    for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
+        for key in ("loss", "grad_norm", "preference_margin"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
+        assert two["preference_accuracy"] == one["preference_accuracy"] > 0
+
+
 def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):
     """Rank 1 raises while rank 0 waits for it in a collective, for which it would wait for hours."""
     mark = tmp_path / "failed_at"

@@ -102,9 +102,9 @@ class UpdateConfig:
     """Packs several rollouts into one row in place of padding them."""
     min_abs_advantage: NonNegativeFloat = 0.01
     """Rollouts with a smaller advantage carry no signal and are left out."""
-    loss_divisor: Literal["mean"] | PositiveFloat = "mean"
-    """``mean`` over the rollouts of the minibatch, as in the paper, or a constant (the authors' code: 32, whatever the
-    filter leaves)."""
+    loss_divisor: Literal["mean", "tokens"] | PositiveFloat = "mean"
+    """``mean`` over the rollouts of the minibatch, as in the paper (of a loss on pairs: over the pairs), ``tokens``:
+    over their sampled tokens, or a constant (the authors' code: 32, whatever the filter leaves)."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """The largest norm of the gradient; null does not clip."""
     max_trajectory_log_ratio: PositiveFloat | None = None

@@ -80,12 +80,19 @@ def port_problem(node: NodeConfig) -> str | None:
 def _check_components(config: LoopConfig) -> None:
     check_component("model", config.model)
     check_component("checkpointer", config.checkpointer)
+    built = {}
     for path in ("advantage", "loss", "log_probs"):
         check_component(path, getattr(config, path))
         try:
-            build(getattr(config, path))  # cheap, and they check their own arguments
+            built[path] = build(getattr(config, path))  # cheap, and they check their own arguments
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
+    require(
+        not getattr(built["loss"], "compares_pairs", False)
+        or (hasattr(built["advantage"], "pairs") and config.critic is None),
+        f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
+        "advantage._component_=loop_recipes.learner.preferences.ReturnPairs, and critic=null",
+    )
     if config.critic is not None:
         check_component("critic", config.critic, positional=1)
     check_component("optimizer", config.optimizer, positional=1)

@@ -85,6 +85,15 @@ class BatchNormalized:
 
 
 @dataclass(frozen=True)
+class Solved:
+    """1 for a rollout that solved its task (return 1), 0 for any other: what expert iteration and rejection sampling
+    keep (LOOP, appendices C.2 and C.3)."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return (rewards >= 1.0).float()
+
+
+@dataclass(frozen=True)
 class Shuffled:
     """A negative control: :class:`LeaveOneOut` advantages, each given to some other rollout of the collection.
 

@@ -35,7 +35,9 @@ class Sample:
         old_logprobs: [n], the learner's own log-probs under the sampling version, once recomputed.
         entropy: [n], nats, of the whole distribution that each token was sampled from, where asked for.
         ref_logprobs: [n], log-probs under the reference policy, where the loss has a KL term.
-        token_advantages: [n], where a critic gives each token its own advantage; they replace ``advantage``.
+        token_advantages: [n], where a critic gives each token its own advantage, or a preference its own weight; they
+            replace ``advantage``.
+        pair: of the preference pair that it is one half of; empty without one. ``advantage`` is then 1 or -1.
         collection_id: of the collection that the rollout is from; empty for one that was made up.
     """
 
@@ -52,6 +54,7 @@ class Sample:
     entropy: Tensor | None = None
     ref_logprobs: Tensor | None = None
     token_advantages: Tensor | None = None
+    pair: str = ""
     collection_id: str = ""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Policy losses: per-rollout values of the clipped objective and of plain REINFORCE.
+"""Policy losses: per-rollout values of the clipped objective, of plain REINFORCE and of the log-likelihood.
 
 A loss takes the learner's log-probs [n] of the sampled tokens of a micro-batch and returns one value per rollout [b].
 The caller adds them up over micro-batches and ranks and divides once, by the minibatch's rollouts or by a constant, so
@@ -48,6 +48,9 @@ class PolicyLoss(nn.Module):
     With ``kl_coefficient`` > 0 each rollout's loss gains ``kl_coefficient`` times the mean over its sampled tokens of
     ``exp(d) - d - 1``, d = reference log-prob - log-prob (the non-negative estimator of GRPO, arXiv 2402.03300, eq. 4).
     """
+
+    compares_pairs = False
+    """Whether samples come in preference pairs, which an advantage with a method ``pairs`` finds."""
 
     def __init__(self, kl_coefficient: float = 0.0) -> None:
         super().__init__()
@@ -180,6 +183,31 @@ class Reinforce(PolicyLoss):
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
         log_ratio = logprobs.detach() - old
         objective = _mean_over_tokens(_advantage_of_tokens(batch) * logprobs, batch)
+        clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
+        return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
+
+
+class LogLikelihood(PolicyLoss):
+    """``- sum over a rollout's sampled tokens of w log p``: the cross-entropy of its tokens where all weights are 1.
+
+    The weights are the advantages: with :class:`~loop_recipes.learner.advantages.Solved` the successful rollouts are
+    learned by heart and the others left out (rejection sampling, expert iteration). ``update.loss_divisor: tokens``
+    makes it the mean over the tokens of a minibatch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+        """
+        Args:
+            logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
+            batch: the micro-batch; without ``old_logprobs`` there are no ratios to tell of.
+        """
+        logprobs = logprobs.float()
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
+        log_ratio = logprobs.detach() - old
+        objective = _sum_by(_advantage_of_tokens(batch) * logprobs, batch.rollout_index, len(batch.advantages))
         clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
         return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
 

@@ -26,6 +26,7 @@ from loop_recipes.learner.batching import MicroBatch, Sample, filled, micro_batc
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.learner.model import trained_parameters
+from loop_recipes.learner.preferences import PreferenceLoss, Preferences, ReturnPairs, paired, preference_metrics
 from loop_recipes.learner.process_group import sum_over_ranks
 from loop_recipes.learner.sharding import clip_grad_norm
 from loop_recipes.learner.token_statistics import TokenStatistics
@@ -43,15 +44,25 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full
 
     Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
     of one rollout would weigh as much as a whole minibatch. ``full`` cuts minibatches of exactly ``rollouts`` and a
-    smaller last one of the rest.
+    smaller last one of the rest. The two rollouts of a preference pair stay together; sizes are then even.
     """
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
+    units = _units(samples)
+    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
     if rollouts is not None and full:
-        bounds = [*range(0, len(samples), rollouts), len(samples)]
+        size = max(1, rollouts * len(units) // len(samples))
+        bounds = [*range(0, len(units), size), len(units)]
     else:
-        count = 1 if rollouts is None else max(1, round(len(samples) / rollouts))
-        bounds = [len(samples) * number // count for number in range(count + 1)]
-    return [[samples[i] for i in order[low:high]] for low, high in itertools.pairwise(bounds)]
+        count = 1 if rollouts is None else min(len(units), max(1, round(len(samples) / rollouts)))
+        bounds = [len(units) * number // count for number in range(count + 1)]
+    return [[sample for i in order[low:high] for sample in units[i]] for low, high in itertools.pairwise(bounds)]
+
+
+def _units(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The preference pairs and single rollouts among the samples, in the order of their first."""
+    units: dict[str, list[Sample]] = {}
+    for sample in samples:
+        units.setdefault(sample.pair or sample.rollout_id, []).append(sample)
+    return list(units.values())
 
 
 class UpdateResult(NamedTuple):
@@ -64,11 +75,13 @@ class UpdateResult(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """Of one optimizer step: the minibatch's loss, the critic's, and the norm of the gradient before clipping."""
+    """Of one optimizer step: the minibatch's loss, the critic's, the norm of the gradient before clipping, and the
+    minibatch's preference pairs as they stood before the step (None without)."""
 
     loss: float
     value_loss: float
     grad_norm: float
+    preferences: Preferences | None
 
 
 class PolicyUpdate:
@@ -77,7 +90,7 @@ class PolicyUpdate:
     Args:
         model: a decoder with a log-prob head.
         optimizer: of :func:`~loop_recipes.learner.model.trained_parameters`.
-        advantage: ``(rewards [b], groups [b]) -> [b]``.
+        advantage: ``(rewards [b], groups [b]) -> [b]``; for a loss on pairs ``ReturnPairs``, which finds them.
         versions: the adapters that old log-probs are computed with.
         critic: gives each token its own advantage in place of the rollout's; the filter then does not apply.
         token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
@@ -158,7 +171,7 @@ class PolicyUpdate:
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
-        if self.critic is not None:
+        if self.critic is not None or isinstance(self.loss, PreferenceLoss):
             samples = [replace(s, token_advantages=torch.ones_like(s.sampler_logprobs)) for s in samples]
         self.model.train()
         for batch in micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
@@ -171,7 +184,10 @@ class PolicyUpdate:
         rewards = torch.tensor([sample.reward for sample in samples])
         groups = torch.tensor([numbers[sample.task_id] for sample in samples])
         advantages = self.advantage(rewards, groups).tolist()
-        return [replace(sample, advantage=value) for sample, value in zip(samples, advantages, strict=True)]
+        samples = [replace(sample, advantage=value) for sample, value in zip(samples, advantages, strict=True)]
+        if isinstance(self.advantage, ReturnPairs):
+            samples = paired(samples, self.advantage.pairs(rewards, groups))
+        return samples
 
     def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
         """Each token's log-prob under the version that sampled it, and under the base model if the loss has a KL term.
@@ -251,7 +267,8 @@ class PolicyUpdate:
             taken.append(outcome)
         metrics: dict[str, Any] = {"steps": len(taken), "steps_left_out": len(planned) - len(taken)}
         if taken:
-            losses, value_losses, norms = zip(*taken, strict=True)
+            losses, value_losses, norms, preferences = zip(*taken, strict=True)
+            metrics |= preference_metrics([each for each in preferences if each is not None])
             metrics |= {
                 "loss": sum(losses) / len(losses),
                 "grad_norm": sum(norms) / len(norms),
@@ -265,13 +282,14 @@ class PolicyUpdate:
     def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         world_size, _ = self._ranks
-        divisor = len(minibatch) if self.config.loss_divisor == "mean" else float(self.config.loss_divisor)
+        divisor = self._divisor(minibatch)
         # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
         totals = torch.zeros(3, dtype=torch.float64)
         coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
-        seen = RatioStatistics()
-        for batch in self._micro_batches(minibatch, "updating"):
+        seen, preferences = RatioStatistics(), self._preferences(minibatch)
+        weighted = minibatch if preferences is None else preferences.weighted(minibatch)
+        for batch in self._micro_batches(weighted, "updating"):
             output, values = self._losses(batch, policy_rests)
             seen.add(output)
             if self.token_statistics is not None:
@@ -286,6 +304,8 @@ class PolicyUpdate:
         if limit is not None and abs(log_ratio) > limit:
             self.optimizer.zero_grad(set_to_none=True)
             return None
+        if preferences is not None:  # the weighted log-likelihood has the pairs' gradient, but not their loss
+            loss = (preferences.losses.sum() / divisor).tolist()
         norm = clip_grad_norm(self._parameters, self.config.clip_grad_norm, self._loss_scale)
         if math.isfinite(loss) and not math.isfinite(norm) and self._loss_scale > 1.0:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
@@ -297,7 +317,23 @@ class PolicyUpdate:
         statistics.join(seen)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(loss, mean_value_loss, norm)
+        return StepOutcome(loss, mean_value_loss, norm, preferences)
+
+    def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
+        """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""
+        if not isinstance(self.loss, PreferenceLoss):
+            return None
+        preferences = self.loss.compare(minibatch, self._per_token(minibatch, self._logprobs))
+        self.model.train()
+        return preferences
+
+    def _divisor(self, minibatch: list[Sample]) -> float:
+        """What the sum of a minibatch's losses is divided by."""
+        if self.config.loss_divisor == "mean":
+            return len(_units(minibatch))
+        if self.config.loss_divisor == "tokens":
+            return sum(int(sample.mask.sum()) for sample in minibatch)
+        return float(self.config.loss_divisor)
 
     def _losses(self, batch: MicroBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
         """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""

@@ -57,6 +57,8 @@ METRICS: dict[str, str] = {
     "approx_kl": "mean over sampled tokens of r - 1 - log r, against the sampling policy",
     "reference_kl": "mean KL term against the base model, where the loss has one",
     "value_loss": "mean squared error of the critic's values, where there is a critic",
+    "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
+    "preference_accuracy": "share of them with Delta above 0",
     "entropy_estimate": "mean of -log p over sampled tokens, as the sampler reported it",
     "entropy": "mean over kept tokens of the entropy of the distribution they were sampled from, exact; only with "
     "update.exact_entropy",
@@ -83,11 +85,12 @@ METRICS: dict[str, str] = {
 
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
+    | {"preference_margin", "preference_accuracy"}
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
 )
-"""Keys that only some runs write: with a KL term, a critic, what the sentence names, or rollouts with texts.
-All others are in every line of an iteration that took a step."""
+"""Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
+texts. All others are in every line of an iteration that took a step."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 

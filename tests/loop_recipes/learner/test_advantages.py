@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_recipes.learner.advantages import BatchNormalized, GroupMean, LeaveOneOut, StdNormalized
+from loop_recipes.learner.advantages import BatchNormalized, GroupMean, LeaveOneOut, Solved, StdNormalized
 
 returns = st.floats(0, 1, allow_subnormal=False).map(lambda x: round(x, 4))
 groups_of_returns = st.lists(st.lists(returns, min_size=2, max_size=6), min_size=1, max_size=5)
@@ -93,3 +93,8 @@ def test_batch_normalized_has_unit_spread_over_the_batch(group_baseline):
 def test_mismatched_shapes_are_refused():
     with pytest.raises(ValueError, match="must be vectors of one length"):
         LeaveOneOut()(torch.zeros(3), torch.zeros(2))
+
+
+def test_solved_keeps_return_one_only():
+    rewards = torch.tensor([1.0, 0.99, 0.0, 1.0])
+    assert Solved()(rewards, torch.tensor([0, 0, 1, 1])).tolist() == [1.0, 0.0, 0.0, 1.0]

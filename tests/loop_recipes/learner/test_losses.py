@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.learner.batching import collate
-from loop_recipes.learner.losses import ClippedPolicyLoss, RatioStatistics, Reinforce
+from loop_recipes.learner.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
 from support.learner_cases import make_samples
 
 EPS = 0.2
@@ -98,6 +98,20 @@ def test_reinforce_is_the_token_mean_and_needs_no_old_logprobs():
         own = logprobs.detach()[batch.rollout_index == number].tolist()
         assert value == pytest.approx(-batch.advantages[number].item() * math.fsum(own) / len(own), rel=1e-5)
     assert output.log_ratio.abs().max() == 0
+
+
+def test_log_likelihood_is_the_weighted_sum_over_a_rollouts_tokens():
+    batch, logprobs = random_batch([6, 13, 9], 8, 0.2)
+    for weights in (None, torch.linspace(-1, 1, len(batch.targets))):
+        output = LogLikelihood()(logprobs, replace(batch, token_advantages=weights))
+        each = batch.advantages[batch.rollout_index] if weights is None else weights
+        for number, value in enumerate(output.per_rollout_loss.tolist()):
+            own = batch.rollout_index == number
+            terms = [w * p for w, p in zip(each[own].tolist(), logprobs.detach()[own].tolist(), strict=True)]
+            assert value == pytest.approx(-math.fsum(terms), rel=1e-5, abs=1e-6)
+        (gradient,) = torch.autograd.grad(output.per_rollout_loss.sum(), logprobs)
+        torch.testing.assert_close(gradient, -each)
+    assert LogLikelihood()(logprobs, replace(batch, old_logprobs=None)).log_ratio.abs().max() == 0
 
 
 @given(seed=st.integers(0, 2**20), coefficient=st.sampled_from([0.01, 0.5]))

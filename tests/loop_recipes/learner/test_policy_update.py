@@ -51,6 +51,30 @@ def test_full_minibatches_leave_the_rest_to_the_last(count, size):
     assert order == [sample.rollout_id for part in minibatches(samples, None, 4) for sample in part]
 
 
+def test_cross_entropy_is_the_mean_over_a_minibatchs_tokens(tmp_path):
+    """The first step of expert iteration, before anything is learned: -log p of the solved rollouts under the base."""
+    config = replay_config(
+        tmp_path,
+        iterations=1,
+        advantage={"_component_": "loop_recipes.learner.advantages.Solved"},
+        loss={"_component_": "loop_recipes.learner.losses.LogLikelihood"},
+        update={"minibatch_rollouts": None, "loss_divisor": "tokens", "micro_batch_tokens": 150},
+    )
+    (line,) = run(config)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64)
+    logprobs = []
+    for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines():
+        rollout = json.loads(text)
+        if rollout["reward"] == 1.0:
+            with torch.no_grad():
+                predicted = model(torch.tensor([rollout["token_ids"]])).logits[0, :-1].log_softmax(-1)
+            chosen = predicted.gather(1, torch.tensor(rollout["token_ids"][1:])[:, None])[:, 0]
+            logprobs.append(chosen[torch.tensor(rollout["mask"][1:], dtype=torch.bool)])
+    assert line["steps"] == 1
+    assert line["kept_fraction"] == len(logprobs) / 12
+    assert line["loss"] == pytest.approx(-torch.cat(logprobs).mean().item(), rel=1e-5)
+
+
 def entropy_by_hand(folder, iteration):
     """Of the base model at the sampled tokens of rollouts with signal, from all logits, float64."""
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float64)

@@ -1,0 +1,189 @@
+"""Preference pairs and their losses, DPO and DMPO, as log-likelihoods whose weights are held constant during a step.
+
+The loss of a pair is ``-log sigmoid(Delta)`` with
+
+    Delta = beta * (sum over the chosen rollout's tokens of phi (l - ref) - the same sum of the rejected one),
+
+``l`` a sampled token's log-prob, ``ref`` its log-prob under the reference policy, ``phi`` the weight of its turn. Its
+gradient is that of ``- sum of w l`` over the tokens of both, where ``w = +- beta phi sigmoid(-Delta)`` is a constant.
+So a pass without gradient gives every rollout's ``l``, from which come the weights, and the backward pass takes single
+rollouts: how they are packed, cut into micro-batches and dealt to ranks does not matter.
+
+The reference's log-probs are ``old_logprobs``: of the policy that sampled, or of the one a fixed set's training began
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from loop_recipes.learner.batching import Sample, filled
+from loop_recipes.learner.losses import LogLikelihood
+
+
+@dataclass(frozen=True)
+class ReturnPairs:
+    """Pairs the rollouts of a task by their returns: the best with the worst, the second best with the second worst,
+    and so on while the two returns differ by more than ``threshold`` (LOOP, section 5.3, DMPO).
+
+    It takes the place of an advantage: 1 for the chosen rollout of a pair, -1 for the rejected one, 0 for one without a
+    partner.
+
+    Args:
+        threshold: between the returns of a pair; not negative.
+        per_task: the most pairs of a task; None makes as many as there are.
+    """
+
+    threshold: float = 0.0
+    per_task: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0:
+            raise ValueError(f"threshold must not be negative, but is {self.threshold}")
+        if self.per_task is not None and self.per_task < 1:
+            raise ValueError(f"per_task must be at least 1, but is {self.per_task}")
+
+    def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
+        """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
+        found = []
+        for group in groups.unique():
+            ranked = sorted((groups == group).nonzero().flatten().tolist(), key=lambda i: (rewards[i].item(), i))
+            candidates = zip(reversed(ranked), ranked[: len(ranked) // 2], strict=False)
+            pairs = [pair for pair in candidates if rewards[pair[0]] - rewards[pair[1]] > self.threshold]
+            found += pairs[: self.per_task]
+        return found
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        advantages = torch.zeros(len(rewards))
+        for chosen, rejected in self.pairs(rewards, groups):
+            advantages[chosen], advantages[rejected] = 1.0, -1.0
+        return advantages
+
+
+def paired(samples: Sequence[Sample], pairs: Sequence[tuple[int, int]]) -> list[Sample]:
+    """The samples, those of each pair (indices of the chosen and the rejected one) marked as belonging together."""
+    marked = list(samples)
+    for chosen, rejected in pairs:
+        name = f"{samples[chosen].rollout_id} > {samples[rejected].rollout_id}"
+        marked[chosen] = replace(samples[chosen], pair=name, advantage=1.0)
+        marked[rejected] = replace(samples[rejected], pair=name, advantage=-1.0)
+    return marked
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Pairs as the policy stands now.
+
+    Attributes:
+        weights: for each rollout id the weights [n] of its sampled tokens' log-probs.
+        margins: [p], Delta of each pair, float64; above 0 where the policy has learned the preference.
+    """
+
+    weights: dict[str, Tensor]
+    margins: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """[p], ``-log sigmoid(Delta)``, float64."""
+        return -logsigmoid(self.margins)
+
+    def weighted(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with their weights as token advantages."""
+        return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
+
+
+class PreferenceLoss(LogLikelihood):
+    """What losses on pairs share; each says how much a turn counts.
+
+    Args:
+        beta: how strongly the policy is held to the reference; above 0.
+    """
+
+    compares_pairs = True
+
+    def __init__(self, beta: float = 0.1) -> None:
+        super().__init__()
+        if beta <= 0:
+            raise ValueError(f"beta must be above 0, but is {beta}")
+        self.beta = beta
+
+    def turn_weights(self, turns: int) -> Tensor:
+        """phi [t] of a rollout of so many turns, float64."""
+        raise NotImplementedError
+
+    def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
+        """Delta of every pair, and the weights that make a log-likelihood's gradient that of the pairs' loss.
+
+        Args:
+            samples: whole pairs, with ``old_logprobs``, those of the reference policy.
+            logprobs: [n] of each rollout's sampled tokens under the policy in training, by rollout id.
+
+        Raises:
+            ValueError: a sample without the other one of its pair.
+        """
+        pairs: dict[str, list[Sample]] = {}
+        for sample in samples:
+            pairs.setdefault(sample.pair, []).append(sample)
+        weights, margins = {}, []
+        for name, two in pairs.items():
+            if not name or sorted(sample.advantage for sample in two) != [-1.0, 1.0]:
+                raise ValueError(f"rollout {two[0].rollout_id} must be in a pair: one chosen rollout, one rejected")
+            signed = [sample.advantage * self.beta * self._token_weights(sample) for sample in two]
+            moved = [logprobs[sample.rollout_id].double() - filled(sample.old_logprobs).double() for sample in two]
+            margin = sum((weight * move).sum() for weight, move in zip(signed, moved, strict=True))
+            margins.append(torch.as_tensor(margin))
+            for sample, weight in zip(two, signed, strict=True):
+                weights[sample.rollout_id] = (weight * torch.sigmoid(-margins[-1])).float()
+        return Preferences(weights, torch.stack(margins))
+
+    def _token_weights(self, sample: Sample) -> Tensor:
+        """phi of each sampled token's turn, [n]."""
+        turns, index = torch.unique(sample.turn_ids[sample.mask], return_inverse=True)
+        return self.turn_weights(len(turns))[index]
+
+
+class DPO(PreferenceLoss):
+    """All turns count alike, phi = 1: DPO over the agent's tokens of whole episodes (arXiv 2305.18290, eq. 7), and on
+    rollouts of one turn DPO itself."""
+
+    def turn_weights(self, turns: int) -> Tensor:
+        return torch.ones(turns, dtype=torch.float64)
+
+
+class DMPO(PreferenceLoss):
+    """Direct multi-turn preference optimization (arXiv 2406.14868): later turns count less,
+    ``phi(t, T) = gamma^t (1 - gamma^(T-t)) / (1 - gamma^T)``, with t from 0 and T the turns of the rollout itself;
+    for gamma = 1 that is ``(T - t) / T``.
+
+    Args:
+        beta: see :class:`PreferenceLoss`.
+        gamma: in (0, 1].
+    """
+
+    def __init__(self, beta: float = 0.1, gamma: float = 0.7) -> None:
+        super().__init__(beta)
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma must be in (0, 1], but is {gamma}")
+        self.gamma = gamma
+
+    def turn_weights(self, turns: int) -> Tensor:
+        t = torch.arange(turns, dtype=torch.float64)
+        if self.gamma == 1.0:
+            return (turns - t) / turns
+        return (self.gamma**t - self.gamma**turns) / (1.0 - self.gamma**turns)
+
+
+def preference_metrics(steps: Sequence[Preferences]) -> dict[str, float]:
+    """Of the pairs of some steps: their mean margin, and the share on which the policy prefers the chosen rollout."""
+    if not steps:
+        return {}
+    margins = torch.cat([preferences.margins for preferences in steps])
+    return {
+        "preference_margin": margins.mean().item(),
+        "preference_accuracy": (margins > 0).double().mean().item(),
+    }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from rollout_server.branch import Branch, BranchStart
 from rollout_server.schema import STRICT, from_mapping, require
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -50,6 +52,9 @@ class Limits:
 class CollectionRequest:
     """``rollouts_per_task`` episodes of each task under one policy.
 
+    ``branches`` are asked for beside the tasks or instead of them: each of their points counts as one more task, whose
+    episodes go on from there.
+
     The collection ends as soon as every task has ``min_rollouts_per_task`` (default: all) rollouts and all tasks
     together have ``min_rollouts_fraction`` of those asked for; what still runs is then aborted and dropped.
     ``policy_mode`` "pinned" samples whole episodes from ``policy_version``; "latest" takes, at every turn, the newest
@@ -66,17 +71,27 @@ class CollectionRequest:
     policy_mode: Literal["pinned", "latest"] = "pinned"
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     limits: Limits = dataclasses.field(default_factory=Limits)
+    branches: list[Branch] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         floor, most = self.floor_per_task, self.rollouts_per_task
         sound = _ID.fullmatch(self.id) and not self.id.endswith(".meta")
         require(sound, f"id {self.id!r} must be letters, digits, . _ -")
-        require(self.tasks, "tasks must be at least one task id")
+        require(self.tasks or self.branches, "tasks must be at least one task id (or branches one branch)")
         require(
             len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
         )
-        require(len(self.tasks) * most <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
+        require(self.episodes <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
         require(1 <= floor <= most, f"min_rollouts_per_task must be 1 to rollouts_per_task = {most}")
+        for branch in self.branches:
+            turns = max(point.turns for point in branch.points)
+            tokens = max(point.tokens for point in branch.points)
+            name, limits = f"branches: {branch.rollout_id}", self.limits
+            require(turns < limits.max_turns, f"{name} goes on after {turns} turns, max_turns is {limits.max_turns}")
+            require(
+                tokens < limits.max_context,
+                f"{name} goes on after {tokens} tokens, max_context is {limits.max_context}",
+            )
 
     @property
     def floor_per_task(self) -> int:
@@ -86,12 +101,27 @@ class CollectionRequest:
     @property
     def episodes(self) -> int:
         """Rollouts asked for."""
-        return len(self.tasks) * self.rollouts_per_task
+        return (len(self.tasks) + sum(len(branch.points) for branch in self.branches)) * self.rollouts_per_task
 
     @property
     def floor_total(self) -> int:
         """Rollouts that all tasks together must reach."""
         return max(1, math.ceil(self.min_rollouts_fraction * self.episodes - 1e-9))
+
+    def items(self) -> list[CollectionItem]:
+        """What there are ``rollouts_per_task`` episodes of: the tasks, then the points of the branches.
+
+        A rollout is known by its task and index, so the indices go on from one item of a task to its next.
+        """
+        starts: list[tuple[str, BranchStart | None]] = [(task_id, None) for task_id in self.tasks]
+        starts += [(branch.task_id, start) for branch in self.branches for start in branch.starts()]
+        taken: Counter[str] = Counter()
+        items = []
+        for task_id, start in starts:
+            first = taken[task_id]
+            taken[task_id] += self.rollouts_per_task
+            items.append(CollectionItem(task_id, range(first, taken[task_id]), start))
+        return items
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -100,6 +130,15 @@ class CollectionRequest:
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:
         """Raises ConfigError, in one line, on anything that is not a sound request."""
         return from_mapping(cls, data)
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectionItem:
+    """One task of a collection, and the ``indices`` of its rollouts; they begin at ``start``, or at the opening."""
+
+    task_id: str
+    indices: range
+    start: BranchStart | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +160,8 @@ class CollectionEnd:
     ``reason`` is "complete" (all that was asked for), "early_stop" (the floors were reached) or "failed" (they could
     not be: ``error`` says why) or "cancelled". ``dropped`` episodes were aborted after sampling ``dropped_tokens``;
     ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were any; ``seconds`` is
-    since the collection was last opened.
+    since the collection was last opened. ``refused`` says of each branch that was refused, by the rollout id it would
+    have had, in what the world answered otherwise; such a rollout is not attempted again, and no floor counts it.
     """
 
     reason: str
@@ -132,6 +172,7 @@ class CollectionEnd:
     seconds: float
     error: str | None = None
     failures_by_task: dict[str, int] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 RARE_FAILURES = 0.02

@@ -4,6 +4,7 @@
 <run>-i0007-dev              the dev tasks, by the policy as it is after iteration 7
 <collection>-1of2            the share of the first of two rollout nodes
 eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
+branch-<collection>-<10 hex digits>  rollouts that go on from those of a collection; the digits hash the request
 <collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
 <collection>/<task>/<index>.<attempt>      a rollout
 <rollout>/<n>                a further sequence of its episode, n from 1
@@ -16,16 +17,22 @@ import re
 from dataclasses import dataclass
 
 _ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-\d+of\d+)?")
+_BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
 _EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}")
+
+MAX_BRANCHED = 90
+"""Characters of a collection's id that the id of its branches keeps."""
 
 
 @dataclass(frozen=True)
 class CollectionName:
-    """What a collection's id says. ``name`` is that of the run or evaluation, ``iteration`` None outside training."""
+    """What a collection's id says. ``name`` is that of the run or evaluation, or of the collection that was branched;
+    ``iteration`` is None outside training."""
 
     name: str
     iteration: int | None = None
     dev: bool = False
+    branch: bool = False
 
     @property
     def is_training(self) -> bool:
@@ -53,6 +60,11 @@ def evaluation_id(name: str, protocol: str) -> str:
     return f"eval-{name.replace('+', '-')}-{_hash(protocol, 10)}"
 
 
+def branch_id(collection_id: str, protocol: str) -> str:
+    """Of rollouts that go on from some of ``collection_id``; ``protocol`` is all that they depend on, as text."""
+    return f"branch-{collection_id[:MAX_BRANCHED]}-{_hash(protocol, 10)}"
+
+
 def single_task_id(collection_id: str, task_id: str) -> str:
     """Of one task of a collection, asked for by itself."""
     return f"{collection_id}-{_hash(task_id, 8)}"
@@ -60,6 +72,8 @@ def single_task_id(collection_id: str, task_id: str) -> str:
 
 def parse_collection_id(collection_id: str) -> CollectionName:
     """What the id says; an id of another grammar is a name and nothing else."""
+    if found := _BRANCH.fullmatch(collection_id):
+        return CollectionName(found[1], branch=True)
     if found := _EVALUATION.fullmatch(collection_id):
         return CollectionName(found[1])
     if found := _ITERATION.fullmatch(collection_id):

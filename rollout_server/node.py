@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import UnknownTask, create_pool
+from rollout_server.branch import Branch
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.policy_speaker import EpisodeServices
 from rollout_server.collecting.run import CollectionRun, StoredCollection
@@ -217,9 +218,16 @@ class Node:
                 self.policies.release(request.policy_version)
             raise RequestError(507, f"cannot write to {self._folder}: {error.strerror or error}") from error
         run = CollectionRun(request, stored, self._services, model, self._pump, idle, end=stored.end)
+        self._forget_ended()
         self._runs[request.id] = run
         self._pump()
         return run
+
+    def _forget_ended(self) -> None:
+        """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
+        ended = [name for name, run in self._runs.items() if run.idle and not run.unwritten]
+        for name in ended[:-COLLECTIONS_SHOWN]:
+            del self._runs[name]
 
     def _check(self, request: CollectionRequest) -> str | None:
         """Refuse what cannot be collected; in mode "pinned", acquire the version and return its model name."""
@@ -228,14 +236,25 @@ class Node:
         longest = self.config.model.max_context
         if request.limits.max_context > longest:
             raise RequestError(400, f"limits.max_context {request.limits.max_context} is above the servers' {longest}")
+        for branch in request.branches:
+            self._check_branch(branch)
         try:
-            self.pool.check_tasks(request.tasks)
+            self.pool.check_tasks([*request.tasks, *(branch.task_id for branch in request.branches)])
             if request.policy_mode == "pinned":
                 return self.policies.acquire(request.policy_version)
             self.policies.latest()
             return None
         except (UnknownTask, UnknownPolicy) as error:
             raise RequestError(400, str(error)) from error
+
+    def _check_branch(self, branch: Branch) -> None:
+        """Refuse a rollout of another world or of another tokenizer, which no replay would bring back."""
+        if branch.dataset != self.pool.dataset:
+            raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
+        opening = self.tokens.prompt(branch.opening)
+        if branch.token_ids[: len(opening)] != opening:
+            reason = "its first token_ids are not its opening in this model's tokenizer"
+            raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
 
     def _pump(self) -> None:
         """Give free slots to waiting episodes."""

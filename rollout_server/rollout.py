@@ -21,8 +21,19 @@ POISONED_LOGPROB = -9998.0
 END_REASONS = ("completed", "turn_limit", "context_limit", "deadline")
 """How a rollout that counts can end. Only ``completed`` means that the agent itself ended the episode."""
 
-FAILURE_REASONS = ("environment_error", "environment_crashed", "environment_timeout", "server_error", "bad_logprob")
-"""Why an attempt was thrown away and replaced; such attempts are recorded as :class:`Failure`, never as rollouts."""
+BRANCH_DIFFERS = "branch_differs"
+"""Why a branch is refused: the world answered otherwise than the stored rollout says."""
+
+FAILURE_REASONS = (
+    "environment_error",
+    "environment_crashed",
+    "environment_timeout",
+    "server_error",
+    "bad_logprob",
+    BRANCH_DIFFERS,
+)
+"""Why an attempt was thrown away and, but for a branch that was refused, replaced; such attempts are recorded as
+:class:`Failure`, never as rollouts."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,14 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class BranchOf:
+    """What a rollout goes on from: rollout ``rollout_id`` after ``turns`` turns of its episode."""
+
+    rollout_id: str
+    turns: int
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One sequence of a finished episode, mostly the only one.
 
@@ -61,6 +80,10 @@ class Rollout:
     where the mask is true, and 0.0 elsewhere; the first token was not sampled. A rollout of text alone (``text_only``),
     from an endpoint that gives no token ids, has none, and the spans of all its turns are empty: it can be scored and
     read, not trained on.
+
+    A rollout with ``branch_of`` began inside another one. ``token_ids`` and ``messages`` hold the whole episode, but
+    ``turns``, and with them the mask, only what was sampled here: the tokens before are trained with the rollout that
+    sampled them.
 
     ``tampered`` and ``ungradable`` are the grade's (:class:`agent_environments.protocol.Grade`), mostly None.
     """
@@ -86,6 +109,7 @@ class Rollout:
     seconds: float
     tampered: str | None = None
     ungradable: str | None = None
+    branch_of: BranchOf | None = None
     schema: int = SCHEMA_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
     episode_id: str = ""
@@ -100,6 +124,11 @@ class Rollout:
     def policy_versions(self) -> list[int]:
         """The distinct policy versions that sampled this rollout, ascending."""
         return sorted({turn.policy_version for turn in self.turns})
+
+    @property
+    def turns_before(self) -> int:
+        """Turns of its episode that another rollout sampled: ``turns[0]`` is turn ``turns_before`` of the episode."""
+        return self.branch_of.turns if self.branch_of is not None else 0
 
     @property
     def sampled_tokens(self) -> int:
@@ -118,6 +147,8 @@ class Rollout:
             self._check_text()
         else:
             self._check_tokens()
+        if self.turns_before < 0:
+            self._refuse(f"it goes on after {self.turns_before} turns")
         if not 0.0 <= self.reward <= 1.0:
             self._refuse(f"reward {self.reward} outside [0, 1]")
         if self.end_reason not in END_REASONS:
@@ -155,11 +186,15 @@ class Rollout:
             if not sampled and logprob != 0.0:
                 self._refuse(f"token {position} was not sampled but has log-prob {logprob}")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, whose lists of tokens are this rollout's own."""
+        # Not asdict: it copies token by token, which holds up every other episode of the node for milliseconds.
+        origin = self.branch_of and vars(self.branch_of)
+        return {**vars(self), "turns": [vars(turn) for turn in self.turns], "branch_of": origin}
+
     def to_json(self) -> str:
         """One line of JSON, no newline."""
-        # Not asdict: it copies token by token, which holds up every other episode of the node for milliseconds.
-        record = {**vars(self), "turns": [vars(turn) for turn in self.turns]}
-        return json.dumps(record, separators=(",", ":"), allow_nan=False)
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
@@ -170,7 +205,9 @@ class Rollout:
             )
         try:
             turns = [Turn(**turn) for turn in data["turns"]]
-            return cls(**{**data, "turns": turns, "schema": SCHEMA_VERSION})
+            origin = data.get("branch_of")  # earlier records have none
+            origin = origin and BranchOf(**origin)
+            return cls(**{**data, "turns": turns, "branch_of": origin, "schema": SCHEMA_VERSION})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a rollout of schema {SCHEMA_VERSION}: {error}") from error
 

@@ -8,10 +8,14 @@ this same class.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from rollout_server.collection_request import CollectionRequest, Progress
+from rollout_server.branch import BranchStart
+from rollout_server.collection_request import CollectionItem, CollectionRequest, Progress
+from rollout_server.ids import rollout_id
+from rollout_server.rollout import BRANCH_DIFFERS
 
 MAX_ATTEMPTS = 3
 """Attempts at one rollout; after the last failure it is given up, and the others must reach the floors."""
@@ -30,11 +34,13 @@ class EpisodeKey:
 
 
 @dataclass
-class _TaskState:
+class _ItemState:
+    item: CollectionItem
     waiting: deque[EpisodeKey]
     running: int = 0
     finished: int = 0
     given_up: int = 0
+    refused: int = 0
     failures: int = 0
     draws: Counter[int] = field(default_factory=Counter)
 
@@ -47,22 +53,38 @@ class Collector:
     tasks that lag come first. Once the total is reached and only some tasks are below their own floor, the others
     start nothing more.
 
+    A point of a branch is one more task here. A rollout that goes on from it and is refused is neither attempted again
+    nor counted by any floor.
+
     Args:
         request: what is collected.
         done: (task id, index) of rollouts that are there already.
         opened_before: how often this collection was opened before; keeps the attempt numbers of its openings apart.
+        refused: the branches that an earlier opening saw refused, and why.
     """
 
-    def __init__(self, request: CollectionRequest, done: Iterable[tuple[str, int]] = (), opened_before: int = 0):
+    def __init__(
+        self,
+        request: CollectionRequest,
+        done: Iterable[tuple[str, int]] = (),
+        opened_before: int = 0,
+        refused: Mapping[EpisodeKey, str] = MappingProxyType({}),
+    ):
         self.request = request
         self._first_attempt = opened_before * MAX_ATTEMPTS
+        self._items = [_ItemState(item, deque()) for item in request.items()]
+        self._item_of = {(state.item.task_id, index): state for state in self._items for index in state.item.indices}
+        self._refused = dict(refused)
+        gone = {(key.task_id, key.index) for key in self._refused}
         done = set(done)
-        self._tasks: dict[str, _TaskState] = {}
-        for task_id in request.tasks:
-            indices = range(request.rollouts_per_task)
-            waiting = [EpisodeKey(task_id, i, self._first_attempt) for i in indices if (task_id, i) not in done]
-            self._tasks[task_id] = _TaskState(deque(waiting), finished=len(indices) - len(waiting))
-        self._finished = sum(state.finished for state in self._tasks.values())
+        for (task_id, index), state in self._item_of.items():
+            if (task_id, index) in done:
+                state.finished += 1
+            elif (task_id, index) in gone:
+                state.refused += 1
+            else:
+                state.waiting.append(EpisodeKey(task_id, index, self._first_attempt))
+        self._finished = sum(state.finished for state in self._items)
         self._running: set[EpisodeKey] = set()
         self.failures: Counter[str] = Counter()
         self.dropped = 0
@@ -85,16 +107,20 @@ class Collector:
         Attempts that failed are repeated with the same seeds: what an agent does must not be a way to another draw.
         Only sampled tokens that were themselves unusable (:data:`REDRAWN`) are drawn anew.
         """
-        return self._tasks[key.task_id].draws[key.index]
+        return self._item(key).draws[key.index]
+
+    def start_of(self, key: EpisodeKey) -> BranchStart | None:
+        """The point of a stored rollout that this one goes on from; None for the task's opening."""
+        return self._item(key).item.start
 
     def start_next(self) -> EpisodeKey | None:
         """The episode to start now, which then counts as running; None when none is to be started."""
         if self.outcome is not None:
             return None
-        total_reached = self._finished >= self.request.floor_total
-        best: _TaskState | None = None
-        for state in self._tasks.values():
-            if not state.waiting or (total_reached and state.finished >= self.request.floor_per_task):
+        total_reached = self._finished >= self._floor_total
+        best: _ItemState | None = None
+        for state in self._items:
+            if not state.waiting or (total_reached and state.finished >= self._floor(state)):
                 continue
             if best is None or state.finished + state.running < best.finished + best.running:
                 best = state
@@ -114,8 +140,17 @@ class Collector:
             self._update_outcome()
 
     def failed(self, key: EpisodeKey, reason: str, message: str) -> None:
-        """The attempt came to nothing: it is replaced, or given up after :data:`MAX_ATTEMPTS`."""
+        """The attempt came to nothing: it is replaced, or given up after :data:`MAX_ATTEMPTS`.
+
+        A branch that was refused would be refused again.
+        """
         state = self._leave(key)
+        if reason == BRANCH_DIFFERS:
+            self._refused[key] = message
+            state.refused += 1
+            if self.outcome is None:
+                self._update_outcome()
+            return
         self.failures[reason] += 1
         state.failures += 1
         state.draws[key.index] += reason in REDRAWN
@@ -139,40 +174,63 @@ class Collector:
     @property
     def failures_by_task(self) -> dict[str, int]:
         """Failed attempts of each task that had any."""
-        return {task_id: state.failures for task_id, state in self._tasks.items() if state.failures}
+        failures: Counter[str] = Counter()
+        for state in self._items:
+            failures[state.item.task_id] += state.failures
+        return dict(+failures)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why branches were refused, by the rollout id that each would have had."""
+        return {
+            rollout_id(self.request.id, key.task_id, key.index, key.attempt): why for key, why in self._refused.items()
+        }
 
     def progress(self) -> Progress:
         return Progress(
             finished=self._finished,
             running=len(self._running),
-            waiting=sum(len(state.waiting) for state in self._tasks.values()),
-            needed=self.request.floor_total,
+            waiting=sum(len(state.waiting) for state in self._items),
+            needed=self._floor_total,
             dropped=self.dropped,
             failed=self.failures.total(),
         )
 
-    def _leave(self, key: EpisodeKey) -> _TaskState:
+    @property
+    def _possible(self) -> int:
+        """Rollouts asked for, less those refused."""
+        return self.request.episodes - len(self._refused)
+
+    @property
+    def _floor_total(self) -> int:
+        return min(self.request.floor_total, self._possible)
+
+    def _floor(self, state: _ItemState) -> int:
+        return min(self.request.floor_per_task, self.request.rollouts_per_task - state.refused)
+
+    def _item(self, key: EpisodeKey) -> _ItemState:
+        return self._item_of[key.task_id, key.index]
+
+    def _leave(self, key: EpisodeKey) -> _ItemState:
         self._running.remove(key)
-        state = self._tasks[key.task_id]
+        state = self._item(key)
         state.running -= 1
         return state
 
     def _update_outcome(self) -> None:
-        if self._finished == self.request.episodes:
+        if self._finished == self._possible:
             self.outcome = "complete"
-        elif self._finished >= self.request.floor_total and all(
-            state.finished >= self.request.floor_per_task for state in self._tasks.values()
-        ):
+        elif self._finished >= self._floor_total and all(state.finished >= self._floor(state) for state in self._items):
             self.outcome = "early_stop"
 
     def _check_floors_can_be_reached(self, key: EpisodeKey, reason: str, message: str) -> None:
-        request = self.request
-        per_task = request.rollouts_per_task - self._tasks[key.task_id].given_up
-        total = request.episodes - sum(state.given_up for state in self._tasks.values())
-        if per_task < request.floor_per_task:
-            short = f"task {key.task_id} can reach {per_task} of the {request.floor_per_task} rollouts it needs"
-        elif total < request.floor_total:
-            short = f"all tasks together can reach {total} of the {request.floor_total} rollouts needed"
+        state = self._item(key)
+        per_task = self.request.rollouts_per_task - state.refused - state.given_up
+        total = self._possible - sum(state.given_up for state in self._items)
+        if per_task < self._floor(state):
+            short = f"task {key.task_id} can reach {per_task} of the {self._floor(state)} rollouts it needs"
+        elif total < self._floor_total:
+            short = f"all tasks together can reach {total} of the {self._floor_total} rollouts needed"
         else:
             return
         self.stop("failed", f"{short}: {MAX_ATTEMPTS} attempts each failed, the last with {reason}: {message}")

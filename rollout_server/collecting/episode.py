@@ -1,5 +1,7 @@
 """One episode: start a world, let the speaker and the environment take turns until it ends, grade, close.
 
+A branch first replays, in its new world, the actions of the rollout that it goes on from.
+
 This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: they differ in the speaker alone.
 Limits, deadlines, seeds, end reasons and the making of the :class:`~rollout_server.rollout.Rollout` are here.
 """
@@ -12,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from typing import TypeVar
 
 from agent_environments.no_voiding import NoVoiding
@@ -22,9 +25,18 @@ from agent_environments.protocol import (
     EnvironmentTimeout,
     Grade,
     Message,
+    StepResult,
 )
+from rollout_server.branch import BranchStart
 from rollout_server.collecting.collector import EpisodeKey
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, Speaker, SpokenTurn
+from rollout_server.collecting.speaker import (
+    BranchRefused,
+    ContextFull,
+    EpisodeFailed,
+    OutOfTime,
+    Speaker,
+    SpokenTurn,
+)
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.ids import rollout_id
 from rollout_server.rollout import Rollout, Turn
@@ -33,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 ACQUIRE_DEADLINE_S = 3600.0
 CLOSE_DEADLINE_S = 60.0
+SHOWN_CHARACTERS = 60
 
 T = TypeVar("T")
 
@@ -50,6 +63,7 @@ class Episode:
         request: the collection's limits, seed and way of sampling.
         on_phase: told the seconds spent in a phase: "environment", "grade", or "node" (our own work between the
             environment's answer and the agent's next turn).
+        start: the point of a stored rollout that the episode goes on from; None for the task's opening.
     """
 
     def __init__(
@@ -60,10 +74,15 @@ class Episode:
         pool: EnvironmentPool,
         speaker: Speaker,
         on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
+        start: BranchStart | None = None,
     ):
         self.key = key
         self.rollout_id = rollout_id(request.id, key.task_id, key.index, key.attempt)
-        self.seed = derive_seed(request.seed, key.task_id, key.index, draw)
+        # The origin is part of a branch's seed, so that it never repeats what that rollout itself drew there.
+        origin = [] if start is None else [start.origin.rollout_id, start.origin.turns]
+        self.seed = derive_seed(request.seed, key.task_id, key.index, draw, *origin)
+        self._start = start
+        self._turns_before = 0 if start is None else start.origin.turns
         self._request = request
         self._limits = request.limits
         self._pool = pool
@@ -124,10 +143,15 @@ class Episode:
 
     async def _converse(self, environment: Environment, opening: Sequence[Message]) -> str:
         answered = time.monotonic()
-        self._messages = [asdict(message) for message in opening]
-        self._speaker.begin(self.rollout_id, opening)
+        messages = list(opening)
+        if self._start is not None:
+            messages += await self._replay(environment, opening, self._start)
+            answered = time.monotonic()
+        self._messages = [asdict(message) for message in messages]
+        self._speaker.begin(self.rollout_id, messages)
         while True:
-            spoken = await self._speaker.speak(derive_seed(self.seed, len(self._turns)), self._deadline)
+            turn = self._turns_before + len(self._turns)
+            spoken = await self._speaker.speak(derive_seed(self.seed, turn), self._deadline)
             self._on_phase("node", time.monotonic() - answered - spoken.seconds)
             self._messages.append({"role": "assistant", "content": spoken.text})
             asked = time.monotonic()
@@ -141,9 +165,30 @@ class Episode:
             self._messages.append({"role": "user", "content": result.observation})
             if result.done:
                 return "completed"
-            if len(self._turns) == self._limits.max_turns:
+            if turn + 1 == self._limits.max_turns:
                 return "turn_limit"
             self._speaker.hear(result.observation)
+
+    async def _replay(self, environment: Environment, opening: Sequence[Message], start: BranchStart) -> list[Message]:
+        """Bring the world to where the stored rollout had it; returns the messages of the turns replayed.
+
+        Raises:
+            BranchRefused: the world answers otherwise than it did then.
+        """
+        if list(opening) != start.branch.opening:
+            raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
+        began, messages = time.monotonic(), []
+        try:
+            for turn, exchange in enumerate(start.exchanges):
+                result = await self._in_time(environment.step(exchange.action))
+                if result.done or result.observation != exchange.observation:
+                    raise BranchRefused(_difference(start.branch.rollout_id, turn, exchange.observation, result))
+                messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]
+        except TimeoutError:
+            raise EpisodeFailed("environment_timeout", "the turns were not replayed before the deadline") from None
+        finally:
+            self._on_phase("environment", time.monotonic() - began)
+        return messages
 
     def _note_turn(self, spoken: SpokenTurn, environment_seconds: float, failed: bool) -> None:
         self._turns.append(
@@ -221,7 +266,18 @@ class Episode:
                 seconds=seconds,
                 tampered=grade.tampered,
                 ungradable=grade.ungradable,
+                branch_of=self._start.origin if self._start is not None else None,
                 extra=spoken.extra,
             ).validate()
         except ValueError as error:
             raise EpisodeFailed("environment_error", str(error)) from error
+
+
+def _difference(rollout_id: str, turn: int, recorded: str, result: StepResult) -> str:
+    """One line on what the world answered otherwise."""
+    if result.observation == recorded:
+        return f"turn {turn} of {rollout_id} now ends the episode"
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(recorded, result.observation, strict=False))
+    at = sum(1 for _ in same)
+    was, now = (repr(text[at : at + SHOWN_CHARACTERS]) for text in (recorded, result.observation))
+    return f"turn {turn} of {rollout_id} is answered otherwise from character {at} on: {now}, recorded {was}"

@@ -40,13 +40,21 @@ class PolicySpeaker:
     """A policy version that the node serves, or, in mode "latest", whichever is newest at each turn.
 
     ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
-    has acquired; None in mode "latest".
+    has acquired; None in mode "latest". ``prefix`` are the ids that a branch goes on from, as they were served; with
+    None, the opening messages are encoded.
     """
 
-    def __init__(self, request: CollectionRequest, pinned_model: str | None, services: EpisodeServices):
+    def __init__(
+        self,
+        request: CollectionRequest,
+        pinned_model: str | None,
+        services: EpisodeServices,
+        prefix: list[int] | None = None,
+    ):
         self._request = request
         self._pinned_model = pinned_model
         self._services = services
+        self._prefix = prefix
         self._episode_id = ""
         self._token_ids: list[int] = []
         self._mask: list[bool] = []
@@ -59,7 +67,7 @@ class PolicySpeaker:
 
     def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
         self._episode_id = episode_id
-        prompt = self._services.tokens.prompt(messages)
+        prompt = self._prefix if self._prefix is not None else self._services.tokens.prompt(messages)
         if len(prompt) >= self._request.limits.max_context:
             raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {self._request.limits.max_context}")
         self._append(prompt)

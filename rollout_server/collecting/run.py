@@ -22,7 +22,7 @@ from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpea
 from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, failures_warning
-from rollout_server.rollout import Failure, Rollout
+from rollout_server.rollout import BRANCH_DIFFERS, Failure, Rollout
 from rollout_server.run_files import log_path, meta_path
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class StoredCollection:
         self.opened = 0
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
+        self.refused: dict[EpisodeKey, str] = {}
         self.meta = AppendLog(meta_path(folder, collection_id), self._visit_meta)
         self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
 
@@ -51,8 +52,9 @@ class StoredCollection:
                 self.opened, self.end = count, None
             case {"end": dict(end)}:
                 self.end = CollectionEnd(**end)
-            case {"failure": dict()}:
-                pass
+            case {"failure": {"reason": str(reason), "message": str(message), **key}}:
+                if reason == BRANCH_DIFFERS:
+                    self.refused[EpisodeKey(key["task_id"], key["index"], key["attempt"])] = message
             case _:
                 raise ValueError("not a record of a collection's meta file")
         return True
@@ -103,7 +105,7 @@ class CollectionRun:
     """Set, and replaced by a new one, at every change that a reader cares for."""
 
     def __post_init__(self) -> None:
-        self.collector = Collector(self.request, self.stored.done, opened_before=self.stored.opened - 1)
+        self.collector = Collector(self.request, self.stored.done, self.stored.opened - 1, self.stored.refused)
         self._running: dict[EpisodeKey, _Running] = {}
         self._pending: list[tuple[EpisodeKey, list[str]]] = []
         self._write_lock = asyncio.Lock()
@@ -132,9 +134,10 @@ class CollectionRun:
     def launch(self, key: EpisodeKey) -> None:
         """Start the episode that the collector named."""
         services = self.services
-        speaker = PolicySpeaker(self.request, self.pinned_model, services)
-        draw = self.collector.draw(key)
-        episode = Episode(key, draw, self.request, services.pool, speaker, services.metrics.phase)
+        draw, start = self.collector.draw(key), self.collector.start_of(key)
+        prefix = start.token_ids if start is not None else None
+        speaker = PolicySpeaker(self.request, self.pinned_model, services, prefix)
+        episode = Episode(key, draw, self.request, services.pool, speaker, services.metrics.phase, start)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
         self._running[key] = _Running(episode, task)
 
@@ -238,6 +241,7 @@ class CollectionRun:
             seconds=time.monotonic() - self._started,
             error=self.collector.error,
             failures_by_task=self.collector.failures_by_task,
+            refused=self.collector.refused,
         )
         if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
             logger.warning("collection %s: %s", self.request.id, warning)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_environments.protocol import Message
+from rollout_server.rollout import BRANCH_DIFFERS
 
 
 class EpisodeFailed(Exception):
@@ -20,6 +21,13 @@ class EpisodeFailed(Exception):
     def __init__(self, reason: str, message: str):
         super().__init__(message)
         self.reason = reason
+
+
+class BranchRefused(EpisodeFailed):
+    """The world answered otherwise than the rollout that was to be gone on from says."""
+
+    def __init__(self, message: str):
+        super().__init__(BRANCH_DIFFERS, message)
 
 
 class ContextFull(Exception):
@@ -70,7 +78,7 @@ class Speaker(Protocol):
         ...
 
     def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
-        """Take the messages that open the episode.
+        """Take the messages that the episode begins with: its opening and, in a branch, the turns replayed.
 
         Raises:
             ContextFull: they leave no room for a turn.

@@ -2,6 +2,7 @@ import pytest
 
 from rollout_server.ids import (
     CollectionName,
+    branch_id,
     dev_id,
     evaluation_id,
     parse_collection_id,
@@ -23,6 +24,7 @@ PROTOCOL = '["a protocol"]'
         (share_id(training_id("demo", 7), 1, 2), "demo-i0007-1of2", CollectionName("demo", 7)),
         (share_id(dev_id("demo", 7), 2, 16), "demo-i0007-dev-2of16", CollectionName("demo", 7, dev=True)),
         (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1")),
+        (branch_id("demo-i0007", PROTOCOL), "branch-demo-i0007-38d16ba024", CollectionName("demo-i0007", branch=True)),
         ("counter", "counter", CollectionName("counter")),
     ],
 )

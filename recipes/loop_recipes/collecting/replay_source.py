@@ -22,8 +22,8 @@ class ReplaySource:
     """
 
     def __init__(self, folder: Path) -> None:
-        logs = only_logs(folder.iterdir())
-        self._logs = [log for log in logs if not parse_collection_id(log.stem).dev]
+        names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
+        self._logs = [log for log, name in names.items() if not name.dev and not name.branch]
 
     def wait_ready(self) -> list[int]:
         return []

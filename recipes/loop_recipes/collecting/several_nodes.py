@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested
+from rollout_server.branch import Branch
 from rollout_server.client import CollectionFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
 from rollout_server.ids import share_id
@@ -143,11 +144,17 @@ class SeveralNodes:
 
 
 def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequest]:
-    """One request per node, at most one per task; the ids say which share of how many, so that another number of nodes
-    is another collection."""
-    nodes = min(nodes, len(request.tasks))
+    """One request per node, at most one per task or branch; the ids say which share of how many, so that another number
+    of nodes is another collection."""
+    wanted = [*request.tasks, *request.branches]
+    nodes = min(nodes, len(wanted))
     return [
-        dataclasses.replace(request, id=share_id(request.id, index + 1, nodes), tasks=request.tasks[index::nodes])
+        dataclasses.replace(
+            request,
+            id=share_id(request.id, index + 1, nodes),
+            tasks=[item for item in wanted[index::nodes] if isinstance(item, str)],
+            branches=[item for item in wanted[index::nodes] if isinstance(item, Branch)],
+        )
         for index in range(nodes)
     ]
 
@@ -166,5 +173,6 @@ def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
         dropped_tokens=sum(end.dropped_tokens for end in ends),
         failures=dict(failures),
         failures_by_task=dict(by_task),
+        refused={rollout_id: why for end in ends for rollout_id, why in end.refused.items()},
         seconds=max(end.seconds for end in ends),
     )

@@ -50,7 +50,7 @@ class Collected:
     def pack(self) -> dict[str, Any]:
         """JSON-able data for the other ranks, without the texts, which no update reads."""
         without: dict[str, list[Any]] = {"messages": [], "requirements": []}
-        rollouts = [{**vars(r), "turns": [vars(turn) for turn in r.turns], **without} for r in self.rollouts]
+        rollouts = [{**rollout.to_dict(), **without} for rollout in self.rollouts]
         return {"rollouts": rollouts, "end": asdict(self.end), "seconds_waiting": self.seconds_waiting}
 
     @classmethod

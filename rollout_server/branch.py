@@ -63,11 +63,15 @@ class Branch:
         """The points of ``rollout`` that its given turns begin at, counted from 0 at its episode's beginning.
 
         Raises:
-            ValueError: a turn that it did not sample itself, or a rollout of text alone.
+            ValueError: a turn that it did not sample itself, a rollout of text alone, or one of several sequences.
         """
         if rollout.text_only:
             raise ValueError(
                 f"rollout {rollout.rollout_id} has no token ids to go on from: it was spoken by an endpoint"
+            )
+        if rollout.segments > 1:
+            raise ValueError(
+                f"episode {rollout.episode_id} is {rollout.segments} sequences; only one can be gone on from"
             )
         wanted, before = sorted(set(turns)), rollout.turns_before
         most = before + len(rollout.turns) - 1

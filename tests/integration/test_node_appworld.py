@@ -1,5 +1,6 @@
 """The rollout node over the real AppWorld engine, with a scripted policy: real worlds, real grades, real deaths."""
 
+import dataclasses
 import os
 import signal
 from collections import Counter
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_environments.process_guard import descendants
+from rollout_server.branch import Branch
 from rollout_server.collection_request import Limits
+from rollout_server.rollout import BranchOf
 from support.counter_node import counter_request, local_node
 from support.waiting import DEADLINE_S, wait_until
 
@@ -46,6 +49,23 @@ def speak(rng):
             "I do not know.",
         ]
     )
+
+
+def speak_with_state(rng):
+    """Turns whose answers depend on the turns before."""
+    return rng.choice(
+        [
+            "```python\nseen = globals().get('seen', 0) + 1\nprint(seen)\n```",
+            "```python\nprint(apis.supervisor.show_profile()['email'])\n```",
+            "```python\nprint(undefined)\n```",
+        ]
+    )
+
+
+def of_one(name, **changes):
+    """One episode of up to six turns of everything asked for."""
+    limits = dataclasses.replace(LIMITS, max_turns=6)
+    return counter_request(name, **{"tasks": [], "rollouts_per_task": 1, "limits": limits, **changes})
 
 
 def pids_of(word):
@@ -97,3 +117,52 @@ async def test_the_agent_can_end_its_episode(policy, tmp_path):
         rollouts, end = await local.collect(counter_request(tasks=tasks, rollouts_per_task=1, limits=LIMITS))
         assert end.reason == "complete"
         assert {(rollout.end_reason, len(rollout.turns)) for rollout in rollouts} == {("completed", 1)}
+
+
+async def test_branches_of_branches_go_on_token_for_token(policy, tmp_path):
+    """A policy that says the same again gets the same answers, so the same ids; one that does not goes elsewhere."""
+    model = {"path": str(policy / "model"), **MODEL}
+    node = {"environment": ENVIRONMENT, "model": model, "max_concurrent_episodes": 1}
+    async with local_node(policy, tmp_path / "node", **node) as local:
+        local.vllm.speak = speak_with_state
+        tasks = (await local.call(local.client.tasks, "train")).tasks[:1]
+        (parent,), _ = await local.collect(of_one("parent", tasks=tasks))
+        said = {
+            turn.start: message["content"]
+            for turn, message in zip(parent.turns, parent.messages[-2 * len(parent.turns) :: 2], strict=True)
+        }
+        local.vllm.speak = lambda rng: said[len(local.vllm.requests[-1]["token_ids"])]
+        rollout = parent
+        for turns in (1, 3, 5):
+            (again,), end = await local.collect(of_one(f"again-{turns}", branches=[Branch.of(rollout, [turns])]))
+            assert (end.reason, end.refused) == ("complete", {})
+            assert (again.token_ids, again.messages) == (parent.token_ids, parent.messages)
+            assert again.branch_of == BranchOf(rollout.rollout_id, turns)
+            assert (again.reward, again.requirements) == (parent.reward, parent.requirements)
+            start = parent.turns[turns].start
+            assert not any(again.mask[:start])
+            assert again.mask[start:] == parent.mask[start:]
+            rollout = again
+        local.vllm.speak = lambda rng: "```python\napis.supervisor.complete_task(status='fail')\n```"
+        (other,), _ = await local.collect(of_one("other", branches=[Branch.of(rollout, [5])]))
+        assert (other.end_reason, len(other.turns)) == ("completed", 1)
+        assert other.token_ids[: parent.turns[5].start] == parent.token_ids[: parent.turns[5].start]
+
+
+async def test_a_world_that_answers_otherwise_refuses_the_branch(policy, tmp_path):
+    model = {"path": str(policy / "model"), **MODEL}
+    async with local_node(policy, tmp_path / "node", environment=ENVIRONMENT, model=model) as local:
+        local.vllm.speak = speak_with_state
+        tasks = (await local.call(local.client.tasks, "train")).tasks[:2]
+        (parent,), _ = await local.collect(of_one("parent", tasks=tasks[:1]))
+        stored = dataclasses.replace(parent, messages=[dict(message) for message in parent.messages])
+        stored.messages[-1 - 2 * 3]["content"] += "."  # what answered turn 2 of 0 to 5
+        moved = dataclasses.replace(Branch.of(parent, [3]), task_id=tasks[1])
+        branches = [Branch.of(stored, [2, 4]), moved]
+        rollouts, end = await local.collect(of_one("again", branches=branches))
+        assert [rollout.branch_of.turns for rollout in rollouts] == [2]
+        assert end.reason == "complete"
+        otherwise, opening = (end.refused[f"again/{task}/{index}.0"] for task, index in ((tasks[0], 1), (tasks[1], 0)))
+        assert otherwise.startswith(f"turn 2 of {parent.rollout_id} is answered otherwise")
+        assert opening == f"the opening differs from that of {parent.rollout_id}"
+        assert local.node.pool.status().open_worlds == 0

@@ -11,7 +11,9 @@ from collections import Counter
 import pytest
 
 from agent_environments.process_guard import descendants
+from rollout_server.branch import Branch
 from rollout_server.client import RolloutClient
+from rollout_server.collection_request import Sampling
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeDied, NodeProcess
 from rollout_server.schema import from_mapping
@@ -68,6 +70,32 @@ def test_pinned_collections_can_be_repeated(shared_vllm, tmp_path):
             rollouts, _ = Reader(client, name).finish()
             sampled.append({(rollout.task_id, rollout.index): rollout.token_ids for rollout in rollouts})
         assert sampled[0] == sampled[1]
+
+
+def test_a_greedy_branch_of_a_branch_makes_the_same_rollout(shared_vllm, tmp_path):
+    """Token for token and, to the rounding of cached keys and values, log-prob for log-prob."""
+    greedy = Sampling(temperature=0.0)
+    with ready_node(shared_vllm.node_config(tmp_path / "node"), tmp_path) as (_, client):
+        client.publish_policy(0, shared_vllm.adapter(0))
+        client.start_collection(
+            request("parents", client.tasks("train").tasks[:2], rollouts_per_task=1, sampling=greedy)
+        )
+        parents, _ = Reader(client, "parents").finish()
+        assert {len(parent.turns) for parent in parents} == {4}
+        known = {parent.task_id: parent for parent in parents}
+        for turn in (1, 3):
+            branches = [Branch.of(rollout, [turn]) for rollout in known.values()]
+            name = f"after-{turn}"
+            client.start_collection(request(name, [], rollouts_per_task=1, sampling=greedy, branches=branches))
+            rollouts, end = Reader(client, name).finish()
+            assert (end.finished, end.refused) == (2, {})
+            known = {rollout.task_id: rollout for rollout in rollouts}
+            for parent in parents:
+                again = known[parent.task_id]
+                start = parent.turns[turn].start
+                assert again.token_ids == parent.token_ids
+                assert again.mask == [False] * start + parent.mask[start:]
+                assert again.sampler_logprobs[start:] == pytest.approx(parent.sampler_logprobs[start:], abs=1e-3)
 
 
 def test_killed_node_goes_on_where_it_was(shared_vllm, tmp_path, free_address):

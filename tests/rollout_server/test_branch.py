@@ -194,6 +194,9 @@ async def test_what_a_branch_cannot_be(running):
     silent = dataclasses.replace(parent, token_ids=[], mask=[], sampler_logprobs=[])
     with pytest.raises(ValueError, match="has no token ids to go on from"):
         Branch.of(silent, [0])
+    several = dataclasses.replace(parent, segments=2)
+    with pytest.raises(ValueError, match=f"episode {parent.rollout_id} is 2 sequences"):
+        Branch.of(several, [0])
     with pytest.raises(ValueError, match="goes on after 7 turns, max_turns is 7"):
         branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, max_turns=7))
     with pytest.raises(ValueError, match="tokens, max_context is 20"):

@@ -52,9 +52,10 @@ class StoredCollection:
                 self.opened, self.end = count, None
             case {"end": dict(end)}:
                 self.end = CollectionEnd(**end)
-            case {"failure": {"reason": str(reason), "message": str(message), **key}}:
-                if reason == BRANCH_DIFFERS:
-                    self.refused[EpisodeKey(key["task_id"], key["index"], key["attempt"])] = message
+            case {"failure": dict(failure)}:
+                if failure.get("reason") == BRANCH_DIFFERS:
+                    key = EpisodeKey(failure["task_id"], failure["index"], failure["attempt"])
+                    self.refused[key] = failure["message"]
             case _:
                 raise ValueError("not a record of a collection's meta file")
         return True

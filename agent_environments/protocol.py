@@ -180,7 +180,9 @@ class EnvironmentPool(Protocol):
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
     "counter": "agent_environments.counter:CounterPool",
+    "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
+    "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "tools": "agent_environments.tools.environment:ToolPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""

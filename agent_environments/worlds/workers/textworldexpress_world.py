@@ -1,0 +1,82 @@
+"""TextWorldExpress (the package ``textworld-express``, with Java): eight kinds of text games.
+
+    python textworldexpress_world.py MEMORY_MB
+
+A task is a game and a seed, ``<game>_<seed>``. The splits are the package's own seeds, of which the first hundred of each
+game are listed: 1000 a game are there. The reward is the game's score, which counts steps on the way.
+"""
+
+from __future__ import annotations
+
+from textworld_express import TextWorldExpressEnv
+from worker_loop import Step, serve
+
+GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
+FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
+SEEDS = 100
+STEP_LIMIT = 100
+
+INSTRUCTIONS = """\
+You play a text game in a house. Commands are words such as: look around, inventory, take <object>, move <direction>,
+open door to <direction>, open <container>, put <object> in <container>, read <object>, eat <object>.
+Each answer is followed by the commands that are possible now."""
+
+SHOWN_COMMANDS = 60
+
+
+class TextWorldExpressEpisode:
+    """One game. The package has one game at a time in one Java machine, which the world keeps."""
+
+    def __init__(self, machine: TextWorldExpressEnv, task: str, gold_path: bool = False) -> None:
+        self._machine = machine
+        game, _, seed = task.partition("_")
+        fold = next(fold for fold, first in reversed(FIRST_SEED.items()) if int(seed) >= first)
+        observation, infos = machine.reset(
+            seed=int(seed), gameFold=fold, gameName=game, gameParams="", generateGoldPath=gold_path
+        )
+        self._score, self._solved = 0.0, False
+        self.opening = f"{infos['taskDescription'].strip()}\n\n{_shown(observation, infos)}"
+
+    def step(self, command: str) -> Step:
+        possible = self._machine.runHistory[-1]["validActions"]
+        observation, _, done, infos = self._machine.step(command)
+        self._score, self._solved = infos["score"], bool(infos["tasksuccess"])
+        shown = observation if done else _shown(observation, infos)
+        return Step(shown, done=bool(done), failed=command not in possible)
+
+    def grade(self) -> tuple[float, bool]:
+        return min(1.0, max(0.0, float(self._score))), self._solved
+
+    def close(self) -> None:
+        """The machine plays the next game."""
+
+
+def _shown(observation: str, infos: dict) -> str:
+    possible = sorted(infos["validActions"])
+    more = f" and {len(possible) - SHOWN_COMMANDS} more" if len(possible) > SHOWN_COMMANDS else ""
+    return f"{observation.strip()}\n\nPossible commands: {', '.join(possible[:SHOWN_COMMANDS])}{more}"
+
+
+class TextWorldExpressWorld:
+    instructions = INSTRUCTIONS
+
+    def __init__(self) -> None:
+        self._machine = TextWorldExpressEnv(envStepLimit=STEP_LIMIT)
+
+    def tasks(self) -> dict[str, list[str]]:
+        return {
+            split: [f"{game}_{seed}" for seed in range(first, first + SEEDS) for game in GAMES]
+            for split, first in FIRST_SEED.items()
+        }
+
+    def start(self, task: str) -> TextWorldExpressEpisode:
+        return TextWorldExpressEpisode(self._machine, task)
+
+    def expert(self, task: str) -> list[str]:
+        """The game's own gold path."""
+        TextWorldExpressEpisode(self._machine, task, gold_path=True)
+        return self._machine.getGoldActionSequence()
+
+
+if __name__ == "__main__":
+    serve(TextWorldExpressWorld)

@@ -171,7 +171,9 @@ class WorldEnvironment:
             except WorkerLost as error:
                 losses.append(gone := str(error))
                 if len(losses) == LOSSES_PER_REQUEST:
-                    raise _AgentsDoing(f"{len(losses)} worlds were lost over one command: {'; '.join(losses)}") from error
+                    raise _AgentsDoing(
+                        f"{len(losses)} worlds were lost over one command: {'; '.join(losses)}"
+                    ) from error
             except _Diverged as error:
                 if losses:
                     raise _AgentsDoing(f"{losses[-1]}; {error}") from error
@@ -219,7 +221,9 @@ class WorldEnvironment:
                 return Grade(reward=float(answer["reward"]), success=bool(answer["success"]))
             except (RequestFailed, WorkerStuck, _AgentsDoing) as error:
                 if self._running is None:
-                    raise EnvironmentCrashed(f"{self._task_id} has no grade, though nothing was done: {error}") from error
+                    raise EnvironmentCrashed(
+                        f"{self._task_id} has no grade, though nothing was done: {error}"
+                    ) from error
                 self._end(f"no grade: {error}")
         return Grade.of_ungradable(self._ungradable or "no grade")
 

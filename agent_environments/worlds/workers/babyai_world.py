@@ -40,7 +40,7 @@ You are in a grid of rooms and follow an instruction. You see some cells ahead o
 - move forward: one cell ahead
 - pick up: take the object in the cell ahead of you
 - drop: put what you carry into the cell ahead of you
-- toggle: open or close the door ahead of you, or open the box; a locked door needs the key of its colour in your hand"""
+- toggle: open or close the door ahead of you, or open the box; a locked door needs the key of its colour in hand"""
 
 DOOR_STATES = {number: name for name, number in STATE_TO_IDX.items()}
 _LEVEL = re.compile(r"BabyAI-(\w+)-v\d+")

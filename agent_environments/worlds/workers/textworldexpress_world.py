@@ -2,8 +2,8 @@
 
     python textworldexpress_world.py MEMORY_MB
 
-A task is a game and a seed, ``<game>_<seed>``. The splits are the package's own seeds, of which the first hundred of each
-game are listed: 1000 a game are there. The reward is the game's score, which counts steps on the way.
+A task is a game and a seed, ``<game>_<seed>``. The splits are the package's own seeds, 1000 of each game, of which the
+first hundred are listed. The reward is the game's score, which counts steps on the way.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ import json
 import os
 import resource
 import sys
-from dataclasses import asdict, dataclass
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 

@@ -27,7 +27,7 @@ from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
-from rollout_server.run_files import COLLECTIONS, write_whole
+from rollout_server.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
 from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -268,8 +268,8 @@ class Node:
 
     def write_address(self, url: str, pid: int) -> None:
         """``<root>/node.json``, for whoever started the node on port 0."""
-        write_whole(self.root / "node.json", json.dumps({"url": url, "pid": pid}))
+        write_whole(self.root / NODE_ADDRESS, json.dumps({"url": url, "pid": pid}))
 
     def remove_address(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            (self.root / "node.json").unlink()
+            (self.root / NODE_ADDRESS).unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 from rollout_server.config import NodeConfig, write_node_config
+from rollout_server.run_files import NODE_ADDRESS, node_address
 
 TAIL_LINES = 15
 
@@ -33,7 +33,7 @@ class NodeProcess:
     def __init__(self, config: NodeConfig, output_dir: str | Path, token: str):
         self._config = config
         self._token = token
-        self._address = Path(self._config.root) / "node.json"
+        self._root = Path(self._config.root)
         self.log_path = Path(output_dir) / "rollout_node.log"
         self._yaml = Path(output_dir) / "rollout_node.yaml"
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,7 +46,7 @@ class NodeProcess:
         """
         self._yaml.parent.mkdir(parents=True, exist_ok=True)
         write_node_config(self._config, self._yaml)
-        self._address.unlink(missing_ok=True)
+        (self._root / NODE_ADDRESS).unlink(missing_ok=True)
         command = [sys.executable, "-m", "rollout_server.cli", "--config", str(self._yaml)]
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
@@ -59,7 +59,7 @@ class NodeProcess:
                 start_new_session=True,
             )
         give_up = time.monotonic() + deadline_s
-        while self._read_address() is None:
+        while node_address(self._root) is None:
             self.check()
             if time.monotonic() > give_up:
                 self.stop(5.0)
@@ -67,16 +67,10 @@ class NodeProcess:
             time.sleep(0.05)
         return self
 
-    def _read_address(self) -> str | None:
-        try:
-            return json.loads(self._address.read_text())["url"]
-        except FileNotFoundError:
-            return None
-
     @property
     def url(self) -> str:
         """Where the node listens."""
-        url = self._read_address()
+        url = node_address(self._root)
         if url is None:
             raise NodeDied(f"the rollout node does not listen (any more){self._tail()}")
         return url

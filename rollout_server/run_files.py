@@ -3,6 +3,7 @@
     <root>/collections/<id>.jsonl          one rollout per line
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
     <root>/policies/<version>/             a LoRA adapter in PEFT's format
+    <root>/node.json                       where the node listens while it runs
 
 One rule holds for files of JSON lines. A last line without its end is a write that is under way, or that a crash
 cut short: readers leave it out, and the writer cuts it off when it opens the file again. A whole line that is no record
@@ -29,12 +30,22 @@ ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 """PEFT's names of an adapter's two files."""
 
 COLLECTIONS = "collections"
+NODE_ADDRESS = "node.json"
 _LOG, _META = ".jsonl", ".meta.jsonl"
 
 
 def is_adapter(folder: Path) -> bool:
     """Whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
     return all((folder / name).is_file() for name in ADAPTER_FILES)
+
+
+def node_address(root: Path) -> str | None:
+    """Where the node on ``root`` listens, as it wrote into ``node.json``; None when it is not running. A node that was
+    killed leaves its address behind."""
+    try:
+        return json.loads((root / NODE_ADDRESS).read_text())["url"]
+    except FileNotFoundError:
+        return None
 
 
 def log_path(folder: Path, collection_id: str) -> Path:

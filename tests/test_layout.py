@@ -18,6 +18,7 @@ ELSEWHERE = {
         "agent_environments/worlds/worker_process",
     ],
     "loop_recipes/collecting/test_several_nodes.py": ["collecting/node_source"],
+    "loop_recipes/collecting/test_turn_values.py": ["collecting/branching", "collecting/turn_values_cli"],
     "loop_recipes/config/test_loop_config.py": [
         "config/command_line",
         "config/components",

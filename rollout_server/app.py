@@ -1,4 +1,7 @@
-"""The node's HTTP face (aiohttp): JSON in, JSON or lines of JSON out, a bearer token on everything but /health."""
+"""The node's HTTP face (aiohttp): JSON in, JSON or lines of JSON out, a bearer token on everything but /health.
+
+The recording endpoint, which agents talk to, is beside it with keys of its own (:mod:`rollout_server.endpoint`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hmac
 import json
 import logging
 import shutil
+from collections.abc import Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from aiohttp import BodyPartReader, web
 
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.endpoint import routes as endpoint
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
@@ -36,8 +41,10 @@ NODE: web.AppKey[Node] = web.AppKey("node", Node)
 
 def build_app(node: Node, token: str) -> web.Application:
     """The application; ``token`` is what requests must carry."""
-    app = web.Application(middlewares=[_errors, _authentication(token)], client_max_size=MAX_JSON_BYTES)
+    app = web.Application(client_max_size=MAX_JSON_BYTES)
     app[NODE] = node
+    own_keys = endpoint.add_routes(app, node.sessions)
+    app.middlewares.extend([_errors, _authentication(token, own_keys | {"/health"})])
     app.add_routes(
         [
             web.get("/health", health),
@@ -82,12 +89,14 @@ def _refusal(status: int, error: object) -> web.Response:
     return web.json_response({"error": " ".join(str(error).split())}, status=status)
 
 
-def _authentication(token: str) -> Any:
+def _authentication(token: str, exempt: Set[str]) -> Any:
+    """``exempt`` are the routes that need no token, or keys of their own."""
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Any) -> web.StreamResponse:
-        if request.path == "/health":
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical in exempt:
             return await handler(request)
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, expected):

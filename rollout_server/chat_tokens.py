@@ -80,9 +80,21 @@ class ChatTokens:
         """The ids that open an episode: every message, then the header of the assistant's first turn."""
         token_ids: list[int] = []
         for message in messages:
-            token_ids += (self.im_start, *self._encode_cached(f"{message.role}\n{message.content}"), self.im_end)
-            token_ids += self._newline
+            token_ids += self.message(message.role, message.content)
         return token_ids + self._assistant_header
+
+    def message(self, role: str, content: str) -> list[int]:
+        """One whole message, with its header, its end and the newline after it."""
+        return [self.im_start, *self._encode_cached(f"{role}\n{content}"), self.im_end, *self._newline]
+
+    @property
+    def assistant_header(self) -> list[int]:
+        """The ids after which the policy speaks."""
+        return self._assistant_header
+
+    def ending(self, closed: bool) -> list[int]:
+        """The ids between a sampled turn and the next message; ``closed`` as in :meth:`continuation`."""
+        return [*self._newline] if closed else [self.im_end, *self._newline]
 
     def continuation(self, observation: str, closed: bool) -> list[int]:
         """The ids between one assistant turn and the next.
@@ -90,9 +102,8 @@ class ChatTokens:
         ``closed`` says that the turn's last sampled token was ``<|im_end|>``; if it was not (token cap, another stop
         token), the mark is put in, and nobody trains on it.
         """
-        head = () if closed else (self.im_end,)
-        body = (*self._newline, self.im_start, *self._encode(f"user\n{observation}"), self.im_end, *self._newline)
-        return [*head, *body, *self._assistant_header]
+        said = [self.im_start, *self._encode(f"user\n{observation}"), self.im_end, *self._newline]
+        return [*self.ending(closed), *said, *self._assistant_header]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """(start, end) character offsets of the tokens of ``text``, in order."""

@@ -19,10 +19,11 @@ from typing import Any
 from agent_environments.protocol import UnknownTask, create_pool
 from rollout_server.branch import Branch
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.policy_speaker import EpisodeServices
+from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import NodeConfig
+from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
 from rollout_server.metrics import NodeMetrics
@@ -72,6 +73,7 @@ class Node:
         self.ready = False
         self.stopping = asyncio.Event()
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
+        self.sessions = Sessions()
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
 

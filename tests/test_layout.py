@@ -61,7 +61,15 @@ ELSEWHERE = {
     "integration/test_warm_start.py": ["warm_start/config"],
     "rollout_server/test_app.py": ["rollout_server/cli", "rollout_server/display", "rollout_server/metrics"],
     "rollout_server/test_node.py": ["rollout_server/collecting/run", "rollout_server/collection_request"],
-    "rollout_server/collecting/test_policy_speaker.py": ["rollout_server/collecting/speaker"],
+    "rollout_server/collecting/test_policy_speaker.py": [
+        "rollout_server/collecting/policy_sampler",
+        "rollout_server/collecting/speaker",
+    ],
+    "rollout_server/endpoint/test_routes.py": [
+        "rollout_server/endpoint/session",
+        "rollout_server/endpoint/sessions",
+        "rollout_server/endpoint/wire",
+    ],
     "rollout_server/test_schema.py": ["rollout_server/config"],
     "integration/test_node_vllm.py": ["rollout_server/node_process"],
     "rollout_server/policies/test_store.py": ["rollout_server/policies/folder"],

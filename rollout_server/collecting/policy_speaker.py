@@ -7,33 +7,11 @@ the sequence that was served, token for token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from agent_environments.protocol import EnvironmentPool, Message
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from agent_environments.protocol import Message
+from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
+from rollout_server.collecting.speaker import ContextFull, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest
-from rollout_server.inference.router import (
-    BadLogprob,
-    DeadlinePassed,
-    Generation,
-    RequestRefused,
-    Router,
-    ServerUnavailable,
-)
-from rollout_server.metrics import NodeMetrics
-from rollout_server.policies.store import PolicyStore, UnknownPolicy
-
-
-@dataclass(frozen=True)
-class EpisodeServices:
-    """What the episodes of a node share."""
-
-    pool: EnvironmentPool
-    tokens: ChatTokens
-    router: Router
-    policies: PolicyStore
-    metrics: NodeMetrics
 
 
 class PolicySpeaker:
@@ -52,7 +30,7 @@ class PolicySpeaker:
         prefix: list[int] | None = None,
     ):
         self._request = request
-        self._pinned_model = pinned_model
+        self._sampler = PolicySampler(request, pinned_model, services)
         self._services = services
         self._prefix = prefix
         self._episode_id = ""
@@ -73,7 +51,7 @@ class PolicySpeaker:
         self._append(prompt)
 
     async def speak(self, seed: int, deadline: float) -> SpokenTurn:
-        version, generation = await self._sample(seed, deadline)
+        version, generation = await self._sampler.sample(self._episode_id, self._token_ids, seed, deadline)
         services, start = self._services, len(self._token_ids)
         self._token_ids += generation.token_ids
         self._mask += [True] * len(generation.token_ids)
@@ -81,7 +59,6 @@ class PolicySpeaker:
         last = generation.token_ids[-1]
         spoken = generation.token_ids[:-1] if last in services.tokens.stop_ids else generation.token_ids
         self._closed_by_policy = last == services.tokens.im_end
-        services.metrics.turn(len(generation.token_ids), start, generation.cached_tokens, generation.seconds)
         return SpokenTurn(
             text=services.tokens.decode(spoken),
             policy_version=version,
@@ -104,41 +81,6 @@ class PolicySpeaker:
 
     def close(self) -> None:
         self._services.router.release(self._episode_id)
-
-    async def _sample(self, seed: int, deadline: float) -> tuple[int, Generation]:
-        """One request: the policy version that answered it, and what it sampled."""
-        request, services = self._request, self._services
-        try:
-            if self._pinned_model is not None:
-                version, model = request.policy_version, self._pinned_model
-            else:
-                version = services.policies.latest()
-                model = services.policies.acquire(version)
-            try:
-                generation = await services.router.generate(
-                    episode_id=self._episode_id,
-                    token_ids=self._token_ids,
-                    model=model,
-                    max_tokens=min(
-                        request.limits.max_tokens_per_turn, request.limits.max_context - len(self._token_ids)
-                    ),
-                    temperature=request.sampling.temperature,
-                    top_p=request.sampling.top_p,
-                    top_k=request.sampling.top_k,
-                    seed=seed,
-                    stop_token_ids=services.tokens.stop_ids,
-                    deadline=deadline,
-                )
-            finally:
-                if self._pinned_model is None:
-                    services.policies.release(version)
-        except DeadlinePassed as error:
-            raise OutOfTime(str(error)) from error
-        except BadLogprob as error:
-            raise EpisodeFailed("bad_logprob", str(error)) from error
-        except (ServerUnavailable, RequestRefused, UnknownPolicy) as error:
-            raise EpisodeFailed("server_error", str(error)) from error
-        return version, generation
 
     def _append(self, token_ids: list[int]) -> None:
         """Ids that nobody sampled."""

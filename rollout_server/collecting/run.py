@@ -18,7 +18,8 @@ from typing import Any
 
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
-from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
+from rollout_server.collecting.policy_sampler import EpisodeServices
+from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, failures_warning

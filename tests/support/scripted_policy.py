@@ -12,7 +12,8 @@ from agent_environments.protocol import EnvironmentPool
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
-from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
+from rollout_server.collecting.policy_sampler import EpisodeServices
+from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.inference.router import Generation

@@ -6,7 +6,8 @@ import pytest
 
 from agent_environments.protocol import Message
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.policy_speaker import EpisodeServices, PolicySpeaker
+from rollout_server.collecting.policy_sampler import EpisodeServices
+from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime
 from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.inference.router import BadLogprob, DeadlinePassed, Generation, RequestRefused, ServerUnavailable

@@ -1,0 +1,92 @@
+"""One request to the node's policy: which version answers it, and what its failures mean for the episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_environments.protocol import EnvironmentPool
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.speaker import EpisodeFailed, OutOfTime
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.inference.router import (
+    BadLogprob,
+    DeadlinePassed,
+    Generation,
+    RequestRefused,
+    Router,
+    ServerUnavailable,
+)
+from rollout_server.metrics import NodeMetrics
+from rollout_server.policies.store import PolicyStore, UnknownPolicy
+
+
+@dataclass(frozen=True)
+class EpisodeServices:
+    """What the episodes of a node share."""
+
+    pool: EnvironmentPool
+    tokens: ChatTokens
+    router: Router
+    policies: PolicyStore
+    metrics: NodeMetrics
+
+
+class PolicySampler:
+    """Samples turns as a collection asks for it: its limits, its way of sampling, its version or whichever is newest.
+
+    ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
+    has acquired; None in mode "latest".
+    """
+
+    def __init__(self, request: CollectionRequest, pinned_model: str | None, services: EpisodeServices):
+        self._request = request
+        self._pinned_model = pinned_model
+        self._services = services
+
+    async def sample(
+        self, episode_id: str, token_ids: Sequence[int], seed: int, deadline: float, max_tokens: int | None = None
+    ) -> tuple[int, Generation]:
+        """The policy version that answered, and what it sampled after ``token_ids``, fewer than ``limits.max_context``.
+
+        Args:
+            episode_id: keeps the requests of an episode on one server.
+            deadline: in seconds of ``time.monotonic()``.
+            max_tokens: a bound below that of the limits.
+
+        Raises:
+            OutOfTime: the deadline came first.
+            EpisodeFailed: nothing can come of this attempt any more.
+        """
+        request, services = self._request, self._services
+        most = min(request.limits.max_tokens_per_turn, request.limits.max_context - len(token_ids))
+        try:
+            if self._pinned_model is not None:
+                version, model = request.policy_version, self._pinned_model
+            else:
+                version = services.policies.latest()
+                model = services.policies.acquire(version)
+            try:
+                generation = await services.router.generate(
+                    episode_id=episode_id,
+                    token_ids=token_ids,
+                    model=model,
+                    max_tokens=most if max_tokens is None else min(most, max_tokens),
+                    temperature=request.sampling.temperature,
+                    top_p=request.sampling.top_p,
+                    top_k=request.sampling.top_k,
+                    seed=seed,
+                    stop_token_ids=services.tokens.stop_ids,
+                    deadline=deadline,
+                )
+            finally:
+                if self._pinned_model is None:
+                    services.policies.release(version)
+        except DeadlinePassed as error:
+            raise OutOfTime(str(error)) from error
+        except BadLogprob as error:
+            raise EpisodeFailed("bad_logprob", str(error)) from error
+        except (ServerUnavailable, RequestRefused, UnknownPolicy) as error:
+            raise EpisodeFailed("server_error", str(error)) from error
+        services.metrics.turn(len(generation.token_ids), len(token_ids), generation.cached_tokens, generation.seconds)
+        return version, generation

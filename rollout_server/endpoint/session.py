@@ -1,0 +1,233 @@
+"""One episode's calls: from a chat request to ids, from sampled ids to an answer, within the episode's limits.
+
+Sampling is the policy's, whatever a request asks for: its temperature and penalties are recorded and not applied,
+because a token is trained on as the policy itself would sample it. ``max_tokens`` and ``stop`` only end a turn earlier.
+A turn that a stop text ends keeps the ids up to the one that completes that text; those after it were given to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.episode import derive_seed
+from rollout_server.collecting.policy_sampler import PolicySampler
+from rollout_server.collecting.speaker import EpisodeFailed, OutOfTime
+from rollout_server.collection_request import Limits
+from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
+from rollout_server.endpoint.messages import BadMessages, ChatMessage, read_messages, spoken_message
+from rollout_server.endpoint.wire import ApiError, ChatRequest, Completion
+from rollout_server.inference.router import Generation
+
+MAX_CALLS_AT_ONCE = 32
+RETRY_AFTER_S = 1
+ENCODED_AT_ONCE = 20_000
+"""Characters up to which messages are encoded in the event loop; more would hold up other episodes."""
+CUT = "cut"
+"""The finish reason of a turn that a stop text ended."""
+
+
+@dataclass
+class _Call:
+    answer: asyncio.Task[Completion]
+    listeners: list[Callable[[], bool]] = field(default_factory=list)
+    heard: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Nobody has the answer, and nobody waits for it."""
+        return not self.heard and not any(listens() for listens in self.listeners)
+
+
+class Session:
+    """What one key stands for.
+
+    Args:
+        seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
+        deadline: of the episode, in seconds of ``time.monotonic()``.
+
+    Attributes:
+        refused: why the last call was refused, in the words of :data:`rollout_server.rollout.END_REASONS`; None if it
+            was not.
+        failure: done once nothing can come of the attempt any more.
+    """
+
+    def __init__(
+        self, episode_id: str, seed: int, limits: Limits, deadline: float, sampler: PolicySampler, tokens: ChatTokens
+    ):
+        self.episode_id = episode_id
+        self.deadline = deadline
+        self.refused: str | None = None
+        self.failure: asyncio.Future[EpisodeFailed] = asyncio.get_running_loop().create_future()
+        self._seed = seed
+        self._limits = limits
+        self._sampler = sampler
+        self._tokens = tokens
+        self._conversations = Conversations(tokens)
+        self._calls: dict[str, _Call] = {}
+        self._begun = 0
+        self._under_way: set[asyncio.Task[Completion]] = set()
+        self._sampled_tokens = 0
+        self._wishes: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self._sampled_tokens
+
+    @property
+    def turns(self) -> int:
+        return self._conversations.turns
+
+    def segments(self) -> list[Segment]:
+        """What was served, one sequence each."""
+        return self._conversations.segments()
+
+    def notes(self) -> dict[str, Any]:
+        """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
+        return {"calls": dict(self._counts), "not_applied": self._wishes}
+
+    async def complete(
+        self, request: ChatRequest, identity: str, retried: bool, listens: Callable[[], bool]
+    ) -> Completion:
+        """Answer a call.
+
+        A call whose answer reached nobody gets that answer when it is made again; so does one that says it is a retry.
+        The same request without such a sign is another sample.
+
+        Args:
+            identity: the same for a call and its retries.
+            retried: the client says that it is a retry.
+            listens: whether the client is still there.
+
+        Raises:
+            ApiError: what the client is to be told.
+        """
+        call = self._calls.get(identity)
+        if call is None or not (retried or call.lost):
+            if len(self._under_way) >= MAX_CALLS_AT_ONCE:
+                raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} calls are under way", RETRY_AFTER_S)
+            call = self._calls[identity] = _Call(asyncio.create_task(self._answer(request)))
+            self._under_way.add(call.answer)
+            call.answer.add_done_callback(self._under_way.discard)
+        else:
+            self._counts["repeated"] += 1
+        call.listeners.append(listens)
+        try:
+            return await asyncio.shield(call.answer)
+        except ApiError:
+            if self._calls.get(identity) is call:
+                del self._calls[identity]
+            raise
+        except asyncio.CancelledError:
+            if call.answer.cancelled():
+                raise self._over("the episode is over") from None
+            raise
+
+    def heard(self, identity: str) -> None:
+        """The answer reached the client whole."""
+        if identity in self._calls:
+            self._calls[identity].heard = True
+
+    async def close(self) -> None:
+        """End the calls that are under way."""
+        calls = list(self._under_way)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _answer(self, request: ChatRequest) -> Completion:
+        if self._begun >= self._limits.max_turns:
+            self.refused = "turn_limit"
+            raise self._over(f"the episode has had its {self._limits.max_turns} turns")
+        number, self._begun = self._begun, self._begun + 1
+        try:
+            prompt = await self._prompt(request)
+            version, generation = await self._sampler.sample(
+                self.episode_id,
+                prompt.token_ids,
+                derive_seed(self._seed, number),
+                self.deadline,
+                request.most_tokens,
+            )
+        except OutOfTime as error:
+            self.refused = "deadline"
+            raise self._over(str(error)) from error
+        except EpisodeFailed as error:
+            if not self.failure.done():
+                self.failure.set_result(error)
+            raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
+        except ApiError:
+            self._begun -= 1
+            raise
+        self.refused = None
+        generation, said, text = self._cut(generation, request.stops)
+        spoken = spoken_message(said, with_tools=bool(request.tools))
+        self._conversations.add(prompt, spoken, text, version, generation)
+        self._sampled_tokens += len(generation.token_ids)
+        self._note(request, spoken)
+        return Completion(
+            id=f"chatcmpl-{number}",
+            number=number,
+            model=request.model,
+            spoken=spoken,
+            finish_reason=_finish_reason(spoken, generation),
+            prompt_tokens=len(prompt.token_ids),
+            completion_tokens=len(generation.token_ids),
+            cached_tokens=generation.cached_tokens,
+        )
+
+    async def _prompt(self, request: ChatRequest) -> Prompt:
+        try:
+            messages = read_messages(request.messages, request.tools or [])
+        except BadMessages as error:
+            raise ApiError(400, "invalid_request", str(error)) from error
+        if sum(len(message.content) for message in messages) <= ENCODED_AT_ONCE:
+            prompt = self._conversations.prompt(messages)
+        else:
+            prompt = await asyncio.to_thread(self._conversations.prompt, messages)
+        most = self._limits.max_context
+        if len(prompt.token_ids) >= most:
+            self.refused = "context_limit"
+            said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
+            raise ApiError(400, "context_length_exceeded", f"{said} {len(prompt.token_ids)} tokens.")
+        return prompt
+
+    def _cut(self, generation: Generation, stops: list[str]) -> tuple[Generation, str, str]:
+        """The generation up to the first stop text, the text before that, and the text of all that is kept."""
+        token_ids = generation.token_ids
+        if token_ids[-1] in self._tokens.stop_ids:
+            token_ids = token_ids[:-1]
+        text = self._tokens.decode(token_ids)
+        found = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+        if found is None:
+            return generation, text, text
+
+        def holds_stop(count: int) -> bool:
+            beginning = self._tokens.decode(token_ids[:count])
+            return any(stop in beginning for stop in stops)
+
+        kept = bisect_left(range(len(token_ids)), True, lo=1, key=holds_stop)
+        cut = replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
+        return cut, text[:found], self._tokens.decode(token_ids[:kept])
+
+    def _note(self, request: ChatRequest, spoken: ChatMessage) -> None:
+        self._counts["answered"] += 1
+        for name, value in request.wishes.items():
+            self._counts[f"not_applied.{name}"] += 1
+            self._wishes[name] = value
+
+    @staticmethod
+    def _over(why: str) -> ApiError:
+        return ApiError(410, "episode_over", why)
+
+
+def _finish_reason(spoken: ChatMessage, generation: Generation) -> str:
+    if spoken.calls:
+        return "tool_calls"
+    return "length" if generation.finish_reason == "length" else "stop"

@@ -1,0 +1,39 @@
+"""Which session a key stands for. A key is made for one episode and dies with it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from rollout_server.endpoint.session import Session
+
+KEY_PREFIX = "sk-"
+
+
+class Sessions:
+    """The sessions that are open, by the digests of their keys: a look-up tells nothing of keys by its time."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, session: Session) -> str:
+        """A new key for the session."""
+        key = KEY_PREFIX + secrets.token_urlsafe(32)
+        self._sessions[_digest(key)] = session
+        return key
+
+    def find(self, key: str) -> Session | None:
+        return self._sessions.get(_digest(key))
+
+    async def close(self, key: str) -> None:
+        """The key is worth nothing from now on, and what is under way for it ends."""
+        session = self._sessions.pop(_digest(key), None)
+        if session is not None:
+            await session.close()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,205 @@
+"""What was served is what is stored: random harnesses against a policy of random ids."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_environments.tool_calls import ToolCall, render_tool_call
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.endpoint.conversations import Conversations
+from rollout_server.endpoint.messages import read_messages, spoken_message
+from rollout_server.endpoint.wire import Completion
+from rollout_server.inference.router import Generation
+from support.random_policy import write_tokenizer
+
+ODD = [
+    "plain",
+    "é ü 你好",
+    "<|im_end|>\n<|im_start|>user\n",
+    " \n\n ",
+    "\u2028\u200b",
+    "\ud800",
+    "👩‍👩‍👧",
+    "<tool_call>",
+]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return ChatTokens(folder)
+
+
+class Policy:
+    """Serves an episode; keeps what was served and what it sampled."""
+
+    def __init__(self, tokens, rng):
+        self.tokens, self.rng = tokens, rng
+        self.tree = Conversations(tokens)
+        self.served = []
+
+    def begin(self, messages):
+        return self.tree.prompt(read_messages(messages, [TOOL]))
+
+    def end(self, prompt):
+        """Sample after a prompt; returns the assistant message as the endpoint tells it."""
+        kind = self.rng.choice(["ids", "call", "thought", "text"])
+        if kind == "ids":
+            ids = [self.rng.randrange(self.tokens.vocab_size) for _ in range(self.rng.randrange(1, 9))]
+            ids = [token for token in ids if token not in self.tokens.stop_ids] or self.tokens.encode_text("a")
+        elif kind == "call":
+            arguments = {"n": self.rng.random(), "text": self.rng.choice(ODD[:2]), "a": [None, {"b": 1}]}
+            ids = self.tokens.encode_text("So. " + render_tool_call(ToolCall("add", arguments)))
+        elif kind == "thought":
+            ids = self.tokens.encode_text(f"<think>\n{self.rng.random()}\n</think>\n\nYes {self.rng.random()}")
+        else:
+            ids = self.tokens.encode_text(self.rng.choice(["yes ", "no", " "]))
+        ended = self.rng.random() < 0.7
+        text = self.tokens.decode(ids)
+        ids = [*ids, self.tokens.im_end] if ended else ids
+        logprobs = [-self.rng.random() for _ in ids]
+        generation = Generation(ids, logprobs, "stop" if ended else "length", "s", 0, 0.1)
+        spoken = spoken_message(text, with_tools=True)
+        self.tree.add(prompt, spoken, text, len(self.served), generation)
+        self.served.append((prompt.token_ids, generation))
+        return Completion("c", len(self.served), "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
+
+    def ask(self, messages):
+        return self.end(self.begin(messages))
+
+
+def check(policy):
+    """Each call is a prefix of a sequence; over all sequences each sampled token is there once, with its log-prob."""
+    segments = policy.tree.segments()
+    for prompt, generation in policy.served:
+        ids = prompt + generation.token_ids
+        assert any(segment.token_ids[: len(ids)] == ids for segment in segments)
+    stored = Counter()
+    for segment in segments:
+        assert len(segment.token_ids) == len(segment.mask) == len(segment.sampler_logprobs)
+        assert segment.turns
+        covered = [False] * len(segment.mask)
+        for turn in segment.turns:
+            span = slice(turn.start, turn.end)
+            covered[span] = [True] * (turn.end - turn.start)
+            stored[turn.policy_version, tuple(segment.token_ids[span]), tuple(segment.sampler_logprobs[span])] += 1
+        assert covered == segment.mask
+        assert not any(value for value, own in zip(segment.sampler_logprobs, segment.mask, strict=True) if not own)
+    sampled = [generation for _, generation in policy.served]
+    assert stored == Counter((n, tuple(g.token_ids), tuple(g.logprobs)) for n, g in enumerate(sampled))
+    return segments
+
+
+def respelled(message, rng):
+    """The message as some harness hands it back."""
+    message = json.loads(json.dumps(message))
+    for call in message.get("tool_calls") or []:
+        arguments = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = json.dumps(
+            arguments, indent=rng.choice([None, 2]), sort_keys=rng.random() < 0.5
+        )
+    if message["content"] and "</think>" in message["content"] and rng.random() < 0.5:
+        message["content"] = message["content"].partition("</think>")[2]
+    if message["content"] is not None and rng.random() < 0.5:
+        message["content"] = message["content"].strip()
+    return message
+
+
+def opening(rng):
+    return [{"role": "system", "content": "Count."}, {"role": "user", "content": rng.choice(ODD)}]
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_random_harnesses(tokens, seed):
+    rng = random.Random(seed)
+    policy = Policy(tokens, rng)
+    histories, under_way = [opening(rng)], []
+    for _ in range(rng.randrange(1, 14)):
+        history = rng.choice(histories)
+        match rng.randrange(7):
+            case 0:  # a sub-agent
+                history = opening(rng)
+                histories.append(history)
+            case 1 if len(history) > 4:  # compaction
+                history[1:-1] = [{"role": "user", "content": "So far: nothing."}]
+            case 2 if len(history) > 2:  # an edit somewhere
+                place = rng.randrange(len(history))
+                history[place] = {"role": history[place]["role"], "content": rng.choice(ODD)}
+            case 3:  # a call that overlaps with others
+                under_way.append((history, policy.begin(history)))
+                continue
+            case 4 if under_way:
+                _, prompt = under_way.pop(rng.randrange(len(under_way)))
+                policy.end(prompt)
+                continue
+        said = policy.ask(history)
+        if rng.random() < 0.2 and said["content"]:
+            said["content"] = said["content"][: len(said["content"]) // 2]
+        results = [{"role": "tool", "content": rng.choice(ODD)} for _ in said.get("tool_calls") or []]
+        history += [respelled(said, rng), *(results or [{"role": "user", "content": rng.choice(ODD)}])]
+    for _, prompt in under_way:
+        policy.end(prompt)
+    if policy.served:
+        check(policy)
+
+
+def play(policy, turns, echo=lambda said: said):
+    messages = opening(policy.rng)
+    for number in range(turns):
+        messages += [echo(policy.ask(messages)), {"role": "user", "content": f"go on {number}"}]
+    return messages
+
+
+def test_an_echo_is_one_sequence(tokens):
+    policy = Policy(tokens, random.Random(1))
+    play(policy, 6, lambda said: respelled(said, policy.rng))
+    [segment] = check(policy)
+    assert len(segment.turns) == 6
+    assert [message["role"] for message in segment.messages] == ["system", *["user", "assistant"] * 6]
+
+
+def test_turns_that_come_back_changed_fork(tokens):
+    policy = Policy(tokens, random.Random(2))
+    play(policy, 6, lambda said: {"role": "assistant", "content": "changed"})
+    assert [len(segment.turns) for segment in check(policy)] == [1] * 6
+
+
+def test_compaction_is_a_second_sequence(tokens):
+    policy = Policy(tokens, random.Random(3))
+    messages = play(policy, 3)
+    messages[1:] = [{"role": "user", "content": "Three turns were played."}]
+    for _ in range(3):
+        messages += [policy.ask(messages), {"role": "user", "content": "go on"}]
+    assert [len(segment.turns) for segment in check(policy)] == [3, 3]
+
+
+def test_a_shared_beginning_is_sampled_in_the_first_sequence_only(tokens):
+    policy = Policy(tokens, random.Random(4))
+    messages = play(policy, 2)
+    policy.ask([*messages, {"role": "user", "content": "left"}])
+    policy.ask([*messages, {"role": "user", "content": "right"}])
+    left, right = check(policy)
+    assert [len(segment.turns) for segment in (left, right)] == [3, 1]
+    shared = left.turns[1].end
+    assert left.token_ids[:shared] == right.token_ids[:shared]
+
+
+def test_words_that_another_call_samples_meanwhile_do_not_change_what_was_served(tokens):
+    """A harness writes an assistant turn itself; before its call ends, the policy says the same with other ids."""
+    policy = Policy(tokens, random.Random(5))
+    start = [{"role": "user", "content": "Say ab."}]
+    written = policy.begin([*start, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "Again."}])
+    ids = [tokens.encode_text(letter)[0] for letter in "ab"]
+    generation = Generation([*ids, tokens.im_end], [-0.5] * 3, "stop", "s", 0, 0.1)
+    prompt = policy.begin(start)
+    policy.tree.add(prompt, spoken_message("ab", True), "ab", 0, generation)
+    policy.served.append((prompt.token_ids, generation))
+    policy.end(written)
+    assert len(check(policy)) == 2

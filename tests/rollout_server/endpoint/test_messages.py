@@ -1,0 +1,115 @@
+"""Chat requests as ChatML turns: the texts are what Qwen2.5-Instruct's published chat template renders."""
+
+import json
+
+import pytest
+
+from agent_environments.tool_calls import ToolCall, tools_section
+from rollout_server.endpoint.messages import BadMessages, ChatMessage, read_messages, spoken_message
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def call(name, arguments, identity="call_1"):
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def texts(messages, tools=()):
+    return [(message.role, message.text) for message in read_messages(messages, list(tools))]
+
+
+def test_roles_parts_and_tool_results_become_turns():
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Add "}, {"type": "text", "text": "three."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call("add", '{"n":1}'), call("add", '{"n": 2}')]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "1"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "3"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    assert texts(messages) == [
+        ("system", "Be brief."),
+        ("user", "Add three."),
+        (
+            "assistant",
+            '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "add", "arguments": {"n": 2}}\n</tool_call>',
+        ),
+        ("user", "<tool_response>\n1\n</tool_response>\n<tool_response>\n3\n</tool_response>"),
+        ("assistant", "Done."),
+        ("user", "Thanks."),
+    ]
+
+
+def test_tools_are_offered_in_the_system_message():
+    user = {"role": "user", "content": "Add."}
+    section = tools_section([ADD])
+    assert texts([{"role": "system", "content": "Be brief."}, user], [ADD])[0] == ("system", f"Be brief.\n\n{section}")
+    assert texts([user], [ADD]) == [("system", section), ("user", "Add.")]
+
+
+def test_thought_before_a_call_stays_before_it():
+    said = {"role": "assistant", "content": "I add.", "tool_calls": [call("add", "{}")]}
+    assert texts([said]) == [("assistant", 'I add.\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"role": "function", "content": "3"}, "role 'function' is none of"),
+        ({"content": "3"}, "role None"),
+        ({"role": "user", "content": 3}, r"messages\[0\].content must be text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "the policy reads text only"),
+        ({"role": "user", "content": ["text"]}, "no part of a message"),
+        ({"role": "assistant", "tool_calls": [call("add", "[1]")]}, "a JSON object"),
+        ({"role": "assistant", "tool_calls": [call("add", "{")]}, "a JSON object"),
+        ({"role": "assistant", "tool_calls": [call("add", '{"a":' * 5000)]}, "a JSON object"),
+        ({"role": "assistant", "tool_calls": ["add"]}, "a function with a name"),
+    ],
+)
+def test_what_is_no_message_is_named(message, why):
+    with pytest.raises(BadMessages, match=why):
+        read_messages([message], [])
+
+
+def test_no_messages():
+    with pytest.raises(BadMessages, match="at least one"):
+        read_messages([], [])
+
+
+def test_lone_surrogates_are_made_printable():
+    [(_, text)] = texts([{"role": "assistant", "content": "\ud800", "tool_calls": [call("add", '{"n": "\\udc00"}')]}])
+    assert text == '?\n<tool_call>\n{"name": "add", "arguments": {"n": "?"}}\n</tool_call>'
+
+
+CALLS = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"n": 1, "b": "x"}}\n</tool_call>\n'
+
+
+def test_calls_are_told_as_calls_where_tools_were_offered():
+    spoken = spoken_message(CALLS, with_tools=True)
+    assert spoken == ChatMessage("assistant", "I add.", (ToolCall("add", {"n": 1, "b": "x"}),))
+    assert spoken_message(CALLS, with_tools=False) == ChatMessage("assistant", CALLS)
+    broken = CALLS + "<tool_call>\nadd!\n</tool_call>"
+    assert spoken_message(broken, with_tools=True) == ChatMessage("assistant", broken)
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        {"content": "I add.", "tool_calls": [call("add", '{"n": 1, "b": "x"}')]},
+        {"content": " I add.\n", "tool_calls": [call("add", '{"b":"x","n":1}', "another")]},
+        {"content": "I add.", "tool_calls": [call("add", json.dumps({"n": 1, "b": "x"}, indent=4))], "refusal": None},
+    ],
+)
+def test_a_turn_handed_back_in_another_spelling_is_the_same(echo):
+    [read] = read_messages([{"role": "assistant", **echo}], [])
+    assert read.key == spoken_message(CALLS, with_tools=True).key
+
+
+def test_a_turn_without_its_thought_is_known_and_one_with_another_is_not():
+    spoken = spoken_message("<think>\nhm\n</think>\n\nYes.", with_tools=False)
+    [without] = read_messages([{"role": "assistant", "content": "Yes."}], [])
+    [other] = read_messages([{"role": "assistant", "content": "<think>ha</think>Yes."}], [])
+    assert without.key == spoken.key_without_thought != spoken.key
+    assert other.key not in (spoken.key, spoken.key_without_thought)

@@ -1,0 +1,254 @@
+"""The endpoint as OpenAI's own client sees it: a node over real HTTP, its vLLM scripted."""
+
+import asyncio
+import json
+import time
+
+import aiohttp
+import openai
+import pytest
+
+from rollout_server.collecting.policy_sampler import PolicySampler
+from rollout_server.collection_request import Limits
+from rollout_server.endpoint import session as session_module
+from rollout_server.endpoint.session import Session
+from support.counter_node import TOKEN, counter_request
+from support.waiting import DEADLINE_S
+
+HELLO = [{"role": "user", "content": "Hello."}]
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Opened:
+    """A session of a running node, and clients of it."""
+
+    def __init__(self, running, **limits):
+        bounds = {"max_turns": 50, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": DEADLINE_S}
+        request = counter_request(policy_mode="latest", limits=Limits(**{**bounds, **limits}))
+        node = running.node
+        sampler = PolicySampler(request, None, node._services)
+        deadline = time.monotonic() + DEADLINE_S
+        self.url = running.url
+        self.session = Session("e", 7, request.limits, deadline, sampler, node.tokens)
+        self.key = node.sessions.open(self.session)
+
+    def client(self, **options):
+        settings = {"base_url": f"{self.url}/v1", "api_key": self.key, "max_retries": 0, "timeout": DEADLINE_S}
+        return openai.AsyncOpenAI(**{**settings, **options})
+
+    async def ask(self, messages=HELLO, **options):
+        async with self.client() as client:
+            return await client.chat.completions.create(model="gpt-4o", messages=messages, **options)
+
+
+@pytest.fixture
+async def opened(running):
+    return Opened(running)
+
+
+async def test_an_answer_is_what_was_sampled(running, opened):
+    answer = await opened.ask()
+    [segment] = opened.session.segments()
+    [turn] = segment.turns
+    assert running.vllm.requests[-1]["token_ids"] == segment.token_ids[: turn.start]
+    said = answer.choices[0].message
+    assert running.node.tokens.decode(segment.token_ids[turn.start : turn.end - 1]) == said.content
+    assert (said.role, answer.model, answer.choices[0].finish_reason) == ("assistant", "gpt-4o", "stop")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (turn.start, turn.end - turn.start)
+
+
+async def test_a_stream_says_the_same(opened):
+    whole = await opened.ask()
+    async with opened.client() as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=HELLO, stream=True, stream_options={"include_usage": True}, seed=1
+        )
+        chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text.startswith("done\n```python")
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert opened.session.turns == 2
+
+
+async def test_tool_calls_are_parsed_and_stream(running, opened):
+    said = 'So.\n<tool_call>\n{"name": "add", "arguments": {"n": 3}}\n</tool_call>'
+    running.vllm.speak = lambda rng: said
+    answer = await opened.ask(tools=[ADD])
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"n": 3})
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("So.", "tool_calls")
+    messages = [*HELLO, answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    async with opened.client() as client:
+        stream = await client.chat.completions.create(model="m", messages=messages, tools=[ADD], stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+    [streamed] = [call for delta in deltas for call in delta.tool_calls or []]
+    assert json.loads(streamed.function.arguments) == {"n": 3}
+    [segment] = opened.session.segments()
+    assert len(segment.turns) == 2
+
+
+async def test_models(opened):
+    async with opened.client() as client:
+        assert [model.id async for model in client.models.list()] == ["policy"]
+
+
+async def test_the_key_may_stand_in_the_path(opened):
+    async with opened.client(base_url=f"{opened.url}/sessions/{opened.key}/v1", api_key="none") as client:
+        await client.chat.completions.create(model="m", messages=HELLO)
+    assert opened.session.turns == 1
+
+
+async def test_a_key_opens_its_own_session_and_nothing_else(running, opened):
+    for key in ("sk-", "sk-guess", TOKEN, opened.key[:-1], opened.key + "x", "ü"):
+        async with opened.client(base_url=f"{opened.url}/sessions/{key}/v1") as client:
+            with pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
+                await client.chat.completions.create(model="m", messages=HELLO)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {opened.key}"}) as http:
+        for path in ("/metrics", "/v1/status", "/v1/tasks?split=train", "/v1/collections/c/rollouts"):
+            async with http.get(f"{opened.url}{path}") as answer:
+                assert answer.status == 401
+    await running.node.sessions.close(opened.key)
+    with pytest.raises(openai.AuthenticationError):
+        await opened.ask()
+
+
+async def test_sampling_is_the_policys_and_the_wish_is_recorded(running, opened):
+    await opened.ask(temperature=0.1, top_p=0.5, seed=3, tools=[ADD], tool_choice="required", max_tokens=5)
+    sampling = running.vllm.requests[-1]["sampling_params"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (1.0, 1.0, 5)
+    notes = opened.session.notes()
+    assert notes["not_applied"] == {"temperature": 0.1, "top_p": 0.5, "seed": 3, "tool_choice": "required"}
+    assert notes["calls"] == {"answered": 1, **{f"not_applied.{name}": 1 for name in notes["not_applied"]}}
+
+
+@pytest.mark.parametrize(
+    ("wish", "why"),
+    [
+        ({"n": 2}, "n must be 1"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"functions": [{"name": "f", "parameters": {}}]}, "offer them as tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"extra_body": {"messages": "hello"}}, "messages"),
+        ({"extra_body": {"messages": [{"role": "robot"}]}}, "role 'robot'"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(opened, wish, why):
+    with pytest.raises(openai.BadRequestError, match=why):
+        await opened.ask(**wish)
+    assert opened.session.turns == 0
+
+
+async def test_a_full_context_has_openais_code(running):
+    opened = Opened(running, max_context=20)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 20 tokens") as refused:
+        await opened.ask([{"role": "user", "content": "word " * 20_000}])
+    assert refused.value.code == "context_length_exceeded"
+    assert opened.session.refused == "context_limit"
+
+
+async def test_after_its_last_turn_an_episode_is_over(running):
+    opened = Opened(running, max_turns=1)
+    await opened.ask()
+    with pytest.raises(openai.APIStatusError, match="has had its 1 turns") as refused:
+        await opened.ask()
+    assert (refused.value.status_code, refused.value.code) == (410, "episode_over")
+    assert opened.session.refused == "turn_limit"
+
+
+async def test_a_stop_text_ends_the_turn_there(running, opened):
+    running.vllm.speak = lambda rng: "Action: add\nObservation: I make it up\n"
+    answer = await opened.ask(stop=["\nObservation:", "never"])
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Action: add", "stop")
+    [segment] = opened.session.segments()
+    [turn] = segment.turns
+    kept = running.node.tokens.decode(segment.token_ids[turn.start : turn.end])
+    assert kept.startswith("Action: add\nObservation:")
+    assert "make" not in kept
+    assert turn.finish_reason == "cut"
+    messages = [*HELLO, {"role": "assistant", "content": "Action: add"}, {"role": "user", "content": "3"}]
+    await opened.ask(messages)
+    [segment] = opened.session.segments()
+    assert len(segment.turns) == 2
+
+
+async def test_the_same_request_again_is_another_sample_and_a_retry_is_not(opened):
+    first = await opened.ask()
+    async with opened.client() as client:
+        retry = await client.chat.completions.create(
+            model="gpt-4o", messages=HELLO, extra_headers={"X-Stainless-Retry-Count": "1"}
+        )
+        keyed = [
+            await client.chat.completions.create(
+                model="gpt-4o", messages=HELLO, extra_headers={"Idempotency-Key": "one"}
+            )
+            for _ in range(2)
+        ]
+    assert retry.id == first.id
+    assert keyed[0].id == keyed[1].id != first.id
+    assert (await opened.ask()).id not in (first.id, keyed[0].id)
+    assert opened.session.turns == 3
+
+
+async def test_who_hangs_up_gets_the_same_answer_when_he_asks_again(running, opened):
+    may_answer = asyncio.Event()
+    running.vllm.answers = lambda body: may_answer.is_set()
+    asked = asyncio.create_task(opened.ask())
+    while not running.vllm.requests:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    [call] = opened.session._calls.values()
+    while not call.lost:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    again = asyncio.create_task(opened.ask())
+    may_answer.set()
+    await again
+    assert len(running.vllm.requests) == opened.session.turns == 1
+
+
+async def test_a_server_error_ends_the_attempt(running, opened):
+    running.vllm.fault = lambda body: 400
+    with pytest.raises(openai.InternalServerError, match="HTTP 400"):
+        await opened.ask()
+    assert (await opened.session.failure).reason == "server_error"
+
+
+async def test_bodies_are_bounded(opened):
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {opened.key}"}) as http:
+        for body, status in ((b"x" * (9 << 20), 413), (b"nonsense", 400), (b"[" * 100_000, 400), (b"[]", 400)):
+            async with http.post(f"{opened.url}/v1/chat/completions", data=body) as answer:
+                assert answer.status == status
+                assert set((await answer.json())["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_flood_of_calls_is_held_off_and_the_others_are_exact(running, opened, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 4)
+    other = Opened(running)
+    may_answer = asyncio.Event()
+    running.vllm.answers = lambda body: may_answer.is_set()
+    calls = [asyncio.create_task(opened.ask([{"role": "user", "content": str(n)}])) for n in range(40)]
+    refused = []
+    for call in asyncio.as_completed(calls):
+        with pytest.raises(openai.RateLimitError) as held_off:
+            await call
+        refused.append(held_off.value)
+        if len(refused) == 36:
+            break
+    assert all(error.response.headers["Retry-After"] for error in refused)
+    may_answer.set()
+    await other.ask()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert (opened.session.turns, other.session.turns) == (4, 1)
+
+
+async def test_calls_end_with_their_session(running, opened):
+    running.vllm.answers = lambda body: False
+    call = asyncio.create_task(opened.ask())
+    while not running.vllm.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await running.node.sessions.close(opened.key)
+    with pytest.raises(openai.APIStatusError, match="the episode is over"):
+        await call
+    running.vllm.answers = lambda body: True

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 from agent_environments.extraction import code_blocks
 from agent_environments.observation import FAILURE_HEAD
@@ -162,6 +162,11 @@ def rollout_behavior(messages: Sequence[Mapping[str, str]], turn_count: int) -> 
         assume=sum(len(_ASSUME.findall(turn.text)) for turn in turns),
         dummy=sum(turn.text.count("dummy") for turn in turns),
     )
+
+
+def combined(sequences: Sequence[RolloutBehavior]) -> RolloutBehavior:
+    """The counts of an episode, of those of its sequences."""
+    return RolloutBehavior(*(sum(values) for values in zip(*map(astuple, sequences), strict=True)))
 
 
 def aggregate(rollouts: Sequence[RolloutBehavior]) -> Behavior:

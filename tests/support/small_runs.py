@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 
 from loop_appworld import LoopAppWorldRecipe
+from rollout_server.ids import segment_id
 from rollout_server.rollout import Rollout, Turn
 from support import random_policy
 
@@ -87,6 +88,20 @@ def stored_rollout(
         started_at=0.0,
         seconds=1.0,
     ).validate()
+
+
+def in_sequences(rollout: Rollout) -> list[Rollout]:
+    """The same episode as if each turn had been sampled in a conversation of its own that begins like those before."""
+    count = len(rollout.turns)
+    sequences = []
+    for number, turn in enumerate(rollout.turns):
+        own = [turn.start <= place < turn.end for place in range(turn.end)]
+        logprobs = [value if mine else 0.0 for value, mine in zip(rollout.sampler_logprobs, own, strict=False)]
+        cut = {"token_ids": rollout.token_ids[: turn.end], "mask": own, "sampler_logprobs": logprobs, "turns": [turn]}
+        place = {"episode_id": rollout.rollout_id, "segment": number, "segments": count}
+        identity = {"rollout_id": segment_id(rollout.rollout_id, number), **place}
+        sequences.append(replace(rollout, **cut, **identity).validate())
+    return sequences
 
 
 def write_logs(folder: Path, iterations: int, vocab_size: int, stale_by: int = 0) -> Path:

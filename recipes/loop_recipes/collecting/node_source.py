@@ -95,12 +95,12 @@ class NodeSource:
                     raise NoRollouts(f"rollout {event.rollout_id} was delivered twice")
                 else:
                     rollouts[event.rollout_id] = event
-                    bar.update()
+                    bar.update(event.segment == 0)
                 if self._stop_requested():
                     raise StopRequested
                 if time.monotonic() - started > self._deadline_s:
                     raise NoRollouts(
-                        f"collection {request.id} had {len(rollouts)} of {request.floor_total} rollouts after "
+                        f"collection {request.id} had {bar.n} of {request.floor_total} rollouts after "
                         f"{self._deadline_s:.0f} s (collection.deadline_s)"
                     )
         assert stream.end is not None, "the stream is over"

@@ -9,7 +9,7 @@ from typing import Any
 from loop_recipes.collecting.source import Collected, NoRollouts
 from rollout_server.collection_request import CollectionEnd, CollectionRequest
 from rollout_server.ids import parse_collection_id
-from rollout_server.rollout import Rollout
+from rollout_server.rollout import Rollout, by_episode
 from rollout_server.run_files import only_logs, read_rollouts
 from rollout_server.schema import ConfigError
 
@@ -52,7 +52,7 @@ class ReplaySource:
         if number > len(self._logs):
             raise NoRollouts(f"iteration {number} was asked for, but only {len(self._logs)} logs can be replayed")
         rollouts = self._read_log(self._logs[number - 1])
-        return Collected(rollouts, CollectionEnd("complete", len(rollouts), 0, 0, {}, 0.0), 0.0)
+        return Collected(rollouts, CollectionEnd("complete", len(by_episode(rollouts)), 0, 0, {}, 0.0), 0.0)
 
     def close(self) -> None:
         pass

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.collection_request import RARE_FAILURES, CollectionEnd, CollectionRequest, failures_warning
 from rollout_server.node_process import NodeDied
-from rollout_server.rollout import Rollout
+from rollout_server.rollout import Rollout, by_episode
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Collected:
             "dropped_rollouts": self.end.dropped,
             "failed_attempts": sum(self.end.failures.values()),
             "failed_attempts_worst_task": max(self.end.failures_by_task.values(), default=0),
-            "ungradable_rollouts": sum(rollout.ungradable is not None for rollout in self.rollouts),
+            "ungradable_rollouts": sum(r.ungradable is not None for r in self.rollouts if r.segment == 0),
             "seconds_collecting": self.end.seconds,
             "seconds_waiting": self.seconds_waiting,
         }
@@ -99,7 +99,7 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
         collected = source.read(request)
     except StopRequested:
         return None
-    end, rollouts = collected.end, len(collected.rollouts)
+    end, rollouts = collected.end, len(by_episode(collected.rollouts))
     if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
         logger.warning("collection %s: %s", request.id, warning)
     ungradable = collected.metrics()["ungradable_rollouts"]

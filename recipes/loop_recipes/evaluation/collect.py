@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -159,8 +160,9 @@ def run_cells(
     for cell in waiting:
 
         def take(rollouts: Iterator[Rollout], cell: Cell = cell) -> None:
-            for rollout in rollouts:
-                result = TaskResult.from_rollout(rollout)
+            # The sequences of an episode follow each other.
+            for _, sequences in groupby(rollouts, key=lambda rollout: rollout.episode_id):
+                result = TaskResult.from_rollout(*sequences)
                 if store.add(cell, result):
                     on_result(cell, result)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, rollout_behavior
+from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, combined, rollout_behavior
 from appworld_adapter.dataset import scenario_of
 from appworld_adapter.goal_completion import (
     GoalCompletion,
@@ -57,7 +57,9 @@ class TaskResult:
         return self.failure is None and self.end_reason != "completed"
 
     @classmethod
-    def from_rollout(cls, rollout: Rollout) -> TaskResult:
+    def from_rollout(cls, rollout: Rollout, *further: Rollout) -> TaskResult:
+        """Of an episode: its first sequence and the further ones, where it has several."""
+        sequences = [rollout, *further]
         return cls(
             task_id=rollout.task_id,
             run=rollout.index,
@@ -66,13 +68,13 @@ class TaskResult:
             reward=rollout.reward,
             success=rollout.success,
             end_reason=rollout.end_reason,
-            turns=len(rollout.turns),
-            tokens=len(rollout.token_ids),
-            sampled_tokens=rollout.sampled_tokens,
+            turns=sum(len(sequence.turns) for sequence in sequences),
+            tokens=sum(len(sequence.token_ids) for sequence in sequences),
+            sampled_tokens=sum(sequence.sampled_tokens for sequence in sequences),
             seconds=rollout.seconds,
             failed_requirements=[item["text"] for item in rollout.requirements if not item["passed"]],
             tampered=rollout.tampered,
-            behavior=rollout_behavior(rollout.messages, len(rollout.turns)),
+            behavior=combined([rollout_behavior(s.messages, len(s.turns)) for s in sequences]),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,12 +4,15 @@ A :class:`Sample` is one rollout as the learner sees it, a :class:`MicroBatch` s
 model together, either padded to the longest or packed into one row without padding. A rollout is never cut, and losses
 are summed per rollout, so how rollouts fall into micro-batches and onto ranks changes nothing but speed and memory.
 
+An episode is mostly one rollout. Where it is several, each is a sample with the episode's return and advantage, and
+what is a mean over an episode is divided by the episode's own counts: summed over its samples, it is that mean.
+
 Shapes: s tokens, n sampled tokens, t agent turns, b rollouts, r rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -39,6 +42,10 @@ class Sample:
             replace ``advantage``.
         pair: of the preference pair that it is one half of; empty without one. ``advantage`` is then 1 or -1.
         collection_id: of the collection that the rollout is from; empty for one that was made up.
+        episode_id: the same for all rollouts of an episode; empty for one that is an episode by itself.
+        segment: which of them it is, from 0.
+        episode_tokens, episode_turns: sampled tokens and agent turns of the whole episode, where it is more than this
+            rollout (:func:`with_episode_counts`).
     """
 
     rollout_id: str
@@ -56,6 +63,10 @@ class Sample:
     token_advantages: Tensor | None = None
     pair: str = ""
     collection_id: str = ""
+    episode_id: str = ""
+    segment: int = 0
+    episode_tokens: int | None = None
+    episode_turns: int | None = None
 
     def __post_init__(self) -> None:
         if not bool(self.mask.any()):
@@ -82,11 +93,43 @@ class Sample:
             policy_versions=versions[mask],
             reward=rollout.reward,
             collection_id=rollout.collection_id,
+            episode_id=rollout.episode_id,
+            segment=rollout.segment,
         )
 
     @property
     def tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def turns(self) -> int:
+        """Agent turns with a sampled token."""
+        return len(torch.unique(self.turn_ids[self.mask]))
+
+    @property
+    def episode(self) -> str:
+        """The id of its episode."""
+        return self.episode_id or self.rollout_id
+
+
+def episodes(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """The samples of each episode together, episodes in the order in which the first of each comes."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.episode, []).append(sample)
+    return list(found.values())
+
+
+def with_episode_counts(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of a collection, in their order, each with its episode's sampled tokens and turns."""
+    counts = {
+        members[0].episode: (sum(int(s.mask.sum()) for s in members), sum(s.turns for s in members))
+        for members in episodes(samples)
+    }
+    return [
+        replace(sample, episode_tokens=counts[sample.episode][0], episode_turns=counts[sample.episode][1])
+        for sample in samples
+    ]
 
 
 def filled(value: Tensor | None) -> Tensor:
@@ -130,6 +173,7 @@ class MicroBatch:
         turn_index: [n], 0..t-1, dense over the micro-batch.
         turn_rollout: [t], the rollout of each turn.
         rewards, advantages: [b].
+        episode_tokens, episode_turns: [b], sampled tokens and agent turns of each rollout's whole episode.
         sampler_logprobs: [n].
         policy_versions: [n].
         old_logprobs, ref_logprobs, token_advantages: [n], or None where the samples have none.
@@ -146,6 +190,8 @@ class MicroBatch:
     turn_rollout: Tensor
     rewards: Tensor
     advantages: Tensor
+    episode_tokens: Tensor
+    episode_turns: Tensor
     sampler_logprobs: Tensor
     policy_versions: Tensor
     old_logprobs: Tensor | None = None
@@ -196,6 +242,7 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
 
     turns_before = 0
     rows, targets, rollout_index, turn_index, turn_rollout = [], [], [], [], []
+    episode_tokens, episode_turns = [], []
     for number, (sample, start) in enumerate(zip(samples, starts, strict=False)):
         sampled = sample.mask.nonzero().squeeze(1)
         _, dense = torch.unique(sample.turn_ids[sampled], return_inverse=True)
@@ -206,6 +253,8 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
         turn_index.append(turns_before + dense)
         turn_rollout.append(torch.full((turns,), number))
         turns_before += turns
+        episode_tokens.append(len(sampled) if sample.episode_tokens is None else sample.episode_tokens)
+        episode_turns.append(turns if sample.episode_turns is None else sample.episode_turns)
 
     return MicroBatch(
         rollout_ids=tuple(sample.rollout_id for sample in samples),
@@ -219,6 +268,8 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
         turn_rollout=_cat(turn_rollout, torch.long),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
         advantages=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        episode_tokens=torch.tensor(episode_tokens, dtype=torch.long),
+        episode_turns=torch.tensor(episode_turns, dtype=torch.long),
         sampler_logprobs=_cat([sample.sampler_logprobs for sample in samples], torch.float32),
         policy_versions=_cat([sample.policy_versions for sample in samples], torch.long),
         old_logprobs=_cat_optional(samples, "old_logprobs"),

@@ -75,4 +75,4 @@ def value_loss(values: Tensor, batch: MicroBatch) -> Tensor:
     """[b]: mean over each rollout's sampled tokens of ``(V - R)^2``, unclipped values, with gradient."""
     errors = (values - batch.rewards[batch.rollout_index]).square()
     sums = torch.zeros_like(batch.rewards).index_add(0, batch.rollout_index, errors)
-    return sums / torch.bincount(batch.rollout_index, minlength=len(batch.rewards))
+    return sums / batch.episode_tokens

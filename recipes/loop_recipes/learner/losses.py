@@ -125,7 +125,8 @@ class ClippedPolicyLoss(PolicyLoss):
             batch: with ``old_logprobs`` [n] of the policy that sampled.
 
         Raises:
-            ValueError: no old log-probs, or per-token advantages with a coarser level.
+            ValueError: no old log-probs, per-token advantages with a coarser level, or an episode of several sequences
+                at the level ``trajectory``.
         """
         if batch.old_logprobs is None:
             raise ValueError("the clipped objective needs the sampling policy's log-probs: set old_logprobs")
@@ -140,6 +141,7 @@ class ClippedPolicyLoss(PolicyLoss):
             index, log_ratio = batch.turn_index, _sum_by(token_log_ratio, batch.turn_index, turns)
             advantage = batch.advantages[batch.turn_rollout]
         else:
+            _refuse_episodes_of_several(batch)
             index, log_ratio = batch.rollout_index, _sum_by(token_log_ratio, batch.rollout_index, rollouts)
             advantage = batch.advantages
 
@@ -147,7 +149,7 @@ class ClippedPolicyLoss(PolicyLoss):
         if self.level == "token":
             objective = _mean_over_tokens(terms, batch)
         elif self.level == "turn":
-            objective = _mean_by(terms, batch.turn_rollout, rollouts)
+            objective = _sum_by(terms, batch.turn_rollout, rollouts) / batch.episode_turns
         else:
             objective = terms
         return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch)
@@ -263,6 +265,12 @@ def _advantage_of_tokens(batch: MicroBatch) -> Tensor:
     return batch.advantages[batch.rollout_index] if batch.token_advantages is None else batch.token_advantages
 
 
+def _refuse_episodes_of_several(batch: MicroBatch) -> None:
+    own = torch.bincount(batch.rollout_index, minlength=len(batch.episode_tokens))
+    if bool((own != batch.episode_tokens).any()):
+        raise ValueError("one ratio per trajectory needs episodes of one sequence; choose level: token or turn")
+
+
 def _each_token(batch: MicroBatch) -> Tensor:
     """[n]: 0..n-1, the ratio index of a loss with one ratio per token."""
     return torch.arange(len(batch.targets), device=batch.targets.device)
@@ -272,13 +280,9 @@ def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
     return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, index, values)
 
 
-def _mean_by(values: Tensor, index: Tensor, size: int) -> Tensor:
-    return _sum_by(values, index, size) / torch.bincount(index, minlength=size)
-
-
 def _mean_over_tokens(values: Tensor, batch: MicroBatch) -> Tensor:
-    """[n] to [b]: the mean over each rollout's own sampled tokens."""
-    return _mean_by(values, batch.rollout_index, len(batch.advantages))
+    """[n] to [b]: each rollout's share of the mean over all sampled tokens of its episode; mostly that mean itself."""
+    return _sum_by(values, batch.rollout_index, len(batch.advantages)) / batch.episode_tokens
 
 
 def _gather(parts: list[Tensor]) -> Tensor:

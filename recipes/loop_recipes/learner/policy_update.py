@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
-from loop_recipes.learner.batching import MicroBatch, Sample, filled, micro_batches
+from loop_recipes.learner.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.learner.model import trained_parameters
@@ -44,24 +44,25 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full
 
     Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
     of one rollout would weigh as much as a whole minibatch. ``full`` cuts minibatches of exactly ``rollouts`` and a
-    smaller last one of the rest. The two rollouts of a preference pair stay together; sizes are then even.
+    smaller last one of the rest. The two rollouts of a preference pair stay together; sizes are then even. An episode
+    of several rollouts counts as one, and is never cut.
     """
-    units = _units(samples)
+    units, count = _units(samples), len(episodes(samples))
     order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
     if rollouts is not None and full:
-        size = max(1, rollouts * len(units) // len(samples))
+        size = max(1, rollouts * len(units) // count)
         bounds = [*range(0, len(units), size), len(units)]
     else:
-        count = 1 if rollouts is None else min(len(units), max(1, round(len(samples) / rollouts)))
-        bounds = [len(units) * number // count for number in range(count + 1)]
+        parts = 1 if rollouts is None else min(len(units), max(1, round(count / rollouts)))
+        bounds = [len(units) * number // parts for number in range(parts + 1)]
     return [[sample for i in order[low:high] for sample in units[i]] for low, high in itertools.pairwise(bounds)]
 
 
 def _units(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The preference pairs and single rollouts among the samples, in the order of their first."""
+    """The preference pairs and single episodes among the samples, in the order of their first."""
     units: dict[str, list[Sample]] = {}
     for sample in samples:
-        units.setdefault(sample.pair or sample.rollout_id, []).append(sample)
+        units.setdefault(sample.pair or sample.episode, []).append(sample)
     return list(units.values())
 
 
@@ -138,7 +139,8 @@ class PolicyUpdate:
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.
         """
-        samples = self._with_advantages(sorted(samples, key=lambda sample: sample.rollout_id))
+        samples = sorted(samples, key=lambda sample: (sample.episode, sample.segment))
+        samples = self._with_advantages(with_episode_counts(samples))
         kept = samples
         if self.critic is None:
             kept = [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
@@ -180,12 +182,17 @@ class PolicyUpdate:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _with_advantages(self, samples: list[Sample]) -> list[Sample]:
-        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in samples}))}
-        rewards = torch.tensor([sample.reward for sample in samples])
-        groups = torch.tensor([numbers[sample.task_id] for sample in samples])
+        """An episode has one return and one advantage, which all its rollouts get."""
+        firsts = [members[0] for members in episodes(samples)]
+        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in firsts}))}
+        rewards = torch.tensor([sample.reward for sample in firsts])
+        groups = torch.tensor([numbers[sample.task_id] for sample in firsts])
         advantages = self.advantage(rewards, groups).tolist()
-        samples = [replace(sample, advantage=value) for sample, value in zip(samples, advantages, strict=True)]
+        of_episode = {first.episode: value for first, value in zip(firsts, advantages, strict=True)}
+        samples = [replace(sample, advantage=of_episode[sample.episode]) for sample in samples]
         if isinstance(self.advantage, ReturnPairs):
+            if len(firsts) < len(samples):
+                raise ValueError("preference pairs need episodes of one sequence")
             samples = paired(samples, self.advantage.pairs(rewards, groups))
         return samples
 
@@ -295,7 +302,9 @@ class PolicyUpdate:
             if self.token_statistics is not None:
                 self.token_statistics.add(batch, output)
             loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
-            log_ratio = output.token_log_ratio.sum() / len(minibatch)  # summed over its tokens, mean over rollouts
+            log_ratio = output.token_log_ratio.sum() / len(
+                episodes(minibatch)
+            )  # summed over its tokens, mean over rollouts
             totals += torch.stack([loss, mean_value_loss, log_ratio]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             ((loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
@@ -358,9 +367,9 @@ def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[s
     if kept and kept[0].token_advantages is not None:
         advantages = torch.cat([filled(sample.token_advantages) for sample in kept]).double()
     else:
-        advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64)
+        advantages = torch.tensor([members[0].advantage for members in episodes(samples)], dtype=torch.float64)
     return {
-        "kept_fraction": len(kept) / len(samples),
+        "kept_fraction": len(episodes(kept)) / len(episodes(samples)),
         "groups": len(tasks),
         "groups_without_signal": len(tasks - with_signal),
         "advantage_std": advantages.std(correction=0).item(),

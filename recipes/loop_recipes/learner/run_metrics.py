@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agent_environments.tools.behavior import TOOL_FIGURES, tool_metrics
-from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
+from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, combined, rollout_behavior
 from loop_recipes.paths import METRICS_FILE
-from rollout_server.rollout import Rollout
+from rollout_server.rollout import Rollout, by_episode
 from rollout_server.run_files import read_lines, write_whole
 from rollout_server.schema import ConfigError
 
@@ -23,7 +23,8 @@ METRICS: dict[str, str] = {
     "policy_version": "version of the policy after the update; it is raised only if a step was taken",
     "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
     "dataset": "name of the dataset the tasks are of",
-    "rollouts": "finished rollouts that were delivered",
+    "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
+    "sequences": "mean sequences per episode: 1 but for agents that branch (docs/train_your_agent.md)",
     "dropped_rollouts": "episodes that early stop cut off",
     "failed_attempts": "attempts that failed (crashed world, server error) and were repeated",
     "failed_attempts_worst_task": "of them, those at the task that had the most",
@@ -164,15 +165,20 @@ class RunMetrics:
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
-    """Means over a collection, in the order of rollout ids, so that arrival order cannot show in the last digit."""
-    rollouts = sorted(rollouts, key=lambda rollout: rollout.rollout_id)
-    count = len(rollouts)
+    """Means over a collection's episodes, in the order of their ids: arrival order cannot show in the last digit.
+
+    An episode of several sequences counts once; its turns and tokens are those of all of them.
+    """
+    rollouts = sorted(rollouts, key=lambda rollout: (rollout.episode_id, rollout.segment))
+    firsts = [rollout for rollout in rollouts if rollout.segment == 0]
+    count = len(firsts)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
     return {
         "rollouts": count,
-        "reward": sum(rollout.reward for rollout in rollouts) / count,
-        "success": sum(rollout.success for rollout in rollouts) / count,
-        "completed": sum(rollout.end_reason == "completed" for rollout in rollouts) / count,
+        "sequences": len(rollouts) / count,
+        "reward": sum(rollout.reward for rollout in firsts) / count,
+        "success": sum(rollout.success for rollout in firsts) / count,
+        "completed": sum(rollout.end_reason == "completed" for rollout in firsts) / count,
         "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
         "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
@@ -186,7 +192,12 @@ def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     rollouts = [rollout for rollout in rollouts if rollout.messages]
     if not rollouts:
         return {}
-    behavior = aggregate([rollout_behavior(rollout.messages, len(rollout.turns)) for rollout in rollouts])
+    behavior = aggregate(
+        [
+            combined([rollout_behavior(r.messages, len(r.turns)) for r in sequences])
+            for sequences in by_episode(rollouts)
+        ]
+    )
     metrics = {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
     return metrics | tool_metrics([rollout.messages for rollout in rollouts])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from appworld_adapter.behavior import (
     RolloutBehavior,
     aggregate,
     api_calls,
+    combined,
     rollout_behavior,
 )
 from loop_recipes.plots.style import COLOURS, save
@@ -53,16 +55,17 @@ class Period:
 
 
 def read_attempts(log: Path) -> list[Attempt]:
-    """The rollouts of a collection's log. Raises ValueError for a damaged line; names it."""
+    """The episodes of a collection's log. Raises ValueError for a damaged line; names it."""
     attempts = []
-    for line in read_lines(log):
-        messages, turns = line.record["messages"], len(line.record["turns"])
+    for _, lines in groupby(read_lines(log), key=lambda line: line.record.get("episode_id", line.number)):
+        sequences = [line.record for line in lines]
+        told = [(record["messages"], len(record["turns"])) for record in sequences]
         attempts.append(
             Attempt(
-                line.record["task_id"],
-                line.record["success"],
-                rollout_behavior(messages, turns),
-                api_calls(messages, turns),
+                sequences[0]["task_id"],
+                sequences[0]["success"],
+                combined([rollout_behavior(messages, turns) for messages, turns in told]),
+                tuple(call for messages, turns in told for call in api_calls(messages, turns)),
             )
         )
     return attempts

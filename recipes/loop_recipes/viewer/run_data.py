@@ -99,7 +99,7 @@ class RunData:
         return read_metrics(self.path) if (self.path / METRICS_FILE).is_file() else []
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
-        """One entry per rollout, in the order of the log.
+        """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
 
         ``advantage`` is the one it was trained with, where the run kept token statistics; else the leave-one-out
         advantage within its task, None for a task with one rollout.
@@ -112,7 +112,8 @@ class RunData:
         statistics = self._statistics(collection)
         groups: dict[str, list[float]] = defaultdict(list)
         for entry in log.summaries:
-            groups[entry["task"]].append(entry["reward"])
+            if entry["segment"] == 0:
+                groups[entry["task"]].append(entry["reward"])
         result = []
         for entry in log.summaries:
             rewards = groups[entry["task"]]
@@ -217,6 +218,8 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "id": record["rollout_id"],
         "task": record["task_id"],
         "index": record["index"],
+        "segment": record.get("segment", 0),
+        "segments": record.get("segments", 1),
         "reward": record["reward"],
         "success": record["success"],
         "end_reason": record["end_reason"],
@@ -244,6 +247,8 @@ def _failures(log: Path) -> dict[str, dict[str, int]]:
 
 
 def _totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Over episodes."""
+    summaries = [entry for entry in summaries if entry["segment"] == 0]
     if not summaries:
         return None
     count = len(summaries)

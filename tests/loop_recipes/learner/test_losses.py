@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_recipes.learner.batching import collate
+from loop_recipes.learner.batching import collate, with_episode_counts
 from loop_recipes.learner.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
 from support.learner_cases import make_samples
 
@@ -53,6 +53,17 @@ def as_rollouts(batch, logprobs):
     return rollouts
 
 
+def as_episodes(samples, cuts):
+    """Sample i as one of ``cuts[i]``, its episode."""
+    numbers = [cuts[:place].count(cut) for place, cut in enumerate(cuts)]
+    return with_episode_counts(
+        [
+            replace(sample, episode_id=f"episode-{cut}", segment=number, advantage=samples[cuts.index(cut)].advantage)
+            for sample, cut, number in zip(samples, cuts, numbers, strict=True)
+        ]
+    )
+
+
 def random_batch(lengths, seed, spread):
     batch = collate(make_samples(lengths, seed), pad_id=0, packed=False)
     noise = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed))
@@ -74,6 +85,38 @@ def test_clipped_loss_and_gradient_equal_the_equations(level, clip, lengths, see
     losses, gradients = by_hand(as_rollouts(batch, logprobs.detach()), level, clip)
     torch.testing.assert_close(output.per_rollout_loss, torch.tensor(losses), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logprobs.grad, torch.tensor(gradients), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "turn"])
+@given(cuts=st.lists(st.integers(0, 2), min_size=2, max_size=6), seed=st.integers(0, 2**20))
+@settings(max_examples=30, deadline=None)
+def test_an_episode_of_several_sequences_has_the_loss_of_all_its_turns(level, cuts, seed):
+    """Eq. 10's mean is over the whole episode, wherever its sequences are computed."""
+    samples = as_episodes(make_samples([5 + 3 * place for place in range(len(cuts))], seed), cuts)
+    batches = [collate([sample], 0, packed=False) for sample in samples]
+    total, gradients = {}, []
+    turns_of, advantage_of = {}, {}
+    for sample, batch in zip(samples, batches, strict=True):
+        noise = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed))
+        logprobs = (batch.old_logprobs + 0.2 * noise).double().float().requires_grad_()
+        output = ClippedPolicyLoss(level=level, eps=EPS)(logprobs, batch)
+        output.per_rollout_loss.sum().backward()
+        total[sample.episode] = total.get(sample.episode, 0.0) + output.per_rollout_loss.item()
+        gradients.append((sample.episode, logprobs.grad))
+        [(advantage, turns)] = as_rollouts(batch, logprobs.detach())
+        turns_of.setdefault(sample.episode, []).extend(turns)
+        advantage_of[sample.episode] = advantage
+    for episode, turns in turns_of.items():
+        losses, gradient = by_hand([(advantage_of[episode], turns)], level, "symmetric")
+        assert total[episode] == pytest.approx(losses[0], rel=1e-4, abs=1e-5)
+        mine = torch.cat([values for other, values in gradients if other == episode])
+        torch.testing.assert_close(mine, torch.tensor(gradient), rtol=1e-4, atol=1e-5)
+
+
+def test_one_ratio_per_trajectory_refuses_episodes_of_several_sequences():
+    batch = collate(as_episodes(make_samples([9, 9]), [0, 0]), 0, packed=True)
+    with pytest.raises(ValueError, match="needs episodes of one sequence"):
+        ClippedPolicyLoss(level="trajectory")(batch.old_logprobs, batch)
 
 
 def test_on_policy_all_levels_have_the_value_of_minus_the_advantage():

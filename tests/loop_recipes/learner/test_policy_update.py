@@ -1,6 +1,7 @@
 """An update: minibatches, exact entropy, losses that are not finite, half precision and its loss scale."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.losses import ClippedPolicyLoss
 from loop_recipes.learner.model import DTYPES
 from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
+from rollout_server.run_files import read_rollouts
 from support.learner_cases import make_samples
-from support.small_runs import replay_config, train
+from support.small_runs import in_sequences, replay_config, train
 
 
 def run(config: Path, *overrides: str) -> list[dict]:
@@ -73,6 +75,35 @@ def test_cross_entropy_is_the_mean_over_a_minibatchs_tokens(tmp_path):
     assert line["steps"] == 1
     assert line["kept_fraction"] == len(logprobs) / 12
     assert line["loss"] == pytest.approx(-torch.cat(logprobs).mean().item(), rel=1e-5)
+
+
+def test_a_minibatch_holds_whole_episodes():
+    samples = [replace(s, episode_id=f"episode-{n % 7}", segment=n // 7) for n, s in enumerate(make_samples([5] * 20))]
+    parts = minibatches(samples, 2, 3)
+    assert sorted(sample.rollout_id for part in parts for sample in part) == sorted(s.rollout_id for s in samples)
+    of_part = [{sample.episode for sample in part} for part in parts]
+    assert sum(map(len, of_part)) == 7
+    assert {len(names) for names in of_part} <= {1, 2}
+
+
+def test_an_episode_trains_the_same_in_one_sequence_and_in_several(tmp_path):
+    """Each turn of some episodes in a sequence of its own, after the same ids: the same advantages, loss and step."""
+    config = replay_config(tmp_path, iterations=1)
+    [log] = (tmp_path / "logs").glob("*.jsonl")
+    whole = read_rollouts(log)
+    split = [part for n, rollout in enumerate(whole) for part in (in_sequences(rollout) if n % 2 else [rollout])]
+    adapters, lines = {}, {}
+    for name, rollouts in (("whole", whole), ("split", split)):
+        log.write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+        [lines[name]] = run(config, f"output_dir={tmp_path / name}", "update.minibatch_rollouts=4")
+        adapters[name] = load_file(tmp_path / name / "policies/policy-v0001/adapter_model.safetensors")
+    for key in ("rollouts", "reward", "success", "turns", "sampled_tokens", "kept_fraction", "advantage_std", "steps"):
+        assert lines["split"][key] == pytest.approx(lines["whole"][key]), key
+    for key in ("loss", "grad_norm", "clip_fraction", "approx_kl"):
+        assert lines["split"][key] == pytest.approx(lines["whole"][key], rel=1e-4, abs=1e-7), key
+    assert (lines["whole"]["sequences"], lines["split"]["sequences"]) == (1.0, len(split) / len(whole))
+    for name, tensor in adapters["whole"].items():
+        torch.testing.assert_close(adapters["split"][name], tensor, rtol=1e-3, atol=1e-6)
 
 
 def entropy_by_hand(folder, iteration):

@@ -1,11 +1,17 @@
 """METRICS against what a run writes, both ways: no key without a sentence, no sentence for a key that nobody writes."""
 
 import json
+from dataclasses import replace
 
 from omegaconf import OmegaConf
 
-from loop_recipes.learner.run_metrics import CONDITIONAL_KEYS, METRICS
-from support.small_runs import replay_config, train
+from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.learner.run_metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
+from loop_recipes.plots.rollouts import read_attempts
+from loop_recipes.viewer.run_data import RunData
+from rollout_server.rollout import by_episode
+from rollout_server.run_files import read_rollouts
+from support.small_runs import in_sequences, replay_config, train, write_logs
 
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 MESSAGES = [
@@ -36,3 +42,32 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
+
+
+def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_counted(tmp_path):
+    """The same episodes, each turn in a sequence of its own: nothing but the number of tokens read is different."""
+    log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
+
+    def told(count):
+        return [message for _ in range(count) for message in MESSAGES[2:4]]
+
+    whole = [replace(rollout, messages=told(len(rollout.turns))) for rollout in read_rollouts(log)]
+    split = [replace(part, messages=told(1)) for rollout in whole for part in in_sequences(rollout)]
+    readings = []
+    for rollouts in (whole, split):
+        log.write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+        metrics = {**rollout_metrics(rollouts), **behavior_metrics(rollouts)}
+        for name in ("tokens", "tokens_max", "sequences", "behavior_give_up_rate"):
+            metrics.pop(name, None)
+        results = [TaskResult.from_rollout(*sequences) for sequences in by_episode(rollouts)]
+        viewer = RunData(log)
+        advantages = {(e["task"], e["index"]): e["advantage"] for e in viewer.summaries("made-up-i0001")}
+        readings.append(
+            {
+                "metrics": {name: round(value, 9) for name, value in metrics.items()},
+                "scores": [(r.task_id, r.run, r.reward, r.turns, r.sampled_tokens) for r in results],
+                "plots": [(a.task_id, a.calls, a.behavior.turns) for a in read_attempts(log)],
+                "viewer": (viewer.overview()["collections"][0]["totals"], advantages),
+            }
+        )
+    assert readings[0] == readings[1]

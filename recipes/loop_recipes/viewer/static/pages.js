@@ -112,12 +112,15 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
+/** Which of its episode's sequences a rollout is; empty where it is the only one. */
+const sequence = (entry) => (entry.segments > 1 ? ` ${entry.segment + 1}/${entry.segments}` : "");
+
 function RolloutCell({ collection, entry }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
   const title = `${entry.id}\n${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
   return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} title=${title}>
     <b>${entry.success ? "✓" : percent(entry.reward)}</b>
-    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}</span>
+    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}${sequence(entry)}</span>
   </a>`;
 }
 
@@ -191,7 +194,7 @@ function RolloutList({ collection, entries }) {
     <tbody>
       ${entries.map(
         (entry) => html`<tr key=${entry.cursor}>
-          <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}</bdi></a></td>
+          <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}${sequence(entry)}</bdi></a></td>
           <td>${fixed(entry.reward)}${entry.success ? " ✓" : ""}</td>
           <td>${signed(entry.advantage)}</td>
           <td>${entry.turns}</td>
@@ -281,6 +284,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     temperature: rollout.temperature,
     "policy version": [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "),
     seconds: fixed(rollout.seconds, 1),
+    ...(own.segments > 1 && { sequence: `${own.segment + 1} of ${own.segments}` }),
   };
   return html`<section>
     <div class="siblings">${group.map(

@@ -181,6 +181,8 @@ ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
     "counter": "agent_environments.counter:CounterPool",
     "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
+    "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
+    "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
     "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "tools": "agent_environments.tools.environment:ToolPool",

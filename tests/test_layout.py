@@ -13,8 +13,17 @@ ROOTS = {
 }
 OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/")
 ELSEWHERE = {
+    "agent_environments/services/test_server.py": [
+        "agent_environments/services/agentgym_client",
+        "agent_environments/services/cli",
+        "agent_environments/services/openenv_client",
+        "agent_environments/services/service_pool",
+        "agent_environments/services/sessions",
+    ],
     "agent_environments/worlds/test_pool.py": [
-        "agent_environments/worlds/episode",
+        "agent_environments/remote/episode",
+        "agent_environments/remote/line",
+        "agent_environments/remote/pool",
         "agent_environments/worlds/worker_process",
     ],
     "loop_recipes/collecting/test_several_nodes.py": ["collecting/node_source"],

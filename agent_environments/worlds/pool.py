@@ -6,14 +6,17 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans, UnknownTask
-from agent_environments.worlds.episode import EpisodeRules, WorldEnvironment
-from agent_environments.worlds.worker_process import RequestFailed, WorkerGone, WorkerLost, WorkerProcess, WorkerStuck
+from agent_environments.observation import observation
+from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
+from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
+from agent_environments.remote.pool import RemotePool
+from agent_environments.worlds.commands import COMMAND_FORMAT, command_of
+from agent_environments.worlds.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class WorldKind:
         return {"JAVA_TOOL_OPTIONS": f"-Xmx{self.heap_mb}m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 
 
-class WorldPool:
+class WorldPool(RemotePool):
     """Lends episodes of the world that a subclass names as ``kind``, first come, first served.
 
     Args:
@@ -69,24 +72,13 @@ class WorldPool:
         step_timeout_s: float = 30.0,
         start_timeout_s: float = 120.0,
     ) -> None:
-        per_worker = self.kind.episodes_per_worker
-        places = max_worlds if max_worlds is not None else max(per_worker, 8)
-        if places < 1 or observation_max_tokens < 1 or min(step_timeout_s, start_timeout_s) <= 0:
-            raise ValueError("max_worlds and observation_max_tokens must be at least 1, time-outs above 0")
-        self.dataset = self.kind.name
-        self.rules = EpisodeRules(token_spans, observation_max_tokens, float(step_timeout_s), float(start_timeout_s))
-        self.replays = 0
+        places = max_worlds if max_worlds is not None else max(self.kind.episodes_per_worker, 8)
+        super().__init__(self.kind.name, token_spans, places, observation_max_tokens, step_timeout_s, start_timeout_s)
         self._python = python
-        self._places = asyncio.Semaphore(places)  # wakes its waiters first come, first served
-        self._splits: Mapping[str, list[str]] = {}
-        self._known: frozenset[str] = frozenset()
-        self._workers: dict[WorkerProcess, int] = {}
-        """Workers that are up, and how many episodes each of them plays."""
+        self._workers: set[WorkerProcess] = set()
+        self._playing: Counter[Line] = Counter()
+        """How many episodes each of them plays."""
         self._starting = asyncio.Lock()
-        self._waiting = 0
-        self._open: set[WorldEnvironment] = set()
-        self._restarts = 0
-        self._closing = False
 
     async def open(self) -> None:
         """Start a worker and ask it for its tasks.
@@ -105,18 +97,17 @@ class WorldPool:
             )
         try:
             answer = await (await self._start_worker()).call(self.rules.start_timeout_s, "tasks")
-        except (WorkerGone, WorkerLost, WorkerStuck, RequestFailed) as error:
+        except (LineGone, LineLost, LineStuck, RequestFailed) as error:
             await self.close()
             raise EnvironmentCrashed(
                 f"the worker of {self.kind.name} does not start under {self._python}: {error}; run `make environments`"
             ) from error
-        self._splits = answer["splits"]
-        self._known = frozenset(task for tasks in self._splits.values() for task in tasks)
+        self._know(answer["splits"])
 
     async def _start_worker(self) -> WorkerProcess:
         command: list[str | Path] = [self._python, self.kind.worker, str(self.kind.memory_mb)]
         worker = await WorkerProcess.start(command, self.kind.environment())
-        self._workers[worker] = 0
+        self._workers.add(worker)
         return worker
 
     async def lease(self) -> WorkerProcess:
@@ -125,22 +116,36 @@ class WorldPool:
             await self._bury()
             if self._closing:
                 raise EnvironmentCrashed("the pool is closed")
-            free = [worker for worker, playing in self._workers.items() if playing < self.kind.episodes_per_worker]
-            worker = min(free, key=self._workers.__getitem__, default=None) or await self._start_worker()
-            self._workers[worker] += 1
+            free = [worker for worker in self._workers if self._playing[worker] < self.kind.episodes_per_worker]
+            worker = min(free, key=self._playing.__getitem__, default=None) or await self._start_worker()
+            self._playing[worker] += 1
             return worker
 
     async def _bury(self) -> None:
         """Forget the workers that have ended."""
         for worker in [worker for worker in self._workers if not worker.alive]:
-            del self._workers[worker]
+            self._workers.remove(worker)
+            self._playing.pop(worker, None)
             self._restarts += 1
             await worker.stop()
 
-    def give_back(self, worker: WorkerProcess) -> None:
-        """An episode has left this worker."""
-        if worker in self._workers:
-            self._workers[worker] -= 1
+    async def give_back(self, line: Line) -> None:
+        if line in self._playing:
+            self._playing[line] -= 1
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        shown = observation(answer["observation"], None, self.rules.observation_max_tokens, self.rules.token_spans)
+        return [Message("system", f"{answer['instructions']}\n\n{COMMAND_FORMAT}"), Message("user", shown)]
+
+    def command(self, message: str) -> str:
+        return command_of(message)
+
+    def _details(self) -> dict[str, Any]:
+        return {**super()._details(), "workers": len(self._workers)}
+
+    async def _close_lines(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        self._workers.clear()
 
     async def expert(self, task_id: str) -> list[str]:
         """Commands that solve the task, as far as the world's own expert can.
@@ -153,48 +158,7 @@ class WorldPool:
         worker = await self.lease()
         try:
             return list((await worker.call(EXPERT_TIMEOUT_S, "expert", task=task_id))["commands"])
-        except (WorkerGone, WorkerLost, WorkerStuck, RequestFailed) as error:
+        except (LineGone, LineLost, LineStuck, RequestFailed) as error:
             raise EnvironmentCrashed(f"no expert play of {task_id}: {error}") from error
         finally:
-            self.give_back(worker)
-
-    def tasks(self, split: str) -> list[str]:
-        if split not in self._splits:
-            raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(self._splits)}")
-        return list(self._splits[split])
-
-    def check_tasks(self, task_ids: Sequence[str]) -> None:
-        for task_id in task_ids:
-            if task_id not in self._known:
-                raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
-
-    async def acquire(self, episode_id: str) -> WorldEnvironment:
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        if self._closing:
-            self._places.release()
-            raise EnvironmentCrashed("the pool is closed")
-        environment = WorldEnvironment(self)
-        self._open.add(environment)
-        return environment
-
-    def release(self, environment: WorldEnvironment) -> None:
-        """Called once by an environment that closes."""
-        self._open.discard(environment)
-        self._places.release()
-
-    def status(self) -> PoolStatus:
-        """Counters for the node's metrics page."""
-        details = {"replays": self.replays, "workers": len(self._workers)}
-        return PoolStatus(len(self._open), self._waiting, self._restarts, details)
-
-    async def close(self) -> None:
-        """End all episodes and workers. May be called twice."""
-        self._closing = True
-        await asyncio.gather(*(worker.stop() for worker in list(self._workers)))
-        self._workers.clear()
-        for environment in list(self._open):
-            await environment.close()
+            await self.give_back(worker)

@@ -16,26 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments import process_guard
+from agent_environments.remote.line import Line, LineLost, RequestFailed
 
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
 MAX_LINE = 64 << 20
 TAIL_BYTES = 4096
-
-
-class WorkerGone(Exception):
-    """The worker had ended before the request was sent."""
-
-
-class WorkerLost(Exception):
-    """The worker ended while it worked on the request, or answered with what is no answer."""
-
-
-class WorkerStuck(Exception):
-    """The request took longer than its deadline; the worker was killed."""
-
-
-class RequestFailed(Exception):
-    """The worker lives, and says what went wrong in the world."""
 
 
 def scrubbed_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -53,18 +38,17 @@ def scrubbed_environment(extra: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class WorkerProcess:
-    """A running worker. :meth:`call` may be awaited by several at once; they take their turns."""
+class WorkerProcess(Line):
+    """A running worker."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ValueError("the process was started without pipes")
+        super().__init__()
         self._process = process
         self._stdin, self._stdout = process.stdin, process.stdout
-        self._turn = asyncio.Lock()
         self._tail = b""
         self._stderr = asyncio.create_task(self._drain(process.stderr))
-        self._exchanges: set[asyncio.Task[dict[str, Any]]] = set()
         self._ended = False
 
     @classmethod
@@ -103,47 +87,20 @@ class WorkerProcess:
         lines = self._tail.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
-    async def call(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return its answer. The deadline runs from when the worker is free.
-
-        A caller that is cancelled leaves the request to its end, so the next one finds the worker in order.
-
-        Raises:
-            WorkerGone, WorkerLost, WorkerStuck: there is no worker any more.
-            RequestFailed: the world raised.
-        """
-        exchange = asyncio.create_task(self._exchange(deadline_s, {"op": op, **fields}))
-        self._exchanges.add(exchange)
-        exchange.add_done_callback(self._forget)
-        return await asyncio.shield(exchange)
-
-    def _forget(self, exchange: asyncio.Task[dict[str, Any]]) -> None:
-        self._exchanges.discard(exchange)
-        if not exchange.cancelled():
-            exchange.exception()  # its caller may be gone: nobody is left to be told
-
-    async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._turn:
-            if not self.alive:
-                raise WorkerGone("the worker has ended")
-            try:
-                async with asyncio.timeout(deadline_s):
-                    self._stdin.write(json.dumps(request).encode() + b"\n")
-                    await self._stdin.drain()
-                    answer = json.loads(await self._stdout.readline())
-            except TimeoutError as error:
-                self.kill()
-                raise WorkerStuck(f"no answer to {request['op']!r} within {deadline_s:g} s") from error
-            except (OSError, ValueError, RecursionError) as error:  # a line that is empty, cut off or too long
-                self.kill()
-                raise WorkerLost(f"the worker ended at {request['op']!r}: {await self.last_words()}") from error
+    async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            self._stdin.write(json.dumps(request).encode() + b"\n")
+            await self._stdin.drain()
+            answer = json.loads(await self._stdout.readline())
+        except (OSError, ValueError, RecursionError) as error:  # a line that is empty, cut off or too long
+            self.kill()
+            raise LineLost(f"the worker ended at {request['op']!r}: {await self.last_words()}") from error
         match answer:
             case {"ok": dict(result)}:
                 return result
             case {"error": str(message)}:
                 raise RequestFailed(message)
-        self.kill()
-        raise WorkerLost(f"the worker's answer to {request['op']!r} is none: {str(answer)[:200]}")
+        raise LineLost(f"the worker's answer to {request['op']!r} is none: {str(answer)[:200]}")
 
     def kill(self) -> None:
         """End it and all that it started, at once."""
@@ -162,4 +119,5 @@ class WorkerProcess:
             await self._process.wait()
         await asyncio.wait([self._stderr], timeout=1.0)
         self._stderr.cancel()
-        await asyncio.gather(self._stderr, *self._exchanges, return_exceptions=True)
+        await asyncio.gather(self._stderr, return_exceptions=True)
+        await self.hang_up()

@@ -1,4 +1,4 @@
-"""One episode in a worker: deadlines, and bringing back a world whose worker died. Knows nothing of any world."""
+"""One episode at the end of a line: deadlines, and bringing back a world whose line was lost."""
 
 from __future__ import annotations
 
@@ -15,24 +15,18 @@ from agent_environments.protocol import (
     EnvironmentTimeout,
     Grade,
     Message,
+    Requirement,
     StepResult,
     TokenSpans,
 )
-from agent_environments.worlds.commands import COMMAND_FORMAT, command_of
-from agent_environments.worlds.worker_process import (
-    RequestFailed,
-    WorkerGone,
-    WorkerLost,
-    WorkerProcess,
-    WorkerStuck,
-)
+from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
 
 logger = logging.getLogger(__name__)
 
 LOSSES_PER_REQUEST = 3
-"""Workers that may be lost while they work on one request of an episode; after that it is the agent's doing."""
+"""Lines that may be lost while they work on one request of an episode; after that it is the agent's doing."""
 GONE_PER_REQUEST = 10
-"""Workers that may have ended before they were asked, by the doing of others; after that the attempt has failed."""
+"""Lines that may have ended before they were asked, by the doing of others; after that the attempt has failed."""
 CLOSE_TIMEOUT_S = 30.0
 NO_COMMAND = "There is no command in this message."
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
@@ -57,23 +51,32 @@ class EpisodeHost(Protocol):
     replays: int
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
-    async def lease(self) -> WorkerProcess:
-        """A worker with room for one more episode; raises WorkerLost if none can be started."""
+    async def lease(self) -> Line:
+        """A line to where there is room for one more episode; raises LineLost if there is none."""
         ...
 
-    def give_back(self, worker: WorkerProcess) -> None: ...
-    def release(self, environment: WorldEnvironment) -> None: ...
+    async def give_back(self, line: Line) -> None: ...
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        """The messages that open an episode, of the answer to "start"."""
+        ...
+
+    def command(self, message: str) -> str:
+        """What of an assistant message is sent; "" for a message without a command."""
+        ...
+
+    def release(self, environment: RemoteEnvironment) -> None: ...
 
 
 class _AgentsDoing(Exception):
     """The world cannot be brought back, and the agent may be the reason: there is nothing left to grade."""
 
 
-class WorldEnvironment:
+class RemoteEnvironment:
     """One episode.
 
-    A worker that dies is replaced, and the episode's commands are run again in the new one: the observations must be
-    the same. An agent cannot undo what it did: a command over which :data:`LOSSES_PER_REQUEST` workers died, or one
+    A line that is lost is replaced, and the episode's commands are run again on the new one: the observations must be
+    the same. An agent cannot undo what it did: a command over which :data:`LOSSES_PER_REQUEST` lines were lost, or one
     that takes too long, ends the episode, and what cannot be had any more is ungradable.
     """
 
@@ -81,7 +84,7 @@ class WorldEnvironment:
         self._pool = pool
         self._rules = pool.rules
         self._number = next(_numbers)
-        self._worker: WorkerProcess | None = None
+        self._line: Line | None = None
         self._task_id: str | None = None
         self._opening: dict[str, Any] = {}
         self._history: list[tuple[str, dict[str, Any]]] = []
@@ -91,26 +94,25 @@ class WorldEnvironment:
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Raises UnknownTask; EnvironmentCrashed if no worker can start the task."""
+        """Raises UnknownTask; EnvironmentCrashed if it cannot be started anywhere."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
         losses: list[str] = []
         while len(losses) < LOSSES_PER_REQUEST:
             try:
-                self._opening = await self._start_in_a_worker()
-            except (WorkerGone, WorkerLost, WorkerStuck) as error:
+                self._opening = await self._start_on_a_line()
+            except (LineGone, LineLost, LineStuck) as error:
                 losses.append(str(error))
             except RequestFailed as error:
                 raise EnvironmentCrashed(f"the world cannot start {task_id}: {error}") from error
             else:
-                instructions = f"{self._opening['instructions']}\n\n{COMMAND_FORMAT}"
-                return [Message("system", instructions), Message("user", self._shown(self._opening["observation"]))]
-        raise EnvironmentCrashed(f"no worker could start {task_id}: {'; '.join(losses)}")
+                return self._pool.opening(self._opening)
+        raise EnvironmentCrashed(f"{task_id} could not be started: {'; '.join(losses)}")
 
-    async def _start_in_a_worker(self) -> dict[str, Any]:
-        self._leave()
-        self._worker = await self._pool.lease()
-        return await self._worker.call(
+    async def _start_on_a_line(self) -> dict[str, Any]:
+        await self._leave()
+        self._line = await self._pool.lease()
+        return await self._line.call(
             self._rules.start_timeout_s, "start", episode=self._number, task=str(self._task_id)
         )
 
@@ -123,7 +125,7 @@ class WorldEnvironment:
         """
         if self._task_id is None or self._over:
             raise EnvironmentCrashed("this episode has no world: it was not started, or has ended")
-        command = command_of(action)
+        command = self._pool.command(action)
         if not command:
             return StepResult(NO_COMMAND, done=False, failed=False, empty_action=True)
         self._running = asyncio.create_task(self._step(command))
@@ -132,19 +134,24 @@ class WorldEnvironment:
     async def _step(self, command: str) -> StepResult:
         try:
             answer = await self._ask(self._rules.step_timeout_s, "step", command=command)
-        except WorkerStuck as error:
+        except LineStuck as error:
             self._end(f"the last command was cut short, and its world with it: {error}")
             raise EnvironmentTimeout(str(error)) from error
         except _AgentsDoing as error:
             self._end(str(error))
             return StepResult(STEP_BROKE, done=True, failed=True)
         except RequestFailed as error:
-            logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
             self._over = True
+            if error.reason == EnvironmentTimeout.reason:
+                raise EnvironmentTimeout(str(error)) from error
+            if error.reason == EnvironmentCrashed.reason:
+                raise EnvironmentCrashed(str(error)) from error
+            logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
             return StepResult(STEP_BROKE, done=True, failed=True)
         self._history.append((command, answer))
         self._over = answer["done"]
-        return StepResult(self._shown(answer["observation"]), answer["done"], answer["failed"])
+        empty = answer.get("empty_action", False)
+        return StepResult(self._shown(answer["observation"]), answer["done"], answer["failed"], empty)
 
     def _end(self, ungradable: str) -> None:
         self._over, self._ungradable = True, ungradable
@@ -156,19 +163,19 @@ class WorldEnvironment:
         """The answer of the episode's world, which is brought back where that is needed.
 
         Raises:
-            RequestFailed, WorkerStuck: as it says.
+            RequestFailed, LineStuck: as it says.
             _AgentsDoing: the world died too often while it worked for this episode, or comes back as another.
             EnvironmentCrashed: the same, but never while it worked for this episode.
         """
         losses: list[str] = []
         for _ in range(GONE_PER_REQUEST):
             try:
-                if self._worker is None or not self._worker.alive:
+                if self._line is None or not self._line.alive:
                     await self._bring_back()
                 return await self._leased.call(deadline_s, op, episode=self._number, **fields)
-            except WorkerGone as error:
+            except LineGone as error:
                 gone = str(error)
-            except WorkerLost as error:
+            except LineLost as error:
                 losses.append(gone := str(error))
                 if len(losses) == LOSSES_PER_REQUEST:
                     raise _AgentsDoing(
@@ -177,16 +184,16 @@ class WorldEnvironment:
             except _Diverged as error:
                 if losses:
                     raise _AgentsDoing(f"{losses[-1]}; {error}") from error
-                raise EnvironmentCrashed(f"a worker died, and {error}") from error
-            self._leave()
-        raise EnvironmentCrashed(f"{GONE_PER_REQUEST} workers in a row had ended before they were asked: {gone}")
+                raise EnvironmentCrashed(f"a world was lost, and {error}") from error
+            await self._leave()
+        raise EnvironmentCrashed(f"{GONE_PER_REQUEST} worlds in a row had ended before they were asked: {gone}")
 
     async def _bring_back(self) -> None:
-        """Play the episode so far in another worker."""
-        logger.warning("the worker of %s ended; replaying %d commands in another", self._task_id, len(self._history))
+        """Play the episode so far on another line."""
+        logger.warning("the world of %s ended; replaying %d commands in another", self._task_id, len(self._history))
         self._pool.replays += 1
         try:
-            same = await self._start_in_a_worker() == self._opening
+            same = await self._start_on_a_line() == self._opening
             for command, answer in self._history:
                 if not same:
                     break
@@ -194,16 +201,16 @@ class WorldEnvironment:
                     self._rules.step_timeout_s, "step", episode=self._number, command=command
                 )
                 same = replayed == answer
-        except (RequestFailed, WorkerStuck) as error:  # it lived through this before
+        except (RequestFailed, LineStuck) as error:  # it lived through this before
             raise _Diverged(f"the world fails in the replay: {error}") from error
         if not same:
             raise _Diverged("its world answers differently in the replay")
 
     @property
-    def _leased(self) -> WorkerProcess:
-        if self._worker is None:
-            raise WorkerGone("the episode has no worker")
-        return self._worker
+    def _leased(self) -> Line:
+        if self._line is None:
+            raise LineGone("the episode has no line")
+        return self._line
 
     async def grade(self) -> Grade:
         """The world's own score of the state reached so far.
@@ -218,8 +225,8 @@ class WorldEnvironment:
         if self._ungradable is None:
             try:
                 answer = await self._ask(self._rules.step_timeout_s, "grade")
-                return Grade(reward=float(answer["reward"]), success=bool(answer["success"]))
-            except (RequestFailed, WorkerStuck, _AgentsDoing) as error:
+                return _grade(answer)
+            except (RequestFailed, LineStuck, _AgentsDoing) as error:
                 if self._running is None:
                     raise EnvironmentCrashed(
                         f"{self._task_id} has no grade, though nothing was done: {error}"
@@ -227,10 +234,10 @@ class WorldEnvironment:
                 self._end(f"no grade: {error}")
         return Grade.of_ungradable(self._ungradable or "no grade")
 
-    def _leave(self) -> None:
-        if self._worker is not None:
-            self._pool.give_back(self._worker)
-            self._worker = None
+    async def _leave(self) -> None:
+        if self._line is not None:
+            line, self._line = self._line, None
+            await self._pool.give_back(line)
 
     async def close(self) -> None:
         if self._closed:
@@ -240,12 +247,18 @@ class WorldEnvironment:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         try:
-            if self._worker is not None and self._worker.alive:
-                with contextlib.suppress(WorkerGone, WorkerLost, WorkerStuck, RequestFailed):
-                    await self._worker.call(CLOSE_TIMEOUT_S, "close", episode=self._number)
+            if self._line is not None and self._line.alive:
+                with contextlib.suppress(LineGone, LineLost, LineStuck, RequestFailed):
+                    await self._line.call(CLOSE_TIMEOUT_S, "close", episode=self._number)
         finally:
-            self._leave()
+            await self._leave()
             self._pool.release(self)
+
+
+def _grade(answer: dict[str, Any]) -> Grade:
+    requirements = tuple(Requirement(**requirement) for requirement in answer.get("requirements", ()))
+    tampered, ungradable = answer.get("tampered"), answer.get("ungradable")
+    return Grade(float(answer["reward"]), bool(answer["success"]), requirements, tampered, ungradable)
 
 
 class _Diverged(Exception):

@@ -1,0 +1,1 @@
+"""Episodes that are played elsewhere: what worlds under another interpreter and environments behind a service share."""

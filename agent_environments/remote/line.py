@@ -1,0 +1,88 @@
+"""A line to where an episode is played: one request at a time, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+
+class LineGone(Exception):
+    """The other side had ended before the request was sent."""
+
+
+class LineLost(Exception):
+    """The other side ended while it worked on the request, or answered with what is no answer."""
+
+
+class LineStuck(Exception):
+    """The request took longer than its deadline; the line was cut."""
+
+
+class RequestFailed(Exception):
+    """The other side lives, and says what went wrong. ``reason`` is that of an ``EnvironmentFault``, if it gave one."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Line:
+    """:meth:`call` may be awaited by several at once; they take their turns."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._exchanges: set[asyncio.Task[dict[str, Any]]] = set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a request may be sent."""
+        raise NotImplementedError
+
+    async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return its answer; raises LineLost or RequestFailed."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Cut the line, and with it what happens at the other side, at once."""
+        raise NotImplementedError
+
+    async def call(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and return its answer. The deadline runs from when the other side is free.
+
+        A caller that is cancelled leaves the request to its end, so the next one finds the line in order.
+
+        Raises:
+            LineGone, LineLost, LineStuck: there is no line any more.
+            RequestFailed: the world raised.
+        """
+        exchange = asyncio.create_task(self._exchange(deadline_s, {"op": op, **fields}))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._forget)
+        return await asyncio.shield(exchange)
+
+    def _forget(self, exchange: asyncio.Task[dict[str, Any]]) -> None:
+        self._exchanges.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # its caller may be gone: nobody is left to be told
+
+    async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._turn:
+            if not self.alive:
+                raise LineGone("the other side has ended")
+            try:
+                async with asyncio.timeout(deadline_s):
+                    return await self._round_trip(request)
+            except TimeoutError as error:
+                self.kill()
+                raise LineStuck(f"no answer to {request['op']!r} within {deadline_s:g} s") from error
+            except LineLost:
+                self.kill()
+                raise
+
+    async def hang_up(self) -> None:
+        """Cut the line, and return when nothing of it is under way."""
+        self.kill()
+        for exchange in self._exchanges:
+            exchange.cancel()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)

@@ -1,0 +1,116 @@
+"""What pools of remote episodes share: tasks, places and counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_environments.protocol import EnvironmentCrashed, Message, PoolStatus, TokenSpans, UnknownTask
+from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
+from agent_environments.remote.line import Line
+
+
+class RemotePool:
+    """Lends remote episodes, first come, first served. Subclasses say where they are played.
+
+    Args:
+        dataset: the name printed with every score.
+        token_spans: the policy's tokenizer, for cutting observations.
+        max_worlds: episodes at a time.
+        observation_max_tokens: an observation is cut to this many tokens.
+        step_timeout_s: time for one command, and for a grade.
+        start_timeout_s: time for the other side, and for a task there, to start.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        token_spans: TokenSpans,
+        max_worlds: int,
+        observation_max_tokens: int,
+        step_timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        if max_worlds < 1 or observation_max_tokens < 1 or min(step_timeout_s, start_timeout_s) <= 0:
+            raise ValueError("max_worlds and observation_max_tokens must be at least 1, time-outs above 0")
+        self.dataset = dataset
+        self.rules = EpisodeRules(token_spans, observation_max_tokens, float(step_timeout_s), float(start_timeout_s))
+        self.replays = 0
+        self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
+        self._splits: Mapping[str, list[str]] = {}
+        self._known: frozenset[str] = frozenset()
+        self._waiting = 0
+        self._open: set[RemoteEnvironment] = set()
+        self._restarts = 0
+        self._closing = False
+
+    async def open(self) -> None:
+        """Reach the other side, and learn its tasks (:meth:`_know`)."""
+        raise NotImplementedError
+
+    async def lease(self) -> Line:
+        """A line to where there is room for one more episode."""
+        raise NotImplementedError
+
+    async def give_back(self, line: Line) -> None:
+        """An episode has left this line."""
+        raise NotImplementedError
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        """The messages that open an episode, of the answer to "start"."""
+        raise NotImplementedError
+
+    def command(self, message: str) -> str:
+        """What of an assistant message is sent."""
+        raise NotImplementedError
+
+    async def _close_lines(self) -> None:
+        """Cut all lines."""
+        raise NotImplementedError
+
+    def _know(self, splits: Mapping[str, list[str]]) -> None:
+        self._splits = splits
+        self._known = frozenset(task for tasks in splits.values() for task in tasks)
+
+    def tasks(self, split: str) -> list[str]:
+        if split not in self._splits:
+            raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(self._splits)}")
+        return list(self._splits[split])
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            if task_id not in self._known:
+                raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
+
+    async def acquire(self, episode_id: str) -> RemoteEnvironment:
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        if self._closing:
+            self._places.release()
+            raise EnvironmentCrashed("the pool is closed")
+        environment = RemoteEnvironment(self)
+        self._open.add(environment)
+        return environment
+
+    def release(self, environment: RemoteEnvironment) -> None:
+        """Called once by an environment that closes."""
+        self._open.discard(environment)
+        self._places.release()
+
+    def status(self) -> PoolStatus:
+        """Counters for the node's metrics page."""
+        return PoolStatus(len(self._open), self._waiting, self._restarts, self._details())
+
+    def _details(self) -> dict[str, Any]:
+        return {"replays": self.replays}
+
+    async def close(self) -> None:
+        """End all episodes and lines. May be called twice."""
+        self._closing = True
+        await self._close_lines()
+        for environment in list(self._open):
+            await environment.close()

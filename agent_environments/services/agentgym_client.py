@@ -1,0 +1,119 @@
+"""A pool on a service that speaks AgentGym's HTTP protocol.
+
+The protocol is that of AgentGym's own servers: ``/create``, ``/reset``, ``/step``; an error is an answer with status
+200 and the key ``error``. It lists no tasks and, with most servers, has no ``/close`` and no grade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_environments.protocol import TokenSpans
+from agent_environments.remote.line import Line, LineLost, RequestFailed
+from agent_environments.services.service_pool import NoSuchPath, ServicePool, reward_of
+from agent_environments.services.sessions import UNKNOWN_SESSION
+
+SCENARIO = "item"
+
+
+class AgentGymPool(ServicePool):
+    """Lends episodes of an AgentGym service; the task ``item_<n>`` is its ``data_idx`` n.
+
+    Args:
+        splits: split -> [first, end) of the ``data_idx`` in it.
+        options: as for :class:`ServicePool`.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        url: str,
+        dataset: str,
+        splits: Mapping[str, tuple[int, int]],
+        observation_field: str = "observation",
+        **options: Any,
+    ) -> None:
+        super().__init__(token_spans, url, dataset, observation_field=observation_field, **options)
+        self._ranges = splits
+        self.grades = True
+        """Whether the service has grades to give; known once it was asked for one."""
+
+    async def _tasks(self) -> Mapping[str, list[str]]:
+        return {
+            split: [f"{SCENARIO}_{index}" for index in range(first, end)]
+            for split, (first, end) in self._ranges.items()
+        }
+
+    async def _connect(self) -> Line:
+        answer = await self.request("POST", "/create", json={})
+        number = answer.get("id") if isinstance(answer, dict) else answer  # some servers answer with the bare number
+        if not isinstance(number, int):
+            raise LineLost(f"/create gives no session: {str(answer)[:200]}")
+        return AgentGymLine(self, number)
+
+
+class AgentGymLine(Line):
+    """A session of the service."""
+
+    def __init__(self, pool: AgentGymPool, number: int) -> None:
+        super().__init__()
+        self._pool = pool
+        self._number = number
+        self._reward = 0.0
+        self._cut = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._cut
+
+    def kill(self) -> None:
+        """Nothing more is sent; a session that was not closed ends at the service's own time."""
+        self._cut = True
+
+    async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "start":
+                index = int(request["task"].removeprefix(f"{SCENARIO}_"))
+                answer = await self._post("/reset", {"data_idx": index})
+                return {**self._observed(answer), "messages": answer.get("messages", [])}
+            case "step":
+                return self._observed(await self._post("/step", {self._pool.action_field: request["command"]}))
+            case "grade":
+                return await self._grade()
+        await self._post("/close", {})
+        return {}
+
+    async def _grade(self) -> dict[str, Any]:
+        own = {"reward": self._reward, "success": self._reward >= 1.0}
+        if not self._pool.grades:
+            return own
+        try:
+            return self._checked(await self._pool.request("GET", "/grade", params={"id": str(self._number)}))
+        except NoSuchPath:
+            self._pool.grades = False
+            return own
+
+    async def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self._checked(await self._pool.request("POST", path, json={"id": self._number, **fields}))
+
+    @staticmethod
+    def _checked(answer: Any) -> dict[str, Any]:
+        match answer:
+            case {"error": error, **more}:
+                reason = more.get("reason")
+                if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
+                    raise LineLost(str(error))
+                raise RequestFailed(str(error), reason if isinstance(reason, str) else None)
+            case dict():
+                return answer
+        raise LineLost(f"the service's answer is no object: {str(answer)[:200]}")
+
+    def _observed(self, answer: dict[str, Any]) -> dict[str, Any]:
+        self._reward = reward_of(answer.get("reward"))
+        return {
+            "observation": self._pool.text_of(answer),
+            "done": bool(answer.get("done", False)),
+            "failed": bool(answer.get("failed", False)),
+            "empty_action": bool(answer.get("empty_action", False)),
+        }

@@ -1,0 +1,88 @@
+"""The command ``serve-environment``: any environment of a config, behind OpenEnv's and AgentGym's protocols.
+
+    SERVE_ENVIRONMENT_TOKEN=... serve-environment textcraft --option python=.venv-worlds/bin/python --splits train dev
+    SERVE_ENVIRONMENT_TOKEN=... serve-environment appworld --option python=.venv-appworld/bin/python \\
+        --option root=worlds/synthetic --splits train
+
+Observations are not cut here: the client does that, by its policy's tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from agent_environments.protocol import EnvironmentFault, create_pool
+from agent_environments.services.server import EnvironmentServer
+from agent_environments.services.service_pool import TOKEN_VARIABLE
+
+
+def option(text: str) -> tuple[str, Any]:
+    """``key=value``; the value is JSON, or else a text."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
+    with contextlib.suppress(ValueError):
+        return key, json.loads(value)
+    return key, value
+
+
+def parser() -> argparse.ArgumentParser:
+    described = argparse.ArgumentParser("serve-environment", description=(__doc__ or "").split("\n\n")[0])
+    described.add_argument("name", help="a registered environment, or module:Class")
+    described.add_argument("--option", type=option, action="append", default=[], help="key=value of its config")
+    described.add_argument("--splits", nargs="+", default=["train"], help="AgentGym's data_idx counts through them")
+    described.add_argument("--host", default="127.0.0.1")
+    described.add_argument("--port", type=int, default=8800, help="0: any that is free")
+    described.add_argument("--idle-timeout-s", type=float, default=600.0, help="of a session of AgentGym's protocol")
+    return described
+
+
+def no_spans(text: str) -> list[tuple[int, int]]:
+    """No tokens at all, so that nothing is cut."""
+    return []
+
+
+async def serve(arguments: argparse.Namespace, token: str) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    pool = create_pool(arguments.name, dict(arguments.option), no_spans)
+    await pool.open()
+    runner = None
+    try:
+        server = EnvironmentServer(pool, arguments.splits, token, arguments.idle_timeout_s)
+        runner = web.AppRunner(server.application(), handle_signals=False, shutdown_timeout=5.0)
+        await runner.setup()
+        site = web.TCPSite(runner, arguments.host, arguments.port)
+        await site.start()
+        port = runner.addresses[0][1]
+        print(f"serving {pool.dataset} at http://{arguments.host}:{port}", flush=True)
+        await stop.wait()
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        await pool.close()
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    arguments = parser().parse_args(words)
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        sys.exit(f"serve-environment: set {TOKEN_VARIABLE}, the token that clients must send")
+    try:
+        asyncio.run(serve(arguments, token))
+    except (EnvironmentFault, OSError, ValueError) as error:
+        sys.exit(f"serve-environment: {' '.join(str(error).split())}")

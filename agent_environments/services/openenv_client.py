@@ -1,0 +1,116 @@
+"""A pool on a service that speaks OpenEnv: tasks by its Task API, one WebSocket an episode.
+
+Facts of the protocol are of the package ``openenv`` 0.10: only ``/ws`` holds an episode; plain HTTP makes a new one for
+each request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from agent_environments.remote.line import Line, LineLost, RequestFailed
+from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, reward_of
+
+CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
+
+
+class OpenEnvPool(ServicePool):
+    """Lends episodes of an OpenEnv service.
+
+    A task has the id that the service gives it, or else ``<split>_<index>``; it is started by split and index.
+    """
+
+    async def _tasks(self) -> Mapping[str, list[str]]:
+        (name, *_) = await self.request("GET", "/list_environments")
+        splits: dict[str, list[str]] = {}
+        self.places: dict[str, dict[str, Any]] = {}
+        for split in await self.request("GET", f"/{name}/splits"):
+            answer = await self.request("POST", f"/{name}/tasks", json={"split": split["name"]})
+            ids = splits[split["name"]] = []
+            for index, task in enumerate(answer["tasks"]):
+                known = task.get("id") if isinstance(task, dict) else None
+                ids.append(known if isinstance(known, str) else f"{split['name']}_{index}")
+                self.places[ids[-1]] = {"split": split["name"], "index": index}
+        return splits
+
+    async def _connect(self) -> Line:
+        try:
+            url = "ws" + self.url.removeprefix("http") + "/ws"
+            socket = await self.http.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=CLOSING)
+        except (aiohttp.ClientError, OSError) as error:
+            raise LineLost(f"no connection to {self.url}: {error!r}") from error
+        return OpenEnvLine(self, socket)
+
+
+class OpenEnvLine(Line):
+    """A WebSocket, and the episode it holds."""
+
+    def __init__(self, pool: OpenEnvPool, socket: aiohttp.ClientWebSocketResponse) -> None:
+        super().__init__()
+        self._pool = pool
+        self._socket = socket
+        self._reward: float = 0.0
+        self._cut = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._cut and not self._socket.closed
+
+    def kill(self) -> None:
+        self._cut = True
+
+    async def hang_up(self) -> None:
+        self.kill()
+        await self._socket.close()
+        await super().hang_up()
+
+    async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "start":
+                data = await self._ask("reset", self._pool.places[request["task"]])
+                return {**self._observed(data), "messages": data["observation"].get("messages", [])}
+            case "step":
+                return self._observed(await self._ask("step", {self._pool.action_field: request["command"]}))
+            case "grade":
+                state = await self._ask("state", {})
+                return state.get("grade") or {"reward": self._reward, "success": self._reward >= 1.0}
+        self.kill()  # "close": the session ends with its socket
+        return {}
+
+    def _observed(self, data: dict[str, Any]) -> dict[str, Any]:
+        shown, done = data["observation"], bool(data["done"])
+        if data["reward"] is not None:
+            self._reward = reward_of(data["reward"])
+        return {
+            "observation": self._pool.text_of(shown),
+            "done": done,
+            "failed": bool(shown.get("failed", False)),
+            "empty_action": bool(shown.get("empty_action", False)),
+        }
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        message = {"type": kind, "data": data} if kind != "state" else {"type": kind}
+        try:
+            await self._socket.send_str(json.dumps(message))
+            answer = json.loads(await self._socket.receive_str())
+        except (
+            aiohttp.ClientError,
+            OSError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:  # TypeError: a frame that is no text
+            raise LineLost(f"the service ended at {kind!r}: {error!r}") from error
+        match answer:
+            case {"type": "error", "data": {"message": str(text), **more}}:
+                reason = more.get("reason")
+                raise RequestFailed(text, reason if isinstance(reason, str) else None)
+            case {"type": "observation", "data": {"observation": dict(), "reward": _, "done": _}} if kind != "state":
+                return answer["data"]
+            case {"type": "state", "data": dict(state)} if kind == "state":
+                return state
+        raise LineLost(f"the service's answer to {kind!r} is none: {str(answer)[:200]}")

@@ -1,0 +1,313 @@
+"""Serves a pool of environments by OpenEnv's protocol and by AgentGym's, on one port.
+
+OpenEnv: ``/ws`` holds one episode at a time (messages of type "reset", "step", "state" and "close"), and the Task API
+lists tasks: ``/list_environments``, ``/{env}/splits``, ``/tasks``, ``/num_tasks``, ``/task``, ``/task_range``.
+AgentGym: ``/create``, ``/reset``, ``/step``, ``/close``, ``/observation``; its errors are answers with status 200.
+
+Both give the grader's reward, at the end of an episode. A trainer also needs the grade of an episode that it ends
+itself: OpenEnv's "state" holds it as ``grade``, and so does ``/grade`` for AgentGym's clients. The one who asks for it
+is the trainer; what the agent says only ever reaches ``step``.
+
+Every request but ``/health`` carries a bearer token. An OpenEnv session ends with its socket; AgentGym's protocol has
+no connection, so a session that was idle for ``idle_timeout_s`` ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
+from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+MAX_SESSIONS = 1024
+HEARTBEAT_S = 30.0
+
+ACTION_SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+
+
+class BadRequest(Exception):
+    """A request that cannot be understood; the message names what is wrong with it."""
+
+
+class NoSession(BadRequest):
+    """A session that has ended, or that another server knew."""
+
+    reason = UNKNOWN_SESSION
+
+
+class EnvironmentServer:
+    """The application around one open pool.
+
+    Args:
+        pool: open; stays the caller's to close.
+        splits: the splits to serve; AgentGym's ``data_idx`` counts through all of them.
+        token: what requests must carry.
+        idle_timeout_s: after which a session of AgentGym's protocol ends.
+    """
+
+    def __init__(self, pool: EnvironmentPool, splits: Sequence[str], token: str, idle_timeout_s: float = 600.0) -> None:
+        self._pool = pool
+        self._tasks = ServedTasks(pool, splits)
+        self._name = pool.dataset
+        self._token = f"Bearer {token}".encode()
+        self._idle_timeout_s = idle_timeout_s
+        self._sessions: dict[int, tuple[Session, float]] = {}
+        """AgentGym's sessions, and when each was last used."""
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._authenticate], client_max_size=MAX_BODY_BYTES)
+        app.cleanup_ctx.append(self._reaper)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/schema", self._schema),
+                web.get("/ws", self._socket),
+                web.get("/list_environments", self._environments),
+                web.get("/{env}/splits", self._splits),
+                web.post("/{env}/tasks", self._task_api(self._list_tasks)),
+                web.post("/{env}/num_tasks", self._task_api(self._num_tasks)),
+                web.post("/{env}/task", self._task_api(self._task)),
+                web.post("/{env}/task_range", self._task_api(self._task_range)),
+                web.post("/create", self._agentgym(self._create)),
+                web.post("/reset", self._agentgym(self._reset)),
+                web.post("/step", self._agentgym(self._step)),
+                web.post("/close", self._agentgym(self._close)),
+                web.get("/observation", self._agentgym(self._observation)),
+                web.get("/grade", self._agentgym(self._grade)),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if request.path != "/health" and not hmac.compare_digest(given, self._token):
+            message = "missing or wrong bearer token; send 'Authorization: Bearer <token>'"
+            return web.json_response({"error": message}, status=401)
+        return await handler(request)
+
+    async def _reaper(self, app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._reap())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for number in list(self._sessions):
+            await self._forget(number)
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self._idle_timeout_s / 4))
+            oldest = time.monotonic() - self._idle_timeout_s
+            for number, (_, used) in list(self._sessions.items()):
+                if used < oldest:
+                    logger.warning("session %d was idle for %g s: it ends", number, self._idle_timeout_s)
+                    await self._forget(number)
+
+    async def _forget(self, number: int) -> None:
+        session, _ = self._sessions.pop(number)
+        await _closed(session)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "healthy"})
+
+    async def _schema(self, request: web.Request) -> web.Response:
+        return web.json_response({"action": ACTION_SCHEMA, "observation": {"type": "object"}, "state": {}})
+
+    # OpenEnv's Task API
+
+    async def _environments(self, request: web.Request) -> web.Response:
+        return web.json_response([self._name])
+
+    async def _splits(self, request: web.Request) -> web.Response:
+        if request.match_info["env"] != self._name:
+            return _detail(404, f"unknown environment {request.match_info['env']!r}; there is {self._name}")
+        kinds = {"train": "train", "dev": "validation"}
+        return web.json_response([{"name": split, "type": kinds.get(split, "test")} for split in self._tasks.by_split])
+
+    def _task_api(self, answer: Any) -> Any:
+        async def handler(request: web.Request) -> web.Response:
+            if request.match_info["env"] != self._name:
+                return _detail(404, f"unknown environment {request.match_info['env']!r}; there is {self._name}")
+            try:
+                return web.json_response(answer(await _json_object(request)))
+            except (BadRequest, UnknownTask) as error:
+                return _detail(400, error)
+
+        return handler
+
+    def _list_tasks(self, body: dict[str, Any]) -> Any:
+        return {"tasks": [{"id": task} for task in self._tasks.split(body.get("split"))], "env_name": self._name}
+
+    def _num_tasks(self, body: dict[str, Any]) -> Any:
+        return {"num_tasks": len(self._tasks.split(body.get("split")))}
+
+    def _task(self, body: dict[str, Any]) -> Any:
+        return {"task": {"id": self._tasks.at(body.get("index"), body.get("split"))}}
+
+    def _task_range(self, body: dict[str, Any]) -> Any:
+        tasks, start, stop = self._tasks.split(body.get("split")), body.get("start"), body.get("stop")
+        if not all(number is None or isinstance(number, int) for number in (start, stop)):
+            raise BadRequest("start and stop must be whole numbers")
+        return {"tasks": [{"id": task} for task in tasks[start:stop]]}
+
+    # OpenEnv's socket
+
+    async def _socket(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES, heartbeat=HEARTBEAT_S)
+        await socket.prepare(request)
+        session = Session(self._pool, f"openenv-{id(socket):x}")
+        try:
+            async for message in socket:
+                if message.type != WSMsgType.TEXT:
+                    continue
+                reply = await self._openenv_reply(session, message.data)
+                if reply is None:
+                    break
+                await socket.send_str(json.dumps(reply))
+        except ConnectionError:  # the client is gone; its session goes too
+            pass
+        finally:
+            await asyncio.shield(_closed(session))
+        return socket
+
+    async def _openenv_reply(self, session: Session, text: str) -> dict[str, Any] | None:
+        """The answer to a message; None to "close"."""
+        try:
+            message = json.loads(text)
+        except ValueError as error:
+            return _socket_error("INVALID_JSON", f"not JSON: {error}")
+        data = message.get("data", {}) if isinstance(message, dict) else None
+        if not isinstance(data, dict):
+            return _socket_error("VALIDATION_ERROR", 'a message is {"type": ..., "data": {...}}')
+        try:
+            match message.get("type"):
+                case "reset":
+                    task = self._tasks.at(data.get("index", 0), data.get("split"))
+                    return _openenv_observation(await session.reset(data.get("task_id", task)))
+                case "step":
+                    return _openenv_observation(await session.step(_action(data)))
+                case "state":
+                    state = {"episode_id": session.name, "step_count": session.steps, "grade": await session.grade()}
+                    return {"type": "state", "data": state}
+                case "close":
+                    return None
+                case kind:
+                    return _socket_error("UNKNOWN_TYPE", f"there is no message of type {kind!r}")
+        except (BadRequest, UnknownTask) as error:
+            return _socket_error("VALIDATION_ERROR", error)
+        except (NoEpisode, EnvironmentFault, TimeoutError) as error:
+            return _socket_error("EXECUTION_ERROR", error)
+
+    # AgentGym
+
+    def _agentgym(self, answer: Any) -> Any:
+        async def handler(request: web.Request) -> web.Response:
+            try:
+                body = dict(request.query) if request.method == "GET" else await _json_object(request)
+                return web.json_response(await answer(body))
+            except (BadRequest, NoEpisode, EnvironmentFault, TimeoutError) as error:
+                return web.json_response(_error(error))
+
+        return handler
+
+    def _session(self, body: dict[str, Any]) -> Session:
+        try:
+            number = int(body["id"])
+            session, _ = self._sessions[number]
+        except (KeyError, TypeError, ValueError):
+            raise NoSession(f"there is no session {body.get('id')!r}; ask /create for one") from None
+        self._sessions[number] = session, time.monotonic()
+        return session
+
+    async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise BadRequest(f"there are {MAX_SESSIONS} sessions; close some")
+        number = secrets.randbelow(1 << 53)  # no client meets another's session, not even one of a server before this
+        session = Session(self._pool, f"agentgym-{number}")
+        self._sessions[number] = session, time.monotonic()
+        return {"id": number, **_agentgym_observation(session.last)}
+
+    async def _reset(self, body: dict[str, Any]) -> dict[str, Any]:
+        session = self._session(body)
+        answer = await session.reset(self._tasks.at(body.get("data_idx", 0)))
+        opening = {"messages": [asdict(message) for message in answer.messages]}
+        return {"id": int(body["id"]), **_agentgym_observation(answer), **opening}
+
+    async def _step(self, body: dict[str, Any]) -> dict[str, Any]:
+        return _agentgym_observation(await self._session(body).step(_action(body)))
+
+    async def _observation(self, body: dict[str, Any]) -> str:
+        return self._session(body).last.observation
+
+    async def _grade(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._session(body).grade()
+
+    async def _close(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._session(body)
+        await self._forget(int(body["id"]))
+        return {"closed": True}
+
+
+async def _closed(session: Session) -> None:
+    with contextlib.suppress(Exception):  # the pool ends what an environment could not
+        await session.close()
+
+
+async def _json_object(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body is no JSON object")
+    return body
+
+
+def _action(data: dict[str, Any]) -> str:
+    action = data.get("action")
+    if not isinstance(action, str):
+        raise BadRequest('a step needs "action", a text')
+    return action
+
+
+def _openenv_observation(answer: Answer) -> dict[str, Any]:
+    observation = {
+        "text": answer.observation,
+        "failed": answer.failed,
+        "empty_action": answer.empty_action,
+        "messages": [asdict(message) for message in answer.messages],
+    }
+    return {"type": "observation", "data": {"observation": observation, "reward": answer.reward, "done": answer.done}}
+
+
+def _agentgym_observation(answer: Answer) -> dict[str, Any]:
+    flags = {"failed": answer.failed, "empty_action": answer.empty_action}
+    return {"observation": answer.observation, "reward": answer.reward, "done": answer.done, **flags}
+
+
+def _error(error: object) -> dict[str, Any]:
+    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession) else {}
+    return {"error": " ".join(str(error).split()) or type(error).__name__, **reason}
+
+
+def _socket_error(code: str, error: object) -> dict[str, Any]:
+    described = _error(error)
+    return {"type": "error", "data": {"message": described.pop("error"), "code": code, **described}}
+
+
+def _detail(status: int, error: object) -> web.Response:
+    return web.json_response({"detail": str(error)}, status=status)

@@ -1,0 +1,121 @@
+"""What a served environment does for one client, whichever protocol it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.protocol import EnvironmentPool, Message, UnknownTask
+
+ACQUIRE_DEADLINE_S = 600.0
+CLOSE_DEADLINE_S = 60.0
+UNKNOWN_SESSION = "unknown_session"
+"""Reason of the error about a session that the server does not know (any more)."""
+
+
+class NoEpisode(Exception):
+    """The session has no episode that could be stepped or graded."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An observation as both protocols send it. ``reward`` is the grader's once the episode is done, and 0 before."""
+
+    observation: str
+    reward: float
+    done: bool
+    failed: bool = False
+    empty_action: bool = False
+    messages: Sequence[Message] = field(default=())
+    """The whole opening, for clients of this project; ``observation`` is its text."""
+
+
+class ServedTasks:
+    """The tasks of a pool, by split and index, by position in all of them, and by id."""
+
+    def __init__(self, pool: EnvironmentPool, splits: Sequence[str]) -> None:
+        self.by_split = {split: pool.tasks(split) for split in splits}
+        self._all = [task for tasks in self.by_split.values() for task in tasks]
+
+    def split(self, name: Any) -> list[str]:
+        """Raises UnknownTask."""
+        if name not in self.by_split:
+            raise UnknownTask(f"no split {name!r}; there are {', '.join(self.by_split)}")
+        return self.by_split[name]
+
+    def at(self, index: Any, split: Any = None) -> str:
+        """The task at ``index`` of a split, or of all splits one after another; raises UnknownTask."""
+        tasks = self._all if split is None else self.split(split)
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tasks):
+            raise UnknownTask(f"no task {index!r}: the index is from 0 to {len(tasks) - 1}")
+        return tasks[index]
+
+
+class Session:
+    """The episodes of one client, one after another. Calls come one at a time."""
+
+    def __init__(self, pool: EnvironmentPool, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        self.last = Answer("", 0.0, done=False)
+        self._pool = pool
+        self._environment: NoVoiding | None = None
+        self._turn = asyncio.Lock()
+
+    async def reset(self, task_id: str) -> Answer:
+        """Begin an episode, and end the one before.
+
+        Raises:
+            EnvironmentFault: as the environment's ``start``.
+            TimeoutError: no place was free in time.
+        """
+        async with self._turn:
+            await self._end()
+            self._pool.check_tasks([task_id])
+            async with asyncio.timeout(ACQUIRE_DEADLINE_S):
+                self._environment = NoVoiding(await self._pool.acquire(self.name))
+            messages = await self._environment.start(task_id)
+            text = "\n\n".join(message.content for message in messages)
+            self.steps, self.last = 0, Answer(text, 0.0, done=False, messages=messages)
+            return self.last
+
+    async def step(self, action: str) -> Answer:
+        """One action. An episode that is over answers as it did last.
+
+        Raises:
+            NoEpisode, EnvironmentFault: nothing was reset, or as the environment's ``step``.
+        """
+        async with self._turn:
+            environment = self._running
+            if self.last.done:
+                return self.last
+            result = await environment.step(action)
+            self.steps += 1
+            reward = (await environment.grade()).reward if result.done else 0.0
+            self.last = Answer(result.observation, reward, result.done, result.failed, result.empty_action)
+            return self.last
+
+    async def grade(self) -> dict[str, Any]:
+        """The grader's verdict on the state reached so far; raises as the environment's ``grade``, and NoEpisode."""
+        async with self._turn:
+            return asdict(await self._running.grade())
+
+    @property
+    def _running(self) -> NoVoiding:
+        if self._environment is None:
+            raise NoEpisode("reset first: there is no episode")
+        return self._environment
+
+    async def _end(self) -> None:
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            async with asyncio.timeout(CLOSE_DEADLINE_S):
+                await environment.close()
+
+    async def close(self) -> None:
+        """End the episode; a call that is under way ends first."""
+        async with self._turn:
+            await self._end()

@@ -1,0 +1,244 @@
+"""The same episodes in process, through OpenEnv and through AgentGym; and what a service does to bad clients."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestServer
+
+from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.counter import TARGETS, CounterPool
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
+from agent_environments.services.server import MAX_BODY_BYTES, EnvironmentServer
+from agent_environments.services.service_pool import TOKEN_VARIABLE
+from support.adapter_support import word_spans
+from support.waiting import wait_until
+
+REPOSITORY = Path(__file__).parents[3]
+SPLITS = ("train", "dev")
+TASK = "reach12_1"
+INDEX = list(TARGETS["train"]).index(TASK)
+TOKEN = "a-token"
+
+
+def act(*calls):
+    return "Let me try.\n```python\n" + "\n".join(calls) + "\n```"
+
+
+SCRIPT = (act("add(9)", "show()"), "no code", act("add(99)"), act("add(3)", "finish()"))
+
+
+@pytest.fixture
+async def served(monkeypatch):
+    """A counter pool and the address that serves it."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    pool = CounterPool(lambda text: [])
+    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=300.0).application())
+    await server.start_server()
+    yield pool, str(server.make_url("")).rstrip("/")
+    await server.close()
+    assert pool.status().open_worlds == 0
+
+
+def client(protocol, url, **options):
+    if protocol == "agentgym":
+        options["splits"] = {"train": (0, len(TARGETS["train"]))}
+    return create_pool(protocol, {"url": url, "dataset": "counter", **options}, word_spans)
+
+
+def task_of(protocol):
+    return f"item_{INDEX}" if protocol == "agentgym" else TASK
+
+
+async def play(pool, task, actions):
+    environment = await pool.acquire("episode")
+    opening = await environment.start(task)
+    steps = []
+    for action in actions:
+        steps.append(await environment.step(action))
+        if steps[-1].done:
+            break
+    grade = await environment.grade()
+    await environment.close()
+    return opening, steps, grade
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize("turns", [0, 2, len(SCRIPT)])
+async def test_a_served_episode_is_the_episode_in_process(served, protocol, turns):
+    _, url = served
+    service = client(protocol, url)
+    await service.open()
+    expected = await play(CounterPool(word_spans), TASK, SCRIPT[:turns])
+    assert await play(service, task_of(protocol), SCRIPT[:turns]) == expected
+    await service.close()
+
+
+async def test_tasks_have_their_names_through_openenv(served):
+    _, url = served
+    service = client("openenv", url)
+    await service.open()
+    assert {split: service.tasks(split) for split in SPLITS} == {split: list(TARGETS[split]) for split in SPLITS}
+    await service.close()
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+async def test_clients_conform(served, protocol):
+    _, url = served
+    service = client(protocol, url)
+    await service.open()
+    await check_conformance(service, task_of(protocol), HOSTILE_ACTIONS)
+    await service.close()
+
+
+async def test_a_session_dies_with_its_socket(served):
+    pool, url = served
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        http.ws_connect(f"{url}/ws") as socket,
+    ):
+        await socket.send_json({"type": "reset", "data": {}})
+        assert (await socket.receive_json())["type"] == "observation"
+        assert pool.status().open_worlds == 1
+    await wait_until(lambda: pool.status().open_worlds == 0)
+
+
+async def test_an_idle_session_ends():
+    pool = CounterPool(lambda text: [])
+    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=0.2).application())
+    await server.start_server()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        created = await (await http.post(server.make_url("/create"), json={})).json()
+        await http.post(server.make_url("/reset"), json={"id": created["id"], "data_idx": 0})
+        await wait_until(lambda: pool.status().open_worlds == 0)
+        answer = await (await http.post(server.make_url("/step"), json={"id": created["id"], "action": "x"})).json()
+        assert "no session" in answer["error"]
+    await server.close()
+
+
+async def test_agentgyms_words(served):
+    """What AgentGym's own clients read: the opening as one text, reward and done, and the last observation again."""
+    _, url = served
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+
+        async def post(path, **body):
+            return await (await http.post(url + path, json=body)).json()
+
+        number = (await post("/create"))["id"]
+        assert "reset first" in (await post("/step", id=number, action="x"))["error"]
+        opening = await post("/reset", id=number, data_idx=INDEX)
+        assert opening["observation"].endswith("Task: Bring the counter from 0 to 12.")
+        assert (opening["reward"], opening["done"]) == (0.0, False)
+        first = await post("/step", id=number, action=SCRIPT[0])
+        assert (first["reward"], first["done"]) == (0.0, False)
+        shown = await (await http.get(f"{url}/observation", params={"id": str(number)})).json()
+        assert shown == first["observation"]
+        last = await post("/step", id=number, action=SCRIPT[-1])
+        assert (last["reward"], last["done"]) == (1.0, True)
+        assert "from 0 to" in (await post("/reset", id=number, data_idx=999))["error"]
+        assert await post("/close", id=number) == {"closed": True}
+        assert "no session" in (await post("/close", id=number))["error"]
+
+
+async def test_strangers_and_nonsense_are_refused_in_one_line(served):
+    _, url = served
+    async with aiohttp.ClientSession() as http:
+        for path in ("/list_environments", "/ws", "/observation?id=1"):
+            assert (await http.get(url + path)).status == 401
+        assert (await http.get(f"{url}/health")).status == 200
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        assert "not JSON" in (await (await http.post(f"{url}/create", data=b"{")).json())["error"]
+        assert "object" in (await (await http.post(f"{url}/create", data=b"[]")).json())["error"]
+        assert (await http.post(f"{url}/create", data=b"x" * (MAX_BODY_BYTES + 1))).status == 413
+        assert (await http.post(f"{url}/counter/tasks", json={"split": "trane"})).status == 400
+        assert (await http.post(f"{url}/other/tasks", json={"split": "train"})).status == 404
+        async with http.ws_connect(f"{url}/ws") as socket:
+            for text, code in (
+                ("{", "INVALID_JSON"),
+                ("[]", "VALIDATION_ERROR"),
+                (json.dumps({"type": "jump"}), "UNKNOWN_TYPE"),
+                (json.dumps({"type": "step", "data": {"action": "x"}}), "EXECUTION_ERROR"),
+                (json.dumps({"type": "step", "data": {"act": 1}}), "VALIDATION_ERROR"),
+                (json.dumps({"type": "reset", "data": {"index": 10**6}}), "VALIDATION_ERROR"),
+            ):
+                await socket.send_str(text)
+                assert (await socket.receive_json())["data"]["code"] == code
+
+
+async def test_a_step_that_times_out_at_the_service_ends_the_episode_in_a_grade(served, monkeypatch):
+    _, url = served
+
+    async def too_slow(self, action):
+        raise EnvironmentTimeout("100 s")
+
+    monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", too_slow)
+    service = client("openenv", url)
+    await service.open()
+    environment = await service.acquire("episode")
+    await environment.start(TASK)
+    with pytest.raises(EnvironmentTimeout):
+        await environment.step("anything")
+    assert (await environment.grade()).reward == 0.25
+    await environment.close()
+    await service.close()
+
+
+async def start_service(port=0):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from agent_environments.services.cli import main; main()",
+        *("counter", "--splits", "train", "--port", str(port)),
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), TOKEN_VARIABLE: TOKEN},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    line = (await process.stdout.readline()).decode()
+    return process, re.search(r"http://\S+", line).group()
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+async def test_a_killed_service(protocol, monkeypatch):
+    """One that comes back: the episode goes on. One that does not: the attempt has failed."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setattr("agent_environments.services.service_pool.RETRY_S", 0.01)
+    process, url = await start_service()
+    service = client(protocol, url)
+    await service.open()
+    environment = await service.acquire("episode")
+    await environment.start(task_of(protocol))
+    await environment.step(SCRIPT[0])
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    process, _ = await start_service(int(url.rpartition(":")[2]))
+    result = await environment.step(SCRIPT[-1])
+    assert result.done
+    assert (await environment.grade()).reward == 1.0
+    await environment.close()
+    environment = await service.acquire("episode")
+    await environment.start(task_of(protocol))
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    with pytest.raises(EnvironmentCrashed, match="in a row"):
+        await environment.step(SCRIPT[0])
+    await environment.close()
+    assert service.status().open_worlds == 0
+    await service.close()
+
+
+async def test_a_service_that_is_not_there_is_named(monkeypatch):
+    service = client("openenv", "http://127.0.0.1:9")
+    with pytest.raises(EnvironmentCrashed, match=r"127\.0\.0\.1:9 gives no tasks"):
+        await service.open()
+
+
+async def test_the_command_needs_a_token_and_ends_in_order(monkeypatch):
+    process, _ = await start_service()
+    process.terminate()
+    assert await process.wait() == 0

@@ -12,7 +12,7 @@ import pytest
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
-from agent_environments.worlds import episode as episodes
+from agent_environments.remote import episode as episodes
 from agent_environments.worlds.pool import WorldKind, WorldPool
 from support.adapter_support import word_spans
 from support.waiting import block_until, wait_until

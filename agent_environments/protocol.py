@@ -185,6 +185,7 @@ ENVIRONMENTS: dict[str, str] = {
     "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
     "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
+    "mixed": "agent_environments.mixed:MixedPool",
     "tools": "agent_environments.tools.environment:ToolPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""

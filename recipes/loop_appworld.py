@@ -56,7 +56,13 @@ from loop_recipes.learner.process_group import (
     on_main_rank,
     single_process,
 )
-from loop_recipes.learner.run_metrics import RunMetrics, behavior_metrics, rollout_metrics, summary_line
+from loop_recipes.learner.run_metrics import (
+    RunMetrics,
+    behavior_metrics,
+    environment_metrics,
+    rollout_metrics,
+    summary_line,
+)
 from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
 from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
@@ -284,7 +290,7 @@ class LoopAppWorldRecipe:
             self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
-        return rollout_metrics(rollouts) | behavior_metrics(rollouts) | metrics
+        return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
 
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from agent_environments.mixed import environment_of
 from rollout_server.branch import Branch, BranchStart
 from rollout_server.schema import STRICT, from_mapping, require
 
@@ -58,7 +59,8 @@ class CollectionRequest:
     The collection ends as soon as every task has ``min_rollouts_per_task`` (default: all) rollouts and all tasks
     together have ``min_rollouts_fraction`` of those asked for; what still runs is then aborted and dropped.
     ``policy_mode`` "pinned" samples whole episodes from ``policy_version``; "latest" takes, at every turn, the newest
-    version there is. ``id`` names the log file, so it is unique per run and iteration.
+    version there is. ``id`` names the log file, so it is unique per run and iteration. ``environment_turns`` says, for
+    environments of a mixed pool, how many turns their episodes may take in place of ``limits.max_turns``.
     """
 
     id: str
@@ -72,6 +74,7 @@ class CollectionRequest:
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     limits: Limits = dataclasses.field(default_factory=Limits)
     branches: list[Branch] = dataclasses.field(default_factory=list)
+    environment_turns: dict[str, PositiveInt] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         floor, most = self.floor_per_task, self.rollouts_per_task
@@ -87,7 +90,8 @@ class CollectionRequest:
             turns = max(point.turns for point in branch.points)
             tokens = max(point.tokens for point in branch.points)
             name, limits = f"branches: {branch.rollout_id}", self.limits
-            require(turns < limits.max_turns, f"{name} goes on after {turns} turns, max_turns is {limits.max_turns}")
+            most = self.max_turns(branch.task_id)
+            require(turns < most, f"{name} goes on after {turns} turns, max_turns is {most}")
             require(
                 tokens < limits.max_context,
                 f"{name} goes on after {tokens} tokens, max_context is {limits.max_context}",
@@ -122,6 +126,10 @@ class CollectionRequest:
             taken[task_id] += self.rollouts_per_task
             items.append(CollectionItem(task_id, range(first, taken[task_id]), start))
         return items
+
+    def max_turns(self, task_id: str) -> int:
+        """Turns that an episode of this task may take."""
+        return self.environment_turns.get(environment_of(task_id), self.limits.max_turns)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

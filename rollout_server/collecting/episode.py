@@ -165,7 +165,7 @@ class Episode:
             self._messages.append({"role": "user", "content": result.observation})
             if result.done:
                 return "completed"
-            if turn + 1 == self._limits.max_turns:
+            if turn + 1 == self._request.max_turns(self.key.task_id):
                 return "turn_limit"
             self._speaker.hear(result.observation)
 

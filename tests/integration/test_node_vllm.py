@@ -1,6 +1,5 @@
 """The rollout node as a process of its own, on a real vLLM server: parts of it are killed, nothing is lost."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -12,15 +11,12 @@ import pytest
 
 from agent_environments.process_guard import descendants
 from rollout_server.branch import Branch
-from rollout_server.client import RolloutClient
 from rollout_server.collection_request import Sampling
-from rollout_server.config import NodeConfig
-from rollout_server.node_process import NodeDied, NodeProcess
-from rollout_server.schema import from_mapping
-from support.node_reader import TOKEN, Reader, largest_gap, request
+from rollout_server.node_process import NodeDied
+from support.node_reader import Reader, largest_gap, ready_node, request
 from support.processes import alive
 from support.vllm_proxy import VllmProxy
-from support.waiting import COMMAND_S, block_until
+from support.waiting import block_until
 
 pytestmark = pytest.mark.integration
 
@@ -30,14 +26,6 @@ def free_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def ready_node(config, folder):
-    with NodeProcess(from_mapping(NodeConfig, config), folder, TOKEN) as process:
-        client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
-        client.wait_ready(COMMAND_S, process.check)
-        yield process, client
 
 
 def test_logprobs_agree_with_the_version_that_sampled_across_a_swap(shared_vllm, tmp_path):

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rollout_server.client import RolloutClient
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Limits
+from rollout_server.config import NodeConfig
+from rollout_server.node_process import NodeProcess
 from rollout_server.rollout import Rollout
+from rollout_server.schema import from_mapping
 from support.random_policy import reference_logprobs
 from support.waiting import COMMAND_S, block_until
 
 TOKEN = "secret"
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=24, max_context=1500, episode_deadline_s=COMMAND_S)
+
+
+@contextlib.contextmanager
+def ready_node(config: dict[str, Any], folder: Path) -> Iterator[tuple[NodeProcess, RolloutClient]]:
+    """A node that is ready, and its client."""
+    with NodeProcess(from_mapping(NodeConfig, config), folder, TOKEN) as process:
+        client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
+        client.wait_ready(COMMAND_S, process.check)
+        yield process, client
 
 
 def request(collection_id: str, tasks: list[str], **changes: Any) -> CollectionRequest:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loop_recipes.collecting.task_sampler import TaskSampler, UniformTaskSampler
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.collecting.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler
+from loop_recipes.config.loop_config import HorizonStage, LoopConfig
 from rollout_server.collection_request import CollectionRequest, Sampling
 from rollout_server.ids import dev_id, training_id
 from rollout_server.run_files import write_whole
@@ -48,18 +48,32 @@ class CollectionPlan:
         self._name = name
         self._seed = config.seed
         try:
-            sampler = UniformTaskSampler if self._config.task_order == "uniform" else TaskSampler
-            self._sampler = sampler(self._config.tasks or tasks, self._config.tasks_per_iteration, config.seed)
+            self._sampler = self._new_sampler(self._config.tasks or tasks)
         except ValueError as error:
             raise ConfigError(f"collection: {error}") from error
+
+    def _new_sampler(self, tasks: Sequence[str]) -> TaskSampler | MixedTaskSampler:
+        conf = self._config
+        kind = UniformTaskSampler if conf.task_order == "uniform" else TaskSampler
+        if not conf.environments:
+            return kind(tasks, conf.tasks_per_iteration, self._seed)
+        shares = {name: part.share for name, part in conf.environments.items()}
+        return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind)
 
     def horizon(self, iteration: int) -> int:
         """Turns an episode may take: of the last stage begun, else ``limits.max_turns``.
 
         The interaction-horizon curriculum of ScalingInter-RL (AgentGym-RL, arXiv 2509.08755, section 3).
         """
-        begun = [stage for stage in self._config.horizons if stage.from_iteration <= iteration]
-        return max(begun, key=lambda stage: stage.from_iteration).max_turns if begun else self._config.limits.max_turns
+        return _turns(self._config.horizons, iteration, self._config.limits.max_turns)
+
+    def environment_horizons(self, iteration: int) -> dict[str, int]:
+        """The same for the environments of a mixture that have a horizon of their own."""
+        return {
+            name: _turns(part.horizons, iteration, part.max_turns or self._config.limits.max_turns)
+            for name, part in self._config.environments.items()
+            if part.horizons or part.max_turns is not None
+        }
 
     def training(self, iteration: int, policy_version: int) -> CollectionRequest:
         """The next tasks under the given version; every call draws, so call it once per iteration, in order."""
@@ -75,6 +89,7 @@ class CollectionPlan:
             policy_mode=conf.policy_mode,
             sampling=conf.sampling,
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
+            environment_turns=self.environment_horizons(iteration),
         )
 
     def evaluation(self, iteration: int, policy_version: int) -> CollectionRequest | None:
@@ -106,3 +121,9 @@ class CollectionPlan:
             self._sampler.load_state_dict(state)
         except ValueError as error:
             raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
+
+
+def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:
+    """Of the last stage begun at ``iteration``; ``before`` the first."""
+    begun = [stage for stage in stages if stage.from_iteration <= iteration]
+    return max(begun, key=lambda stage: stage.from_iteration).max_turns if begun else before

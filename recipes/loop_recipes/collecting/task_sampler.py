@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from agent_environments.mixed import environment_of
 
 
 class TaskSampler:
@@ -61,7 +64,7 @@ class TaskSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
-        if state["tasks"] != self._tasks:
+        if state.get("tasks") != self._tasks:
             raise ValueError("the sampler's state is of other tasks than the dataset and config now give")
         if state["seed"] != self._seed:
             raise ValueError(f"the sampler's state is of seed {state['seed']}, not {self._seed}")
@@ -79,3 +82,64 @@ class UniformTaskSampler(TaskSampler):
         self._pass += 1
         self._queue = []
         return random.Random(f"{self._seed}/uniform/{self._pass}").sample(self._tasks, self._tasks_per_iteration)
+
+
+class MixedTaskSampler:
+    """A sampler for each environment of a mixture; every iteration has the same number of tasks of each.
+
+    Args:
+        shares: environment -> its share relative to the others; 1 where an environment is not named.
+        kind: the sampler within an environment.
+
+    Raises:
+        ValueError: a share of an environment that has no tasks, or one too small or too large for an iteration's tasks.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        tasks_per_iteration: int,
+        seed: int,
+        shares: Mapping[str, float],
+        kind: type[TaskSampler] = TaskSampler,
+    ) -> None:
+        by_environment: dict[str, list[str]] = defaultdict(list)
+        for task in sorted(tasks):
+            by_environment[environment_of(task)].append(task)
+        unknown = sorted(shares.keys() - by_environment.keys())
+        if unknown:
+            known = ", ".join(name or "none" for name in by_environment)
+            raise ValueError(f"environments.{unknown[0]} has no tasks; there are tasks of {known}")
+        weights = {name: shares.get(name, 1.0) for name in by_environment}
+        self._samplers: dict[str, TaskSampler] = {}
+        for name, count in apportion(tasks_per_iteration, weights).items():
+            try:
+                self._samplers[name] = kind(by_environment[name], count, seed)
+            except ValueError as error:
+                raise ValueError(f"environment {name}: {error}") from error
+
+    def next(self) -> list[str]:
+        """The tasks of the next iteration, all different."""
+        return [task for sampler in self._samplers.values() for task in sampler.next()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; with it a sampler of the same tasks continues exactly here."""
+        return {"environments": {name: sampler.state_dict() for name, sampler in self._samplers.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
+        environments = state.get("environments", {})
+        if environments.keys() != self._samplers.keys():
+            raise ValueError("the sampler's state is of other environments than the config now gives")
+        for name, sampler in self._samplers.items():
+            sampler.load_state_dict(environments[name])
+
+
+def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """``total`` divided in proportion to ``weights``, in whole numbers (largest remainders first; ties by name)."""
+    exact = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
+    counts = {name: math.floor(part) for name, part in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
+    for name in by_remainder[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts

@@ -43,6 +43,18 @@ class HorizonStage:
 
 
 @dataclass(frozen=True, config=STRICT)
+class EnvironmentPartConfig:
+    """The part of one environment of a mixture (``rollout_node.config.environment.name: mixed``)."""
+
+    share: PositiveFloat = 1.0
+    """Its share of ``tasks_per_iteration``, relative to the shares of the others."""
+    max_turns: PositiveInt | None = None
+    """Turns of its episodes, in place of ``limits.max_turns``."""
+    horizons: list[HorizonStage] = field(default_factory=list)
+    """Stages of its own, in place of ``collection.horizons``."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class CollectionConfig:
     """What one iteration asks of the rollout node."""
 
@@ -65,6 +77,9 @@ class CollectionConfig:
     sampling: Sampling = field(default_factory=Sampling)
     horizons: list[HorizonStage] = field(default_factory=list)
     """Stages that replace ``limits.max_turns`` from the first stage's iteration on."""
+    environments: dict[str, EnvironmentPartConfig] = field(default_factory=dict)
+    """By name, the environments of a mixture: their shares and horizons. One that is not named has a share of 1. Empty
+    draws from the tasks of all environments alike."""
     max_policy_lag: Literal[0, 1] = 0
     """1 collects the next iteration while this one is trained on."""
     policy_mode: Literal["pinned", "latest"] = "pinned"

@@ -56,8 +56,8 @@ def rows(section: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
         text = _one_line(_sentence(section, name) or (inspect.getdoc(inside[0]) or "" if inside else ""))
         yield key, _kind(field.annotation, field.metadata), _default(field, bool(inside)), text
         if inside and inside[0] is not NodeConfig and key != _TOLD_ELSEWHERE:
-            many = get_origin(field.annotation) is list
-            yield from rows(inside[0], f"{key}[]." if many else f"{key}.")
+            below = {list: "[]", dict: ".<name>"}.get(get_origin(field.annotation), "")
+            yield from rows(inside[0], f"{key}{below}.")
 
 
 def _sentence(section: type, name: str) -> str | None:
@@ -82,7 +82,9 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
         (item,) = arguments
         return "list of sections" if dataclasses.is_dataclass(item) else f"list of {_kind(item, [])}"
     if origin is dict:
-        return "component" if COMPONENT in metadata else "mapping"
+        if COMPONENT in metadata:
+            return "component"
+        return "sections by name" if dataclasses.is_dataclass(arguments[1]) else "mapping"
     if hasattr(annotation, "__metadata__"):
         return _kind(annotation.__origin__, list(annotation.__metadata__))
     return annotation.__name__ + bounds

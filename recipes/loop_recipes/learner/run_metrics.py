@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from agent_environments.mixed import environment_of
 from agent_environments.tools.behavior import TOOL_FIGURES, tool_metrics
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, combined, rollout_behavior
 from loop_recipes.paths import METRICS_FILE
@@ -38,6 +39,7 @@ METRICS: dict[str, str] = {
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
     **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
     **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
+    "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "groups": "tasks with at least one rollout",
     "groups_without_signal": "tasks none of whose rollouts was kept",
@@ -89,6 +91,7 @@ CONDITIONAL_KEYS = frozenset(
     | {"preference_margin", "preference_accuracy"}
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
+    | {"environments"}
 )
 """Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
 texts. All others are in every line of an iteration that took a step."""
@@ -160,6 +163,8 @@ class RunMetrics:
 
     def _to_loggers(self, metrics: Mapping[str, Any], iteration: int) -> None:
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        for name, figures in metrics.get("environments", {}).items():
+            numbers |= {f"{name}/{key}": value for key, value in figures.items()}
         for logger in self._loggers:
             logger.log_dict(numbers, step=iteration)
 
@@ -185,6 +190,18 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
         "sampled_tokens": sampled / count,
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
+
+
+def environment_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
+    """The figures of each environment, by name; {} where the tasks are of no mixture."""
+    by_environment: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        by_environment.setdefault(environment_of(rollout.task_id), []).append(rollout)
+    if by_environment.keys() <= {""}:
+        return {}
+    keys = ("rollouts", "reward", "success", "completed", "turns", "tokens")
+    means = {name: rollout_metrics(by_environment[name]) for name in sorted(by_environment)}
+    return {"environments": {name: {key: figures[key] for key in keys} for name, figures in means.items()}}
 
 
 def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:

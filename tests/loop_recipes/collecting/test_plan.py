@@ -43,6 +43,19 @@ def test_horizons_begin_at_their_iterations(config_file):
     assert [plan.training(iteration, 0).limits.max_turns for iteration in range(1, 7)] == [5, 5, 2, 2, 4, 4]
 
 
+def test_environments_of_a_mixture_have_shares_and_horizons_of_their_own(config_file):
+    tasks = [f"{name}/s{number}_1" for name in ("sums", "craft", "maze") for number in range(4)]
+    parts = (
+        "collection.environments={sums: {max_turns: 2}, "
+        "craft: {share: 2, max_turns: 3, horizons: [{from_iteration: 2, max_turns: 7}]}}"
+    )
+    plan = CollectionPlan(config(config_file, parts, "collection.tasks_per_iteration=4"), "run", tasks)
+    first, second = plan.training(1, 0), plan.training(2, 0)
+    assert sorted(task.partition("/")[0] for task in first.tasks) == ["craft", "craft", "maze", "sums"]
+    assert [first.max_turns(f"{name}/s1_1") for name in ("sums", "craft", "maze")] == [2, 3, 5]
+    assert [second.max_turns(f"{name}/s1_1") for name in ("sums", "craft", "maze")] == [2, 7, 5]
+
+
 def evaluating(file, every):
     """Replayed logs hold no evaluations, so only a config with a node can ask for one."""
     node = RolloutSourceConfig(url="http://node:8700")

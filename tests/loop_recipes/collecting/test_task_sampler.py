@@ -1,10 +1,12 @@
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_recipes.collecting.task_sampler import TaskSampler, UniformTaskSampler
+from agent_environments.mixed import environment_of
+from loop_recipes.collecting.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler, apportion
 
 task_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: [f"s{number}_1" for number in ids])
 
@@ -72,3 +74,50 @@ def test_sampler_refuses_foreign_states():
 def test_sampler_needs_enough_tasks(size):
     with pytest.raises(ValueError, match="between 1 and the number of tasks, 2"):
         TaskSampler(["a_1", "b_1"], size, seed=0)
+
+
+MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
+
+
+@pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
+def test_every_iteration_of_a_mixture_has_its_shares(kind):
+    sampler = MixedTaskSampler(MIXTURE, 8, 0, {"craft": 3.0}, kind)
+    iterations = [sampler.next() for _ in range(6)]
+    for iteration in iterations:
+        assert Counter(map(environment_of, iteration)) == {"craft": 6, "sums": 2}
+        assert len(set(iteration)) == 8
+    state = json.loads(json.dumps(sampler.state_dict()))
+    other = MixedTaskSampler(MIXTURE[::-1], 8, 0, {"craft": 3.0}, kind)
+    other.load_state_dict(state)
+    assert [other.next() for _ in range(4)] == [sampler.next() for _ in range(4)]
+
+
+def test_a_mixtures_state_is_of_its_own_environments():
+    mixed, plain = MixedTaskSampler(MIXTURE, 8, 0, {}), TaskSampler(MIXTURE, 8, 0)
+    for one, other in ((mixed, plain), (plain, mixed)):
+        with pytest.raises(ValueError, match="the sampler's state is of other"):
+            one.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("shares", "complaint"),
+    [
+        ({"chess": 1.0}, "environments.chess has no tasks; there are tasks of craft, sums"),
+        (
+            {"craft": 0.01},
+            "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number of tasks",
+        ),
+        ({"sums": 9.0}, "environment sums: tasks_per_iteration is 7, but must lie between 1 .*, 5"),
+    ],
+)
+def test_shares_that_cannot_be_are_named(shares, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        MixedTaskSampler(MIXTURE, 8, 0, shares)
+
+
+@given(st.integers(0, 200), st.dictionaries(st.text(), st.floats(0.01, 100.0), min_size=1, max_size=5))
+def test_apportionment_is_whole_and_within_one_of_exact(total, weights):
+    counts = apportion(total, weights)
+    assert sum(counts.values()) == total
+    for name, weight in weights.items():
+        assert abs(counts[name] - total * weight / sum(weights.values())) < 1.0 + 1e-6

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from omegaconf import OmegaConf
 
 from loop_recipes.evaluation.scores import TaskResult
@@ -32,6 +33,8 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     config = replay_config(tmp_path, iterations=1, device_peak_tflops=1.0)
     log = tmp_path / "logs/made-up-i0001.jsonl"
     rollouts = [json.loads(line) | {"messages": MESSAGES} for line in log.read_text().splitlines()]
+    for rollout in rollouts:
+        rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)
     cfg.loss.kl_coefficient = 0.1
@@ -42,6 +45,9 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
+    parts = line["environments"]
+    assert {name: part["rollouts"] for name, part in parts.items()} == {"craft": 3, "sums": 9}
+    assert sum(part["rollouts"] * part["reward"] for part in parts.values()) / 12 == pytest.approx(line["reward"])
 
 
 def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_counted(tmp_path):

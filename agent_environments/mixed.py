@@ -1,0 +1,156 @@
+"""Several environments as one: every task id carries the name of its environment, ``<environment>/<task id>``.
+
+    environment:
+      name: mixed
+      config:
+        environments:
+          sums: {name: tools, config: {module: my_tools.py}}
+          craft: {name: textcraft, config: {python: .venv-worlds/bin/python}, splits: {dev: test}}
+
+What an environment's share of an iteration is, and how many turns its episodes take, is the trainer's to say
+(``collection.environments``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_environments.protocol import (
+    Environment,
+    EnvironmentPool,
+    Grade,
+    Message,
+    PoolStatus,
+    StepResult,
+    TokenSpans,
+    UnknownTask,
+    create_pool,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_KEYS = ("name", "config", "splits")
+
+
+def environment_of(task_id: str) -> str:
+    """The name in front of the id of a mixed pool's task; "" for any other task."""
+    return task_id.rpartition("/")[0]
+
+
+class MixedEnvironment:
+    """One episode, in whichever environment its task is of."""
+
+    def __init__(self, pool: MixedPool, episode_id: str) -> None:
+        self._pool = pool
+        self._episode_id = episode_id
+        self._environment: Environment | None = None
+
+    async def start(self, task_id: str) -> list[Message]:
+        """Waits its turn in the task's own environment."""
+        member, own_id = self._pool.find(task_id)
+        self._environment = await member.acquire(self._episode_id)
+        return await self._environment.start(own_id)
+
+    async def step(self, action: str) -> StepResult:
+        return await self._started.step(action)
+
+    async def grade(self) -> Grade:
+        return await self._started.grade()
+
+    async def close(self) -> None:
+        if self._environment is not None:
+            await self._environment.close()
+
+    @property
+    def _started(self) -> Environment:
+        assert self._environment is not None, "start comes first"
+        return self._environment
+
+
+class MixedPool:
+    """Lends environments of several pools.
+
+    Args:
+        environments: name -> ``name`` and ``config`` of an environment, as in a node's configuration, and ``splits``,
+            where a split is called otherwise there (null: it has no such split).
+
+    Raises:
+        ValueError: no environments, a bad name or key, or an environment that cannot be built; names it.
+    """
+
+    def __init__(self, token_spans: TokenSpans, environments: Mapping[str, Mapping[str, Any]]) -> None:
+        if not environments:
+            raise ValueError("environments must name at least one environment")
+        self._pools: dict[str, EnvironmentPool] = {}
+        self._splits: dict[str, Mapping[str, str | None]] = {}
+        for name, section in environments.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"environment {name!r} must be called by letters, digits, '_', '.' and '-'")
+            unknown = sorted(section.keys() - set(_KEYS))
+            if unknown or "name" not in section:
+                what = f"unknown key {unknown[0]!r}" if unknown else "missing key 'name'"
+                raise ValueError(f"environments.{name}: {what}; known keys: {', '.join(_KEYS)}")
+            try:
+                self._pools[name] = create_pool(section["name"], section.get("config") or {}, token_spans)
+            except ValueError as error:
+                raise ValueError(f"environments.{name}: {error}") from error
+            self._splits[name] = section.get("splits") or {}
+
+    @property
+    def dataset(self) -> str:
+        return " + ".join(f"{name}:{pool.dataset}" for name, pool in self._pools.items())
+
+    async def open(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pool in self._pools.values():
+                    group.create_task(pool.open())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    def tasks(self, split: str) -> list[str]:
+        found: list[str] = []
+        for name, pool in self._pools.items():
+            own_split = self._splits[name].get(split, split)
+            if own_split is None:
+                continue
+            try:
+                found += [f"{name}/{task_id}" for task_id in pool.tasks(own_split)]
+            except UnknownTask as error:
+                raise UnknownTask(f"environment {name}: {error}; say what it calls it in splits") from error
+        if not found:
+            raise UnknownTask(f"no environment has tasks of split {split!r}")
+        return found
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            pool, own_id = self.find(task_id)
+            pool.check_tasks([own_id])
+
+    def find(self, task_id: str) -> tuple[EnvironmentPool, str]:
+        """The pool of a task's environment, and the task's id there."""
+        name = environment_of(task_id)
+        if name not in self._pools:
+            raise UnknownTask(f"no task {task_id!r}: ids begin with {', '.join(f'{known}/' for known in self._pools)}")
+        return self._pools[name], task_id.removeprefix(f"{name}/")
+
+    async def acquire(self, episode_id: str) -> MixedEnvironment:
+        """At once: which environment is wanted is known when the episode starts, and there it waits its turn."""
+        return MixedEnvironment(self, episode_id)
+
+    def status(self) -> PoolStatus:
+        each = {name: pool.status() for name, pool in self._pools.items()}
+        return PoolStatus(
+            open_worlds=sum(status.open_worlds for status in each.values()),
+            waiting=sum(status.waiting for status in each.values()),
+            restarts=sum(status.restarts for status in each.values()),
+            details={name: dict(status.details) for name, status in each.items()},
+        )
+
+    async def close(self) -> None:
+        results = await asyncio.gather(*(pool.close() for pool in self._pools.values()), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result

@@ -1,0 +1,92 @@
+"""Several environments behind one pool."""
+
+import pytest
+
+from agent_environments.conformance import check_conformance
+from agent_environments.mixed import environment_of
+from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
+from support.adapter_support import word_spans
+from support.tool_modules import COUNTER, SUMS, call, write
+
+COUNTER_SECTION = {"name": "counter", "config": {"max_worlds": 2}, "splits": {"valid": "dev"}}
+
+
+@pytest.fixture
+async def mixed(tmp_path):
+    sums = {
+        "name": "tools",
+        "config": {"module": write(tmp_path, SUMS)},
+        "splits": {"valid": "dev", "test_normal": None},
+    }
+    pool = create_pool("mixed", {"environments": {"sums": sums, "to_number": COUNTER_SECTION}}, word_spans)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def play(pool, task, *actions):
+    environment = await pool.acquire("mixed")
+    try:
+        await environment.start(task)
+        for action in actions:
+            await environment.step(action)
+        return await environment.grade()
+    finally:
+        await environment.close()
+
+
+async def test_each_task_is_played_in_its_own_environment(mixed):
+    assert mixed.dataset == "sums:mine + to_number:counter"
+    assert (await play(mixed, "sums/sum_1", call("answer", value=42))).success
+    assert (await play(mixed, "to_number/reach3_1", "```python\nadd(3)\nfinish()\n```")).success
+    assert not (await play(mixed, "to_number/reach3_1", call("answer", value=42))).success
+    assert mixed.status().open_worlds == 0
+
+
+def test_splits_under_the_names_that_each_environment_has(mixed):
+    assert mixed.tasks("train")[:2] == ["sums/sum_1", "to_number/reach3_1"]
+    assert {environment_of(task) for task in mixed.tasks("valid")} == {"sums", "to_number"}
+    assert {environment_of(task) for task in mixed.tasks("test_normal")} == {"to_number"}
+    with pytest.raises(UnknownTask, match="environment sums: no split 'test'; there are train, dev; say what"):
+        mixed.tasks("test")
+    for unknown in ("sum_1", "craft/sum_1", "sums/sum_2", "sums"):
+        with pytest.raises(UnknownTask):
+            mixed.check_tasks([unknown])
+    mixed.check_tasks(mixed.tasks("train"))
+
+
+@pytest.mark.parametrize("task", ["sums/sum_1", "to_number/reach5_1"])
+async def test_it_conforms(mixed, task):
+    await check_conformance(mixed, task)
+
+
+def test_a_task_of_no_mixture_has_no_environment():
+    assert environment_of("07b42fd_1") == ""
+
+
+@pytest.mark.parametrize(
+    ("environments", "complaint"),
+    [
+        ({}, "environments must name at least one"),
+        ({"a/b": COUNTER_SECTION}, "environment 'a/b' must be called by"),
+        (
+            {"a": {"name": "counter", "confg": {}}},
+            "environments.a: unknown key 'confg'; known keys: name, config, splits",
+        ),
+        ({"a": {"config": {}}}, "environments.a: missing key 'name'"),
+        ({"a": {"name": "nowhere"}}, "environments.a: unknown environment 'nowhere'"),
+        ({"a": {"name": "counter", "config": {"max": 2}}}, "environments.a: environment 'counter' was given options"),
+    ],
+)
+def test_a_bad_configuration_is_one_line(environments, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        create_pool("mixed", {"environments": environments}, word_spans)
+
+
+async def test_an_environment_that_does_not_open_is_an_error_of_the_mixture(tmp_path):
+    broken = write(tmp_path, COUNTER.replace("self.made.append(self)", "raise OSError('no room')"))
+    sections = {"a": {"name": "tools", "config": {"module": broken}}, "b": COUNTER_SECTION}
+    pool = create_pool("mixed", {"environments": sections}, word_spans)
+    with pytest.raises(EnvironmentCrashed, match="an instance could not be made: OSError: no room"):
+        await pool.open()
+    await pool.close()

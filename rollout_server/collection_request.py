@@ -90,8 +90,8 @@ class CollectionRequest:
             turns = max(point.turns for point in branch.points)
             tokens = max(point.tokens for point in branch.points)
             name, limits = f"branches: {branch.rollout_id}", self.limits
-            most = self.max_turns(branch.task_id)
-            require(turns < most, f"{name} goes on after {turns} turns, max_turns is {most}")
+            turn_limit = self.max_turns(branch.task_id)
+            require(turns < turn_limit, f"{name} goes on after {turns} turns, max_turns is {turn_limit}")
             require(
                 tokens < limits.max_context,
                 f"{name} goes on after {tokens} tokens, max_context is {limits.max_context}",

@@ -5,6 +5,7 @@ Skipped, with the reason, where no Chromium is installed.
 
 import asyncio
 import json
+import os
 import re
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +14,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from loop_recipes.collecting.branching import HowToSample
+from loop_recipes.collecting.node_source import NodeSource
+from loop_recipes.collecting.turn_values import ValuedRollout, values_file, write_turn_values
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
+from rollout_server.collection_request import Limits, Sampling
 from support.browser import EXECUTABLE, open_page, true_in
+from support.counter_node import TOKEN, counter_request, local_node
 from support.viewer_run import LONG_TOKENS, write_run
+from support.waiting import DEADLINE_S
 
 pytestmark = [
     pytest.mark.integration,
@@ -215,3 +222,42 @@ async def test_the_exported_file_works_alone(run_folder, tmp_path):
         await true_in(page, f"document.getElementById('shown').innerText === '{found} of 24 rollouts'")
         loaded = await page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
         assert loaded == []
+
+
+async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path, monkeypatch):
+    """On the page of a live run; then, its node gone, the page says so."""
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", TOKEN)
+    limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
+    async with local_node(policy, tmp_path / "node") as local:
+        local.vllm.speak = lambda rng: rng.choice(["```python\nadd(3)\n```", "```python\nadd(1)\n```"])
+        request = counter_request("demo-i0001", tasks=["reach8_1"], rollouts_per_task=1, limits=limits)
+        (rollout,), _ = await local.collect(request)
+        source = NodeSource(local.client, None, DEADLINE_S, DEADLINE_S, lambda: False)
+        wanted = [ValuedRollout.every(rollout, 1, HowToSample(6, 0, Sampling(), limits))]
+        await local.call(write_turn_values, source, wanted, values_file(tmp_path, "demo-i0001"))
+        local.node.write_address(local.url, os.getpid())
+        async with viewing(tmp_path) as (page, address):
+            await show(page, address, "c/demo-i0001/r/1", ".turn-value meter")
+            assert await page.locator(".turn-value").count() == 4
+            assert re.search(r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.inner_text("#turn-2"))
+            if "SCREENSHOTS" in os.environ:
+                await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/turn_values.png")
+            local.vllm.speak = lambda rng: "```python\nfinish()\n```"
+            await page.locator("#turn-3 .go-on").click()
+            await true_in(page, "location.hash.startsWith('#/c/branch-demo-i0001-')")
+            await page.locator(".replayed").first.wait_for(state="attached")
+            assert await page.locator(".replayed").count() == 2
+            assert "goes on from demo-i0001/reach8_1/0.0 after 2 turns" in await page.inner_text("main")
+            assert "finish()" in await page.inner_text("#turn-3")
+            if "SCREENSHOTS" in os.environ:
+                await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/branch.png")
+            await page.locator("main p a").filter(has_text="demo-i0001/reach8_1").click()
+            await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
+
+
+async def test_without_a_node_the_page_says_so(run_folder):
+    async with viewing(run_folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1", ".go-on")
+        await page.locator(".go-on").first.click()
+        await page.locator(".role .error").first.wait_for(state="attached")
+        assert "no rollout node of this run is running on this machine" in await page.inner_text(".role .error")

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from loop_recipes.viewer.go_on import CannotGoOn, go_on, how_it_went
 from loop_recipes.viewer.run_data import RunData
 
 STATIC = Path(__file__).parent / "static"
@@ -32,6 +33,8 @@ def build_app(run: RunData) -> web.Application:
             web.get("/api/collections/{collection}", routes.summaries),
             web.get("/api/collections/{collection}/rollouts/{cursor:\\d+}", routes.rollout),
             web.get("/api/collections/{collection}/search", routes.search),
+            web.post("/api/collections/{collection}/rollouts/{cursor:\\d+}/turns/{turn:\\d+}/branch", routes.branch),
+            web.get("/api/branches/{collection}", routes.branch_state),
             web.static("/static", STATIC),
         ]
     )
@@ -75,6 +78,24 @@ class _Routes:
     async def search(self, request: web.Request) -> web.Response:
         return await self._answer(self._run.search, request.match_info["collection"], request.query.get("q", ""))
 
+    async def branch(self, request: web.Request) -> web.Response:
+        """Ask the run's node to go on from a turn: {"collection": its id}."""
+        if (
+            request.content_type != "application/json"
+        ):  # which a page from elsewhere cannot send without being asked for
+            return web.json_response({"error": "send application/json"}, status=415)
+        collection, cursor = request.match_info["collection"], int(request.match_info["cursor"])
+
+        def ask() -> dict[str, str]:
+            log, line = self._run.stored(collection, cursor)
+            return {"collection": go_on(log, line, int(request.match_info["turn"]))}
+
+        return await self._answer(ask)
+
+    async def branch_state(self, request: web.Request) -> web.Response:
+        """Whether a branch that was asked for has ended; its log is there soon after it was asked for."""
+        return await self._answer(lambda: how_it_went(self._run.log(request.match_info["collection"])))
+
     async def _answer(self, read: Callable[..., Any], *arguments: Any) -> web.Response:
         """Read beside the event loop, one at a time: the index of a log has one writer."""
 
@@ -87,6 +108,8 @@ class _Routes:
                 text = await asyncio.to_thread(dump)
         except KeyError as error:
             return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
+        except CannotGoOn as error:
+            return web.json_response({"error": str(error)})  # an answer: nothing is wrong with the request
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=500)
         return web.Response(text=text, content_type="application/json")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
 from appworld_adapter.behavior import api_calls
+from loop_recipes.collecting.turn_values import read_turn_values, values_file
 from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.paths import METRICS_FILE
@@ -130,7 +131,46 @@ class RunData:
         """The ``cursor``-th rollout (from 1) with what the page shows of it.
 
         ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``ratios`` and ``clipped`` are per
-        sampled token, or None.
+        sampled token, or None. ``branch_of`` also has the ``collection`` and ``cursor`` of the rollout it names, where
+        they are known. ``values`` has, per turn of its own, what is known of its value, or None.
+
+        Raises:
+            KeyError: no such collection or rollout.
+        """
+        _, line = self.stored(collection, cursor)
+        record = json.loads(line)
+        texts: dict[str, int] = {}
+        index = [texts.setdefault(self._token_text(token), len(texts)) for token in record["token_ids"]]
+        own = self._statistics(collection).get(record["rollout_id"])
+        return {
+            "collection": collection,
+            "cursor": cursor,
+            **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
+            **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
+            "ungradable": record.get("ungradable"),
+            "branch_of": self._origin(record.get("branch_of")),
+            "values": self._turn_values(collection, record),
+            "messages": record["messages"],
+            "requirements": record["requirements"],
+            "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
+            "mask": [int(sampled) for sampled in record["mask"]],
+            "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
+            "old_logprobs": own["old_logprobs"] if own else None,
+            "ratios": own["ratios"] if own else None,
+            "clipped": own["clipped"] if own else None,
+        }
+
+    def log(self, collection: str) -> Path:
+        """The file of a collection.
+
+        Raises:
+            KeyError: no such collection.
+        """
+        self._find_logs()
+        return self._logs[collection].path
+
+    def stored(self, collection: str, cursor: int) -> tuple[Path, bytes]:
+        """The log that holds the ``cursor``-th rollout, and the rollout's line.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -141,25 +181,7 @@ class RunData:
             raise KeyError(f"no rollout {cursor} in {collection}")
         with log.path.open("rb") as file:
             file.seek(log.offsets[cursor - 1])
-            record = json.loads(file.readline())
-        texts: dict[str, int] = {}
-        index = [texts.setdefault(self._token_text(token), len(texts)) for token in record["token_ids"]]
-        own = self._statistics(collection).get(record["rollout_id"])
-        return {
-            "collection": collection,
-            "cursor": cursor,
-            **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
-            **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
-            "ungradable": record.get("ungradable"),
-            "messages": record["messages"],
-            "requirements": record["requirements"],
-            "tokens": {"texts": list(texts), "index": index, "ids": record["token_ids"]},
-            "mask": [int(sampled) for sampled in record["mask"]],
-            "logprobs": [round(value, 5) for value in record["sampler_logprobs"]],
-            "old_logprobs": own["old_logprobs"] if own else None,
-            "ratios": own["ratios"] if own else None,
-            "clipped": own["clipped"] if own else None,
-        }
+            return log.path, file.readline()
 
     def search(self, collection: str, text: str) -> list[int]:
         """Cursors of the rollouts one of whose messages holds ``text``, upper and lower case alike.
@@ -188,6 +210,24 @@ class RunData:
             log.offsets.append(line.start)
             log.summaries.append(_summary(line.record, line.number))
             log.read_to = line.end
+
+    def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What a rollout goes on from, with the place of that rollout among the logs, if it is there."""
+        if branch_of is None:
+            return None
+        collection = branch_of["rollout_id"].partition("/")[0]
+        log = self._logs.get(collection)
+        if log is not None:
+            self._read_on(log)
+        entries = log.summaries if log is not None else []
+        cursor = next((entry["cursor"] for entry in entries if entry["id"] == branch_of["rollout_id"]), None)
+        return {**branch_of, "collection": collection, "cursor": cursor}
+
+    def _turn_values(self, collection: str, record: dict[str, Any]) -> list[dict[str, Any] | None] | None:
+        values = read_turn_values(values_file(self.path, collection))
+        known = {value.turn: asdict(value) for value in values if value.rollout_id == record["rollout_id"]}
+        before = (record.get("branch_of") or {"turns": 0})["turns"]
+        return [known.get(before + place) for place in range(len(record["turns"]))] if known else None
 
     def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
         files = statistics_files(self.path / TOKEN_STATISTICS, collection)

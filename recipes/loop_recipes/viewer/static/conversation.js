@@ -57,10 +57,51 @@ function Observation({ text }) {
   </div>`;
 }
 
-function Action({ text, number, turn }) {
-  const note = turn ? `turn ${number} · ${turn.end - turn.start} tokens · policy version ${turn.policy_version}` : "";
-  return html`<div class="message assistant" id=${`turn-${number}`}>
-    <div class="role">agent <span class="quiet">${note}</span></div>
+const BRANCH_POLL_MS = 1000;
+
+/** Asks the node of a live run for another continuation from a turn on, and shows it when it is there. */
+function GoOn({ rollout, turn }) {
+  const [state, setState] = useState("");
+  const asking = state === "asking";
+  const ask = async () => {
+    setState("asking");
+    try {
+      const { collection } = await api.branch(rollout.collection, rollout.cursor, turn);
+      for (;;) {
+        if ((await api.branchState(collection)).ended) break;
+        await new Promise((resolve) => setTimeout(resolve, BRANCH_POLL_MS));
+      }
+      location.hash = link("c", collection, "r", 1);
+    } catch (error) {
+      setState(error.message);
+    }
+  };
+  return html`<button class="go-on" disabled=${asking} onClick=${ask}>${asking ? "going on …" : "go on from here"}</button>
+    ${state && !asking && html`<span class="error"><bdi>${state}</bdi></span>`}`;
+}
+
+/** What the state before a turn is worth: the mean return of the continuations that began there. */
+function TurnValue({ value, next }) {
+  if (!value || value.value === null) return null;
+  const error = value.stderr === null ? "" : ` ± ${value.stderr.toFixed(2)}`;
+  const after = next === null || next === undefined ? "" : ` · this turn ${signed(next - value.value)}`;
+  const title = `${value.n} continuations by policy version ${value.policy_version}, ${value.refused} refused`;
+  return html`<span class="turn-value" title=${title}>
+    <meter min="0" max="1" value=${value.value}></meter> value ${value.value.toFixed(2)}${error}${after}
+  </span>`;
+}
+
+/** `turn` is null where another rollout sampled it; `place` is its place among the turns of this one. */
+function Action({ text, number, turn, place, rollout }) {
+  const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
+  const note = turn ? `turn ${number} · ${turn.end - turn.start} tokens · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
+  const { values } = rollout;
+  const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);
+  return html`<div class=${`message assistant ${turn ? "" : "replayed"}`} id=${`turn-${number}`}>
+    <div class="role">agent <bdi class="quiet">${note}</bdi>
+      ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
+      ${turn && !isExport && rollout.mask.length > 0 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
+    </div>
     ${segments(text).map((part) => html`<${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`)}
     ${!text.trim() && html`<p class="quiet">(an empty message)</p>`}
   </div>`;
@@ -70,7 +111,8 @@ function Action({ text, number, turn }) {
 function Conversation({ rollout }) {
   const { messages, turns } = rollout;
   const assistant = messages.map((message, place) => (message.role === "assistant" ? place : -1)).filter((p) => p >= 0);
-  const first = turns.length ? assistant[assistant.length - turns.length] : messages.length;
+  const before = turnsBefore(rollout);
+  const first = turns.length ? assistant[assistant.length - turns.length - before] : messages.length;
   const task = messages[first - 1];
   let number = 0;
   return html`<div class="conversation">
@@ -88,7 +130,8 @@ function Conversation({ rollout }) {
     ${messages.slice(first).map((message) => {
       if (message.role !== "assistant") return html`<${Observation} text=${message.content} />`;
       number += 1;
-      return html`<${Action} text=${message.content} number=${number} turn=${turns[number - 1]} />`;
+      const place = number - 1 - before;
+      return html`<${Action} text=${message.content} number=${number} turn=${turns[place]} place=${place} rollout=${rollout} />`;
     })}
   </div>`;
 }

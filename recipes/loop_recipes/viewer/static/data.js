@@ -10,16 +10,20 @@ for (const element of document.querySelectorAll('script[type="application/json"]
 }
 const isExport = embedded.has("run");
 
+async function answerOf(request) {
+  const answer = await request;
+  const data = await answer.json();
+  if (!answer.ok || data.error) throw new Error(data.error || `HTTP ${answer.status}`);
+  return data;
+}
+
 async function fetchData(name, url) {
   if (isExport) {
     const element = embedded.get(name);
     if (!element) throw new Error(`${name} is not part of this file`);
     return JSON.parse(element.textContent);
   }
-  const answer = await fetch(url);
-  const data = await answer.json();
-  if (!answer.ok) throw new Error(data.error || `HTTP ${answer.status}`);
-  return data;
+  return answerOf(fetch(url));
 }
 
 const api = {
@@ -27,6 +31,15 @@ const api = {
   summaries: (id) => fetchData(`collection/${id}`, `/api/collections/${encodeURIComponent(id)}`),
   rollout: (id, cursor) =>
     fetchData(`rollout/${id}/${cursor}`, `/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}`),
+  branch: (id, cursor, turn) =>
+    answerOf(
+      fetch(`/api/collections/${encodeURIComponent(id)}/rollouts/${cursor}/turns/${turn}/branch`, {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: "{}",
+      }),
+    ),
+  branchState: (id) => answerOf(fetch(`/api/branches/${encodeURIComponent(id)}`)),
   async search(id, text) {
     if (!isExport) {
       return fetchData("", `/api/collections/${encodeURIComponent(id)}/search?q=${encodeURIComponent(text)}`);
@@ -57,6 +70,9 @@ function useLoaded(load, inputs) {
   }, inputs);
   return state;
 }
+
+/** Turns of a rollout's episode that another rollout sampled. */
+const turnsBefore = (rollout) => (rollout.branch_of ? rollout.branch_of.turns : 0);
 
 const percent = (value) => `${Math.round(100 * value)}%`;
 const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));

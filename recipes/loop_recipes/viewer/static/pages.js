@@ -250,6 +250,13 @@ function Column({ collection, entry }) {
   </article>`;
 }
 
+function Origin({ origin }) {
+  const name = html`<bdi>${origin.rollout_id}</bdi>`;
+  return html`<p class="quiet">goes on from ${origin.cursor === null
+      ? name
+      : html`<a href=${link("c", origin.collection, "r", origin.cursor)}>${name}</a>`} after ${origin.turns} turns</p>`;
+}
+
 function RolloutPage({ collection, cursor, view, stamp }) {
   const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
@@ -296,6 +303,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
       <bdi>${rollout.task_id}</bdi></a></span>${Object.entries(facts).map(
       ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
     )}</p>
+    ${rollout.branch_of && html`<${Origin} origin=${rollout.branch_of} />`}
     ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
     ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
     <${Requirements} requirements=${rollout.requirements} />

@@ -20,7 +20,7 @@ function tokenDetails(rollout) {
       text: rollout.tokens.texts[rollout.tokens.index[i]],
       id: rollout.tokens.ids[i],
       sampled,
-      turn: turn < 0 ? null : turn + 1,
+      turn: turn < 0 ? null : turnsBefore(rollout) + turn + 1,
       version: turn < 0 ? null : rollout.turns[turn].policy_version,
       logprob: sampled ? rollout.logprobs[i] : null,
       learner: pick(rollout.old_logprobs),

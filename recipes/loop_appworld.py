@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-import warnings
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -18,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from omegaconf import DictConfig
 from torchtune import utils
 
 from loop_recipes.collecting.open import open_source
@@ -27,26 +25,20 @@ from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
 from loop_recipes.collecting.source import SOURCE_ERRORS, StopRequested, check_versions
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
-from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import Sample
 from loop_recipes.learner.checkpoint import (
     TrainingState,
-    all_generators,
     load_latest,
     restore_generators,
-    save_and_prune,
 )
 from loop_recipes.learner.device_check import training_device
 from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress
-from loop_recipes.learner.logprobs import attach_head
-from loop_recipes.learner.model import DTYPES, check_adapter, load_base, new_adapter, trained_parameters
-from loop_recipes.learner.optimizer import build_optimizer, optimizer_groups, optimizer_tensors
-from loop_recipes.learner.peft_export import export_adapter, read_adapter
-from loop_recipes.learner.policy_update import NonFiniteLoss, PolicyUpdate
+from loop_recipes.learner.learner import Learner
+from loop_recipes.learner.model import DTYPES, check_context, load_base
+from loop_recipes.learner.policy_update import NonFiniteLoss
 from loop_recipes.learner.process_group import (
     RemoteError,
     any_rank,
@@ -56,17 +48,9 @@ from loop_recipes.learner.process_group import (
     on_main_rank,
     single_process,
 )
-from loop_recipes.learner.run_metrics import (
-    RunMetrics,
-    behavior_metrics,
-    environment_metrics,
-    rollout_metrics,
-    summary_line,
-)
-from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
+from loop_recipes.learner.run_metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
-from loop_recipes.paths import METRICS_FILE
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError
@@ -125,7 +109,7 @@ class LoopAppWorldRecipe:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
         conf = self._config
         init_process_group(self._device, conf.collection.deadline_s + 1800.0, always=self._dtype != torch.float32)
-        self._world_size, self._rank = utils.get_world_size_and_rank()
+        self._rank = utils.get_world_size_and_rank()[1]
         torch.manual_seed(conf.seed)
         self._stop.listen()
         checkpoint = None
@@ -134,66 +118,32 @@ class LoopAppWorldRecipe:
             if checkpoint is None:
                 utils.log_rank_zero(log, f"no checkpoint in {self._output_dir}: starting from the beginning")
         model, base = load_base(conf, self._dtype)
+        check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
         self._source = SharedSource(
             lambda: open_source(conf.rollout_node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__)
         )
         self._cleanup.callback(self._source.close)
-        self._setup_model(model, base, checkpoint)
-        self._optimizer, self._lr_scheduler = build_optimizer(conf, self._model, self._critic, checkpoint)
-        self._setup_update(checkpoint)
-        self._setup_run(checkpoint)
-
-    def _setup_model(self, model: Any, base: dict[str, Tensor], checkpoint: TrainingState | None) -> None:
-        conf = self._config
-        shard = self._world_size > 1 or self._dtype != torch.float32
-        if checkpoint is not None:
-            adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
-        elif conf.initial_adapter is not None:
-            adapter, _, _ = read_adapter(Path(conf.initial_adapter))
-        else:
-            adapter = new_adapter(model, conf.seed)
-        check_adapter(model, adapter)
-        self._model = place_model(
-            attach_head(model, build(conf.log_probs)),
-            base,
-            adapter,
-            self._device,
-            self._dtype,
-            activation_checkpointing=conf.enable_activation_checkpointing,
-            shard=shard,
-        )
-        self._critic = None
-        if conf.critic is not None:
-            width = self._model.tok_embeddings.weight.shape[1]
-            weights = None if checkpoint is None else checkpoint.critic
-            self._critic = place_critic(conf.critic, width, weights, self._device, shard)
-        self._parameters = trained_parameters(self._model, self._critic)
-        self._versions = AdapterVersions(self._model)
-        for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
-            self._versions.put(version, tensors)
-
-    def _setup_update(self, checkpoint: TrainingState | None) -> None:
-        conf = self._config
         statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
-        self._update = PolicyUpdate(
-            model=self._model,
-            optimizer=self._optimizer,
-            loss=build(conf.loss),
-            advantage=build(conf.advantage),
-            versions=self._versions,
-            config=conf.update,
-            device=self._device,
-            seed=conf.seed,
-            critic=self._critic,
+        self._learner = Learner(
+            conf,
+            model,
+            base,
+            self._device,
+            checkpoint,
+            critic=conf.critic,
+            critic_lr=conf.critic_lr,
             token_statistics=statistics if conf.update.token_statistics else None,
         )
-        if checkpoint is not None and "update" in checkpoint.state:  # older ones begin with the usual loss scale
-            self._update.load_state_dict(checkpoint.state["update"])
         if conf.stress_test:
-            length, vocab_size = conf.collection.limits.max_context, self._model.tok_embeddings.weight.shape[0]
-            tokens, rehearse = conf.update.micro_batch_tokens, self._update.rehearse
-            utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
+            self._stress_test()
+        self._setup_run(checkpoint)
+
+    def _stress_test(self) -> None:
+        conf, learner = self._config, self._learner
+        length, vocab_size = conf.collection.limits.max_context, learner.model.tok_embeddings.weight.shape[0]
+        tokens, rehearse = conf.update.micro_batch_tokens, learner.update.rehearse
+        utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
 
     def _setup_run(self, checkpoint: TrainingState | None) -> None:
         """Tasks, counters, metrics, and a node that serves nothing that this run will publish anew."""
@@ -222,18 +172,13 @@ class LoopAppWorldRecipe:
         restore_generators(checkpoint.rng, self._rank)
 
     def _open_metrics(self) -> None:
-        config = OmegaConf.create(asdict(self._config))
-        OmegaConf.save(config, self._output_dir / "config.yaml")
-        loggers = [build(logger) for logger in self._config.metric_logger]
-        for logger in loggers:
-            logger.log_config(config)
-        self._metrics = RunMetrics(self._output_dir / METRICS_FILE, loggers, self._iterations_done)
+        self._metrics = self._learner.open_metrics(self._iterations_done)
         self._cleanup.callback(self._metrics.close)
 
     def train(self) -> None:
         """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop."""
         conf = self._config
-        seconds_publishing = self._publish(self._versions.versions)
+        seconds_publishing = self._publish(self._learner.versions.versions)
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             started = time.perf_counter()
             request = self._pending or self._plan.training(iteration, self._policy_version)
@@ -276,17 +221,14 @@ class LoopAppWorldRecipe:
         conf = self._config
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = [Sample.from_rollout(rollout) for rollout in rollouts]
-        trained, stepped, metrics = self._update.run(samples, self._policy_version, iteration)
+        trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration)
         metrics |= gap_metrics(trained, conf.sampler_gap)
-        metrics |= flops_metrics(self._model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
-        with warnings.catch_warnings():
-            # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            self._lr_scheduler.step()
+        metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
+        self._learner.end_iteration()
         if metrics["steps"]:
             self._policy_version += 1
-            self._versions.keep(self._policy_version)
-            self._canary = canary(self._update.logprobs, samples, conf.sampler_gap, self._policy_version)
+            self._learner.versions.keep(self._policy_version)
+            self._canary = canary(self._learner.update.logprobs, samples, conf.sampler_gap, self._policy_version)
             self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
@@ -294,28 +236,19 @@ class LoopAppWorldRecipe:
 
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""
-        critic = {} if self._critic is None else {n: full_tensor(p) for n, p in self._critic.named_parameters()}
         state = {
             "iteration": self._iterations_done,
             "policy_version": self._policy_version,
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
             "sampler": self._plan.state_dict(),
-            "update": self._update.state_dict(),
             "canary": self._canary,
             "best": self._best,
-            "optimizer_groups": optimizer_groups(self._optimizer),
             "run_name": self._run_name,
             "dataset": self._dataset,
             "config": asdict(self._config),
         }
-        adapters = {version: self._versions.full(version) for version in self._versions.versions}
-        optimizer = optimizer_tensors(self._optimizer, self._parameters)
-        saved = TrainingState(state, adapters, optimizer, all_generators(), critic)
-
-        best = set() if self._best is None else {self._best["iteration"]}
-        root, keep_last = self._output_dir / "checkpoints", self._config.keep_last_checkpoints
-        on_main_rank(lambda: save_and_prune(root, self._iterations_done, saved, keep_last, best))
+        self._learner.save_checkpoint(state, None if self._best is None else self._best["iteration"])
 
     def cleanup(self) -> None:
         """Stop a launched node and close files; safe to call at any point, and twice. Waits for no other rank."""
@@ -338,26 +271,16 @@ class LoopAppWorldRecipe:
         started = time.perf_counter()
         for version in versions:
             proof = self._canary if version == self._policy_version else None
-            self._source.publish(version, partial(self._export, version, self._versions.full(version)), proof)
+            adapter = self._learner.versions.full(version)
+            self._source.publish(version, partial(self._learner.export, version, adapter), proof)
         return time.perf_counter() - started
-
-    def _export(self, version: int, adapter: dict[str, Tensor]) -> Path:
-        """Write a version in PEFT's format; returns its folder."""
-        return export_adapter(
-            adapter,
-            self._output_dir / "policies" / f"policy-v{version:04d}",
-            rank=self._config.model["lora_rank"],
-            alpha=self._config.model["lora_alpha"],
-            base_model=self._config.checkpointer["checkpoint_dir"],
-            dtype=DTYPES[self._config.adapter_dtype],
-        )
 
     def _forget_versions(self) -> None:
         """Drop what no rollout can need any more, here and on the node."""
         oldest = self._policy_version - self._config.collection.max_policy_lag
-        for version in [version for version in self._versions.versions if version < oldest]:
+        for version in [version for version in self._learner.versions.versions if version < oldest]:
             self._source.retire(version)
-        self._versions.forget_before(oldest)
+        self._learner.versions.forget_before(oldest)
 
     def _log(self, iteration: int, metrics: dict[str, Any]) -> None:
         line = {

@@ -14,7 +14,7 @@ import sys
 from loop_recipes.paths import recipes_folder
 
 _REGISTRY = "torchtune._recipe_registry"
-_RECIPES = ("loop_appworld", "eval_appworld", "warm_start_appworld")
+_RECIPES = ("loop_appworld", "sft_appworld", "eval_appworld", "warm_start_appworld")
 
 
 def register(registry) -> None:
@@ -34,7 +34,10 @@ def register(registry) -> None:
         ]
         registry._ALL_RECIPES.append(
             registry.Recipe(
-                name=name, file_path=str(file), configs=configs, supports_distributed=name == "loop_appworld"
+                name=name,
+                file_path=str(file),
+                configs=configs,
+                supports_distributed=name in ("loop_appworld", "sft_appworld"),
             )
         )
 

@@ -1,4 +1,4 @@
-"""The keys of ``loop_appworld``'s YAML, each with its sentence, and what they must be among each other."""
+"""The keys of ``loop_appworld``'s YAML and those that other recipes share, each with its sentence."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ class GapConfig:
     """Above this the verdict is "broken"; a canary's 90th percentile may be this large."""
 
 
-@dataclass(frozen=True, config=STRICT)
-class LoopConfig:
-    """All keys of the recipe `loop_appworld`."""
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class LearnerConfig:
+    """The keys that all recipes with a learner share."""
 
     output_dir: str
     """Folder of the run: metrics, policies, checkpoints and the launched node's files."""
@@ -185,12 +185,11 @@ class LoopConfig:
     """torchtune's builder of the LoRA model."""
     checkpointer: Component
     """torchtune's checkpointer, which reads the base model."""
-    rollout_node: RolloutSourceConfig
-    collection: CollectionConfig
     advantage: Component
-    """From ``loop_recipes.learner.advantages``: what a rollout's return is compared with."""
+    """From ``loop_recipes.learner.advantages``: what a rollout's return is compared with; ``ReturnPairs`` from
+    ``loop_recipes.learner.preferences`` for a loss on pairs."""
     loss: Component
-    """From ``loop_recipes.learner.losses``."""
+    """From ``loop_recipes.learner.losses``, or one on pairs from ``loop_recipes.learner.preferences``."""
     log_probs: Component
     """From ``loop_recipes.learner.logprobs``: the head that gives the sampled tokens' log-probs."""
     optimizer: Component
@@ -201,16 +200,7 @@ class LoopConfig:
     """Iterations of the whole run, those before a resume included."""
     extends: str | None = None
     """The config below this one: a name, or the path of a YAML file."""
-    critic: Component | None = None
-    """``loop_recipes.learner.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
-    critic_lr: float | None = None
-    """Learning rate of the critic; null gives it the policy's."""
     update: UpdateConfig = field(default_factory=UpdateConfig)
-    stop: StopConfig = field(default_factory=StopConfig)
-    dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
-    sampler_gap: GapConfig = field(default_factory=GapConfig)
-    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
-    """Begins the ids of this run's collections; null makes a name of the output folder's and a random part."""
     seed: int = 0
     """Seed of tasks, episodes, the new adapter and minibatches."""
     device: str = "cpu"
@@ -227,12 +217,29 @@ class LoopConfig:
     """Goes on with the newest checkpoint in ``output_dir``, if there is one."""
     keep_last_checkpoints: PositiveInt = 2
     """Checkpoints that are kept, beside the best of ``dev_evaluation``."""
+    metric_logger: list[Component] = field(default_factory=list)
+    """torchtune's metric loggers, beside ``metrics.jsonl``."""
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class LoopConfig(LearnerConfig):
+    """All keys of the recipe `loop_appworld`."""
+
+    rollout_node: RolloutSourceConfig
+    collection: CollectionConfig
+    critic: Component | None = None
+    """``loop_recipes.learner.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
+    critic_lr: float | None = None
+    """Learning rate of the critic; null gives it the policy's."""
+    stop: StopConfig = field(default_factory=StopConfig)
+    dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
+    sampler_gap: GapConfig = field(default_factory=GapConfig)
+    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    """Begins the ids of this run's collections; null makes a name of the output folder's and a random part."""
     stress_test: bool = False
     """Runs one forward and backward pass of ``collection.limits.max_context`` tokens before the first iteration."""
     device_peak_tflops: float | None = None
     """Peak of one device, for the metric ``model_flops_utilization``; null leaves it out."""
-    metric_logger: list[Component] = field(default_factory=list)
-    """torchtune's metric loggers, beside ``metrics.jsonl``."""
 
     def __post_init__(self) -> None:
         if self.critic is not None:

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from loop_recipes.config.components import build, check_component
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.loop_config import LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.config import NodeConfig
@@ -28,12 +28,25 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
     Raises:
         ConfigError: one line that names the key and the cure.
     """
+    check_learner(config, starts_now=starts_now)
+    if config.critic is not None:
+        check_component("critic", config.critic, positional=1)
+        pairs = getattr(build(config.loss), "compares_pairs", False)
+        require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
+    _check_rollout_node(config, starts_now)
+
+
+def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
+    """Check what ``config`` names, as far as all recipes with a learner share it.
+
+    Raises:
+        ConfigError: one line that names the key and the cure.
+    """
     _check_components(config)
     _check_checkpoint_files(config)
     if starts_now:
         _check_new_or_resumed(config)
     check_can_write(Path(config.output_dir))
-    _check_rollout_node(config, starts_now)
     require(
         not config.initial_adapter or is_adapter(Path(config.initial_adapter)),
         f"initial_adapter {config.initial_adapter} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}",
@@ -77,7 +90,7 @@ def port_problem(node: NodeConfig) -> str | None:
     return None
 
 
-def _check_components(config: LoopConfig) -> None:
+def _check_components(config: LearnerConfig) -> None:
     check_component("model", config.model)
     check_component("checkpointer", config.checkpointer)
     built = {}
@@ -88,20 +101,17 @@ def _check_components(config: LoopConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
     require(
-        not getattr(built["loss"], "compares_pairs", False)
-        or (hasattr(built["advantage"], "pairs") and config.critic is None),
+        not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
-        "advantage._component_=loop_recipes.learner.preferences.ReturnPairs, and critic=null",
+        "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",
     )
-    if config.critic is not None:
-        check_component("critic", config.critic, positional=1)
     check_component("optimizer", config.optimizer, positional=1)
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     for number, logger in enumerate(config.metric_logger):
         check_component(f"metric_logger[{number}]", logger)
 
 
-def _check_checkpoint_files(config: LoopConfig) -> None:
+def _check_checkpoint_files(config: LearnerConfig) -> None:
     folder = Path(config.checkpointer["checkpoint_dir"])
     require(
         (folder / "config.json").is_file(),
@@ -113,7 +123,7 @@ def _check_checkpoint_files(config: LoopConfig) -> None:
         require((folder / name).is_file(), f"checkpointer.checkpoint_files: {folder / name} does not exist")
 
 
-def _check_new_or_resumed(config: LoopConfig) -> None:
+def _check_new_or_resumed(config: LearnerConfig) -> None:
     folder = Path(config.output_dir)
     metrics = folder / METRICS_FILE
     begun = (metrics.exists() and metrics.stat().st_size > 0) or any((folder / "checkpoints").glob("iteration_*"))

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.warm_start.config import WarmStartConfig
 from rollout_server.config import NodeConfig
@@ -22,6 +23,7 @@ from rollout_server.schema import fields_of, sections_in
 
 PAGES = {
     "Training: `tune run loop_appworld`": LoopConfig,
+    "Training on a fixed set: `tune run sft_appworld`": SftConfig,
     "A rollout node: `rollout-server`, and `rollout_node.config` of the others": NodeConfig,
     "Evaluation: `tune run eval_appworld`": EvalConfig,
     "Warm start: `tune run warm_start_appworld`": WarmStartConfig,

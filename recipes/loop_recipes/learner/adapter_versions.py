@@ -40,6 +40,10 @@ class AdapterVersions:
         """Drop the versions that are older."""
         self._kept = {kept: adapter for kept, adapter in self._kept.items() if kept >= version}
 
+    def forget(self, version: int) -> None:
+        """Drop one version."""
+        del self._kept[version]
+
     def full(self, version: int) -> dict[str, Tensor]:
         """The whole adapter of a version as CPU tensors; all ranks must call it."""
         with self.active(version):

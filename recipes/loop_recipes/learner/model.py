@@ -18,7 +18,7 @@ from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
 
 from loop_recipes.config.components import build
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.loop_config import LearnerConfig
 from rollout_server.schema import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,21 +46,25 @@ def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> TransformerD
     return model
 
 
-def load_base(config: LoopConfig, dtype: torch.dtype) -> tuple[TransformerDecoder, dict[str, Tensor]]:
+def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[TransformerDecoder, dict[str, Tensor]]:
     """The config's model without storage, and the base weights it will be given, full CPU tensors.
 
     Raises:
-        ConfigError: they do not fit each other, or the model takes fewer tokens than an episode may have.
+        ConfigError: they do not fit each other.
     """
     model = meta_model(config.model, dtype)
     base = build(config.checkpointer).load_checkpoint()[training.MODEL_KEY]
     check_shapes(model, base, config.checkpointer["checkpoint_dir"])
-    if config.collection.limits.max_context > model.max_seq_len:
-        raise ConfigError(
-            f"collection.limits.max_context is {config.collection.limits.max_context}, more than the model's "
-            f"max_seq_len {model.max_seq_len}"
-        )
     return model, base
+
+
+def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
+    """
+    Raises:
+        ConfigError: the model takes fewer tokens than a rollout may have; ``key`` says so.
+    """
+    if tokens > model.max_seq_len:
+        raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
 
 
 def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> None:

@@ -10,22 +10,26 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from loop_recipes.config.components import build
-from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.learner.checkpoint import TrainingState
 from loop_recipes.learner.model import adapter_parameters, trained_parameters
 from loop_recipes.learner.sharding import full_tensor, like_parameter, local_part
 
 
 def build_optimizer(
-    conf: LoopConfig, model: nn.Module, critic: nn.Module | None, checkpoint: TrainingState | None
+    conf: LearnerConfig,
+    model: nn.Module,
+    critic: nn.Module | None,
+    critic_lr: float | None,
+    checkpoint: TrainingState | None,
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of the adapter and the critic, and its schedule, which goes by iterations; both as a checkpoint
     left them."""
     groups: list[dict[str, Any]] = [{"params": list(adapter_parameters(model).values())}]
     if critic is not None:
         groups.append({"params": list(critic.parameters())})
-        if conf.critic_lr is not None:
-            groups[-1]["lr"] = conf.critic_lr
+        if critic_lr is not None:
+            groups[-1]["lr"] = critic_lr
     optimizer = build(conf.optimizer, groups)
     iterations_done = 0
     if checkpoint is not None:

@@ -139,11 +139,8 @@ class PolicyUpdate:
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.
         """
-        samples = sorted(samples, key=lambda sample: (sample.episode, sample.segment))
-        samples = self._with_advantages(with_episode_counts(samples))
-        kept = samples
-        if self.critic is None:
-            kept = [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
+        samples = self._with_advantages(samples)
+        kept = samples if self.critic is not None else self._with_signal(samples)
         started = time.perf_counter()
         kept = self._with_old_logprobs(kept, version)
         if self.critic is not None:
@@ -153,7 +150,7 @@ class PolicyUpdate:
         if self.config.exact_entropy and kept:
             metrics["entropy"] = torch.cat([filled(sample.entropy) for sample in kept]).double().mean().item()
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
-        stepped, numbers = self._train(kept, iteration) if kept else ([], {"steps": 0})
+        stepped, numbers = self.train(kept, iteration) if kept else ([], {"steps": 0})
         metrics |= numbers
         seconds = time.perf_counter() - recomputed
         if self.token_statistics is not None:
@@ -164,6 +161,17 @@ class PolicyUpdate:
             "tokens_per_second": sum(sample.tokens for sample in stepped) / seconds,
         }
         return UpdateResult(kept, stepped, metrics)
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
+
+        They have advantages, and for a loss on pairs the log-probs of the reference, which is version 0.
+        """
+        kept = self._with_signal(self._with_advantages(samples))
+        if self.loss.compares_pairs:
+            reference = self.logprobs(kept, 0)
+            kept = [replace(sample, old_logprobs=reference[sample.rollout_id]) for sample in kept]
+        return kept
 
     def logprobs(self, samples: Sequence[Sample], version: int | None) -> dict[str, Tensor]:
         """Log-probs [n] of each rollout's sampled tokens under a kept version (None: the base model), by rollout id;
@@ -181,8 +189,12 @@ class PolicyUpdate:
             (output.per_rollout_loss.sum() + values.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _with_advantages(self, samples: list[Sample]) -> list[Sample]:
-        """An episode has one return and one advantage, which all its rollouts get."""
+    def _with_signal(self, samples: list[Sample]) -> list[Sample]:
+        return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
+
+    def _with_advantages(self, samples: Sequence[Sample]) -> list[Sample]:
+        """In the order of their episodes. An episode has one return and one advantage, which all its rollouts get."""
+        samples = with_episode_counts(sorted(samples, key=lambda sample: (sample.episode, sample.segment)))
         firsts = [members[0] for members in episodes(samples)]
         numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in firsts}))}
         rewards = torch.tensor([sample.reward for sample in firsts])
@@ -258,7 +270,7 @@ class PolicyUpdate:
         joined = torch.cat([parts[rollout_id] for rollout_id in counts])
         return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
 
-    def _train(self, samples: list[Sample], iteration: int) -> tuple[list[Sample], dict[str, Any]]:
+    def train(self, samples: list[Sample], iteration: int) -> tuple[list[Sample], dict[str, Any]]:
         """All steps of an iteration; returns the samples of those taken, in order, and metrics."""
         self.model.train()
         planned: list[list[Sample]] = []
@@ -301,20 +313,19 @@ class PolicyUpdate:
             seen.add(output)
             if self.token_statistics is not None:
                 self.token_statistics.add(batch, output)
-            loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
-            log_ratio = output.token_log_ratio.sum() / len(
-                episodes(minibatch)
-            )  # summed over its tokens, mean over rollouts
-            totals += torch.stack([loss, mean_value_loss, log_ratio]).detach().double().cpu()
+            mean_loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
+            # Summed over its tokens, mean over episodes.
+            log_ratio = output.token_log_ratio.sum() / len(episodes(minibatch))
+            totals += torch.stack([mean_loss, mean_value_loss, log_ratio]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
-            ((loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
+            ((mean_loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
         loss, mean_value_loss, log_ratio = sum_over_ranks(totals).tolist()
         limit = self.config.max_trajectory_log_ratio
         if limit is not None and abs(log_ratio) > limit:
             self.optimizer.zero_grad(set_to_none=True)
             return None
         if preferences is not None:  # the weighted log-likelihood has the pairs' gradient, but not their loss
-            loss = (preferences.losses.sum() / divisor).tolist()
+            loss = preferences.losses.sum().item() / divisor
         norm = clip_grad_norm(self._parameters, self.config.clip_grad_norm, self._loss_scale)
         if math.isfinite(loss) and not math.isfinite(norm) and self._loss_scale > 1.0:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.

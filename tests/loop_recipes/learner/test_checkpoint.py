@@ -30,7 +30,7 @@ def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
     cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
     recipe = LoopAppWorldRecipe(cfg)
     recipe.setup()
-    optimizer, steps = recipe._optimizer, []
+    optimizer, steps = recipe._learner.optimizer, []
     step = optimizer.step
 
     def counted(*args, **kwargs):

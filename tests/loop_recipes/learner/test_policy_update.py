@@ -139,14 +139,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
     cfg = OmegaConf.load(config)
     recipe = LoopAppWorldRecipe(cfg)
     recipe.setup()
-    name, parameter = next(iter(recipe._parameters.items()))
-    before = {other: tensor.detach().clone() for other, tensor in recipe._parameters.items()}
+    name, parameter = next(iter(recipe._learner.parameters.items()))
+    before = {other: tensor.detach().clone() for other, tensor in recipe._learner.parameters.items()}
     with torch.no_grad():
         parameter[0, 0] = float("nan")
     with pytest.raises(NonFiniteLoss, match="the step was not taken"):
         recipe.train()
     recipe.cleanup()
-    for other, tensor in recipe._parameters.items():
+    for other, tensor in recipe._learner.parameters.items():
         assert other == name or torch.equal(tensor, before[other])
     assert not (tmp_path / "run/checkpoints").exists()
 

@@ -1,0 +1,48 @@
+"""The keys of ``sft_appworld``'s YAML, each with its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from omegaconf import DictConfig
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
+
+from loop_recipes.config.files import read_config
+from loop_recipes.config.loop_config import LearnerConfig
+from rollout_server.schema import STRICT, require
+
+
+@dataclass(frozen=True, config=STRICT)
+class FixedSetConfig:
+    """The rollouts to train on; which of them count, and how much, is said by ``advantage``."""
+
+    logs: list[str]
+    """Logs of rollouts, or folders of runs, collections and demonstrations that hold some."""
+    most_per_task: PositiveInt | None = None
+    """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
+    exclude_collections: list[str] = field(default_factory=list)
+    """Collections that are left out, by their ids; ``*`` stands for anything, as in ``*-dev``."""
+
+    def __post_init__(self) -> None:
+        require(self.logs, "logs must name at least one log or folder")
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class SftConfig(LearnerConfig):
+    """All keys of the recipe `sft_appworld`. An iteration is ``update.epochs`` passes over the set."""
+
+    rollouts: FixedSetConfig
+    export_every: PositiveInt = 1
+    """Iterations between two policies in ``policies/``; the last one is always exported."""
+
+
+def read_sft_config(cfg: DictConfig | Mapping[str, Any]) -> SftConfig:
+    """The recipe's config, as far as it can be judged by itself; preflight.py looks at what it names.
+
+    Raises:
+        ConfigError: one line that names the key and the cure.
+    """
+    return read_config(cfg, SftConfig)

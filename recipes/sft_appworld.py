@@ -1,0 +1,231 @@
+r"""Training on a fixed set of rollouts: cross-entropy on the agent's tokens, or preferences between rollouts.
+
+tune run sft_appworld --config sft_appworld/tiny_cpu rollouts.logs='[runs/demo]'
+tune run --nproc_per_node 8 sft_appworld --config sft_appworld/qwen2_5_32b rollouts.logs='[runs/rft]'
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torchtune import utils
+
+from loop_recipes.collecting.fixed_set import FixedSet, read_fixed_set
+from loop_recipes.config.command_line import parse
+from loop_recipes.config.components import build
+from loop_recipes.config.files import extended
+from loop_recipes.config.preflight import check_learner, make_output_dir
+from loop_recipes.config.sft_config import SftConfig, read_sft_config
+from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
+from loop_recipes.learner.device_check import training_device
+from loop_recipes.learner.diagnostics import peak_memory_gib
+from loop_recipes.learner.learner import Learner
+from loop_recipes.learner.losses import LogLikelihood
+from loop_recipes.learner.model import DTYPES, check_context, load_base
+from loop_recipes.learner.policy_update import NonFiniteLoss
+from loop_recipes.learner.process_group import (
+    RemoteError,
+    any_rank,
+    destroy_process_group,
+    init_process_group,
+    leave,
+    on_main_rank,
+    single_process,
+)
+from loop_recipes.learner.run_metrics import rollout_metrics
+from loop_recipes.learner.stop_request import StopRequest
+from rollout_server.schema import ConfigError, require
+
+log = utils.get_logger("INFO")
+
+LONGEST_WAIT_S = 1800.0
+"""For another rank, outside an update."""
+
+
+class SftAppWorldRecipe:
+    """Trains a policy on stored rollouts or demonstrations (LOOP's rows RFT and SFT-GT; DPO and DMPO offline).
+
+    Features:
+        - **A fixed set.** Logs of rollouts from any run, of ``collect-solved``, or of demonstrations
+          (``write-demonstrations``). ``advantage`` says which count: ``Solved`` keeps the successful ones,
+          ``ReturnPairs`` pairs those of a task.
+        - **Losses.** ``LogLikelihood`` (cross-entropy with ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``. The
+          reference of pairs is the policy that the run began with.
+        - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
+          loggers.
+        - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
+          ``<output_dir>/policies``; ``eval_appworld/choose_on_dev`` finds the best of them.
+        - **Checkpoints.** One after every iteration; ``resume_from_checkpoint=True`` with the same command line goes on
+          exactly (bit for bit on a CPU). SIGTERM, Ctrl-C or a file ``<output_dir>/stop`` end the run after the
+          iteration in hand.
+
+    Args:
+        cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
+            :class:`~loop_recipes.config.sft_config.SftConfig`.
+
+    Raises:
+        ConfigError: anything wrong with the config or what it names, before any work begins.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self._config: SftConfig = read_sft_config(cfg)
+        check_learner(self._config)
+        self._pairs = build(self._config.loss).compares_pairs
+        require(
+            isinstance(build(self._config.loss), LogLikelihood),
+            f"loss: {self._config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
+            "LogLikelihood, DPO or DMPO",
+        )
+        self._device = training_device(self._config.device)
+        self._dtype = DTYPES[self._config.dtype]
+        self._output_dir = Path(self._config.output_dir).resolve()
+        make_output_dir(self._output_dir)
+        self._stop = StopRequest(self._output_dir / "stop")
+        self._cleanup = ExitStack()
+        self._together = False
+        self._iterations_done = 0
+
+    def setup(self) -> None:
+        """Rollouts, model, optimizer and run state."""
+        conf = self._config
+        fixed_set = read_fixed_set(conf.rollouts)
+        init_process_group(self._device, LONGEST_WAIT_S, always=self._dtype != torch.float32)
+        self._rank = utils.get_world_size_and_rank()[1]
+        torch.manual_seed(conf.seed)
+        self._stop.listen()
+        checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
+        model, base = load_base(conf, self._dtype)
+        check_context(
+            model, max(len(rollout.token_ids) for rollout in fixed_set.rollouts), "rollouts.logs: the longest"
+        )
+        self._learner = Learner(conf, model, base, self._device, checkpoint)
+        self._setup_set(fixed_set)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        on_main_rank(self._open_metrics)
+
+    def _setup_set(self, fixed_set: FixedSet) -> None:
+        samples = [Sample.from_rollout(rollout) for rollout in fixed_set.rollouts]
+        self._samples = self._learner.update.prepare(samples)
+        require(self._samples, f"rollouts.logs: none of {len(samples)} rollouts counts under the advantage; see there")
+        used = {sample.rollout_id for sample in self._samples}
+        self._rollouts = [rollout for rollout in fixed_set.rollouts if rollout.rollout_id in used]
+        self._digest = fixed_set.digest
+        tasks = len({sample.task_id for sample in self._samples})
+        utils.log_rank_zero(log, f"training on {len(used)} of {len(samples)} rollouts, of {tasks} tasks")
+
+    def _restore(self, checkpoint: TrainingState) -> None:
+        state = checkpoint.state
+        require(
+            state["set"] == self._digest,
+            "resume_from_checkpoint: rollouts.logs holds other rollouts than the run was started with",
+        )
+        self._iterations_done = state["iteration"]
+        restore_generators(checkpoint.rng, self._rank)
+
+    def _open_metrics(self) -> None:
+        self._metrics = self._learner.open_metrics(self._iterations_done)
+        self._cleanup.callback(self._metrics.close)
+
+    def train(self) -> None:
+        """Pass over the set, log, save and export until ``max_iterations`` or a request to stop."""
+        conf = self._config
+        for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
+            self._log(iteration, self.update(iteration))
+            self.save_checkpoint()
+            if iteration % conf.export_every == 0 or iteration == conf.max_iterations:
+                self._export(iteration)
+            if any_rank(bool(self._stop)) and iteration < conf.max_iterations:
+                utils.log_rank_zero(log, f"stopped after iteration {iteration}: asked to")
+                on_main_rank(self._stop.done)
+                break
+        self._together = True
+
+    def update(self, iteration: int) -> dict[str, Any]:
+        """``update.epochs`` passes over the set; the policy after it has the iteration's number as its version.
+
+        Raises:
+            NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
+        """
+        started = time.perf_counter()
+        _, metrics = self._learner.update.train(self._samples, iteration)
+        seconds = time.perf_counter() - started
+        self._learner.end_iteration()
+        versions = self._learner.versions
+        versions.keep(iteration)
+        for version in versions.versions[:-1]:
+            if version > 0 or not self._pairs:  # version 0 is the reference of pairs
+                versions.forget(version)
+        self._iterations_done = iteration
+        tokens = self._config.update.epochs * sum(sample.tokens for sample in self._samples)
+        return metrics | {"seconds_updating": seconds, "tokens_per_second": tokens / seconds}
+
+    def save_checkpoint(self) -> None:
+        """Write the state after the last iteration that was done; see checkpoint.py."""
+        self._learner.save_checkpoint(
+            {
+                "iteration": self._iterations_done,
+                "policy_version": self._iterations_done,
+                "set": self._digest,
+                "config": asdict(self._config),
+            }
+        )
+
+    def cleanup(self) -> None:
+        """Close files; safe to call at any point, and twice. Waits for no other rank."""
+        self._cleanup.close()
+        if self._together or single_process():
+            destroy_process_group()
+
+    def _export(self, version: int) -> None:
+        adapter = self._learner.versions.full(version)
+        on_main_rank(lambda: str(self._learner.export(version, adapter)))
+
+    def _log(self, iteration: int, metrics: dict[str, Any]) -> None:
+        line = {
+            "iteration": iteration,
+            "policy_version": iteration,
+            "dataset": self._rollouts[0].dataset,
+            **rollout_metrics(self._rollouts),
+            **metrics,
+            "peak_memory_gib": peak_memory_gib(self._device),
+        }
+        on_main_rank(lambda: self._metrics.log(line))
+        utils.log_rank_zero(
+            log,
+            f"iteration {iteration:3d}/{self._config.max_iterations}  loss {line['loss']:.4f}  steps {line['steps']}  "
+            f"grad {line['grad_norm']:.3f}  updating {line['seconds_updating']:.1f}s",
+        )
+
+
+@parse
+def recipe_main(cfg: DictConfig) -> int | str:
+    """Entry point of `tune run sft_appworld`: ``cfg`` is the file named by --config and what follows it."""
+    recipe: SftAppWorldRecipe | None = None
+    try:
+        recipe = SftAppWorldRecipe(extended(cfg, "sft_appworld"))
+        recipe.setup()
+        recipe.train()
+    except (ConfigError, NonFiniteLoss) as error:
+        return f"sft_appworld: {error}"
+    except RemoteError:
+        return 1
+    except Exception:  # perhaps on this rank alone: said before anything is waited for
+        traceback.print_exc()
+        return 1
+    finally:
+        if recipe is not None:
+            recipe.cleanup()
+    return 0
+
+
+if __name__ == "__main__":
+    leave(recipe_main())

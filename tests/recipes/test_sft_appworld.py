@@ -1,0 +1,121 @@
+"""Training on a fixed set: the loss by hand, exact resume, pairs against the policy it began with, refusals."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoModelForCausalLM
+
+from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from rollout_server.schema import ConfigError, fields_of
+from sft_appworld import SftAppWorldRecipe
+from support.small_runs import replay_config
+
+PAIRS = {
+    "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
+    "loss": {"_component_": "loop_recipes.learner.preferences.DPO", "beta": 1.0},
+}
+STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
+
+
+class Killed(BaseException):
+    """Stands in for the process's sudden death."""
+
+
+def sft_config(folder: Path, **changes) -> DictConfig:
+    """Made-up logs of two collections, a random policy; the learner's sections are those of a small loop run."""
+    loop = OmegaConf.load(replay_config(folder, iterations=2))
+    shared = {key: value for key, value in loop.items() if key in fields_of(SftConfig)}
+    (folder / "logs").rename(folder / "collections")
+    own = {
+        "rollouts": {"logs": [str(folder)]},
+        "advantage": {"_component_": "loop_recipes.learner.advantages.Solved"},
+        "loss": {"_component_": "loop_recipes.learner.losses.LogLikelihood"},
+        "update": {"minibatch_rollouts": 3, "micro_batch_tokens": 150, "loss_divisor": "tokens"},
+        "max_iterations": 3,
+    }
+    return OmegaConf.create({**shared, **own, **changes})
+
+
+def train(cfg: DictConfig, *overrides: str, die_at_step: int | None = None) -> list[dict]:
+    """The recipe in this process; returns its metrics. ``die_at_step`` ends it in place of that optimizer step."""
+    cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides)))
+    recipe = SftAppWorldRecipe(cfg)
+    recipe.setup()
+    step, steps = recipe._learner.optimizer.step, []
+
+    def counted(*args, **kwargs):
+        steps.append(1)
+        if len(steps) == die_at_step:
+            raise Killed
+        return step(*args, **kwargs)
+
+    recipe._learner.optimizer.step = counted
+    recipe.train()
+    recipe.cleanup()
+    lines = [json.loads(line) for line in Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if not key.startswith("seconds") and key not in MACHINE_KEYS}
+        for line in lines
+    ]
+
+
+def test_the_first_loss_is_the_cross_entropy_of_the_solved_rollouts(tmp_path):
+    cfg = sft_config(tmp_path, max_iterations=2)
+    cfg["update"]["minibatch_rollouts"] = None
+    first, second = train(cfg)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64)
+    logprobs = []
+    for log in sorted((tmp_path / "collections").glob("*.jsonl")):
+        for rollout in map(json.loads, log.read_text().splitlines()):
+            if rollout["success"]:
+                with torch.no_grad():
+                    predicted = model(torch.tensor([rollout["token_ids"]])).logits[0, :-1].log_softmax(-1)
+                chosen = predicted.gather(1, torch.tensor(rollout["token_ids"][1:])[:, None])[:, 0]
+                logprobs.append(chosen[torch.tensor(rollout["mask"][1:], dtype=torch.bool)])
+    assert first["rollouts"] == len(logprobs) == 8
+    assert first["success"] == 1.0
+    assert first["loss"] == pytest.approx(-torch.cat(logprobs).mean().item(), rel=1e-5)
+    assert second["loss"] < first["loss"]
+    assert sorted(path.name for path in (tmp_path / "run/policies").iterdir()) == ["policy-v0001", "policy-v0002"]
+
+
+@pytest.mark.parametrize("changes", [{}, PAIRS], ids=["cross_entropy", "dpo"])
+def test_resuming_after_death_in_mid_epoch_equals_never_stopping(tmp_path, changes):
+    cfg = sft_config(tmp_path, **changes)
+    whole = train(cfg, f"output_dir={tmp_path / 'whole'}")
+    steps = whole[0]["steps"]
+    assert steps > 1
+    with pytest.raises(Killed):
+        train(cfg, f"output_dir={tmp_path / 'broken'}", die_at_step=2 * steps)
+    assert train(cfg, f"output_dir={tmp_path / 'broken'}", "resume_from_checkpoint=True") == whole
+    for file in sorted((tmp_path / "whole/checkpoints/iteration_0003").glob("*.safetensors")):
+        other = tmp_path / "broken/checkpoints/iteration_0003" / file.name
+        assert file.read_bytes() == other.read_bytes(), file.name
+
+
+def test_pairs_are_learned_against_the_policy_that_the_run_began_with(tmp_path):
+    lines = train(sft_config(tmp_path, **PAIRS, update=STEP, max_iterations=6))
+    assert lines[0]["loss"] == pytest.approx(math.log(2), rel=1e-5)
+    margins = [line["preference_margin"] for line in lines]
+    assert margins == sorted(margins), "they grow over epochs: the reference stays"
+    assert lines[-1]["preference_accuracy"] > 0.8
+
+
+def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
+    cfg = sft_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"rollouts\.logs: .*/nowhere is no log of rollouts"):
+        train(cfg, f"rollouts.logs=[{tmp_path}/nowhere]")
+    with pytest.raises(ConfigError, match=r"rollout \['made-up-i0001/.*'\] is there twice"):
+        train(cfg, f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]")
+    with pytest.raises(ConfigError, match="no rollout is left"):
+        train(cfg, "rollouts.exclude_collections=[made-up-*]")
+    with pytest.raises(ConfigError, match="ClippedPolicyLoss needs rollouts of the policy in training"):
+        train(cfg, "loss._component_=loop_recipes.learner.losses.ClippedPolicyLoss")
+    train(cfg, "max_iterations=1", "rollouts.most_per_task=1")
+    with pytest.raises(ConfigError, match="holds other rollouts than the run was started with"):
+        train(cfg, "resume_from_checkpoint=True")

@@ -38,6 +38,7 @@ ELSEWHERE = {
     ],
     "loop_recipes/evaluation/test_endpoint.py": ["evaluation/endpoint_speaker"],
     "loop_recipes/evaluation/test_scores.py": ["evaluation/comparison", "evaluation/compare_cli"],
+    "recipes/test_sft_appworld.py": ["collecting/fixed_set", "config/sft_config"],
     "recipes/test_eval_appworld.py": [
         "collecting/open",
         "evaluation/collect",
@@ -53,7 +54,7 @@ ELSEWHERE = {
         "learner/optimizer",
     ],
     "integration/test_cce_kernels.py": ["learner/cce_kernels"],
-    "loop_recipes/learner/test_policy_update.py": ["learner/model"],
+    "loop_recipes/learner/test_policy_update.py": ["learner/learner", "learner/model"],
     "integration/test_learner_ranks.py": ["learner/packed_attention"],
     "loop_recipes/learner/test_peft_export.py": ["learner/sharding"],
     "integration/test_recipe_ranks.py": ["collecting/shared_source", "learner/process_group"],

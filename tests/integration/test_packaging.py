@@ -15,7 +15,7 @@ from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration
 CHECKOUT = Path(__file__).parents[2]
-RECIPES = ("loop_appworld", "eval_appworld", "warm_start_appworld")
+RECIPES = ("loop_appworld", "sft_appworld", "eval_appworld", "warm_start_appworld")
 LEFT_OUT_ON_PURPOSE = {"torchaudio", "torchcodec", "torchvision", "triton"}
 
 

@@ -1,0 +1,93 @@
+"""AppWorld's ground-truth solutions as turns of an agent, for supervised training (LOOP, appendix C.1).
+
+Each top-level statement or loop of ``solution`` is a turn: the comments that stand above and in it are the thought, the
+code without them is the block.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_environments.protocol import UnknownTask
+
+EXECUTION_SUCCESSFUL = "Execution successful."
+"""What every turn of a ground truth is answered with."""
+
+
+@dataclass(frozen=True)
+class SolutionTurn:
+    """A thought, perhaps empty, and the code that follows from it."""
+
+    thought: str
+    code: str
+
+    @property
+    def action(self) -> str:
+        """The turn as an agent writes it."""
+        block = f"```python\n{self.code}\n```"
+        return f"{self.thought}\n{block}" if self.thought else block
+
+
+def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
+    """The turns of a task's ``ground_truth/solution.py`` in a dataset of AppWorld's layout.
+
+    Raises:
+        UnknownTask: the dataset has no solution of that task; those of the test splits come without.
+        ValueError: the file holds no function ``solution``; names it.
+    """
+    file = Path(root) / "data" / "tasks" / task_id / "ground_truth" / "solution.py"
+    if not file.is_file():
+        raise UnknownTask(f"{file} does not exist: only train and dev come with ground-truth solutions")
+    try:
+        return solution_turns(file.read_text())
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def solution_turns(source: str) -> list[SolutionTurn]:
+    """The turns of the function ``solution`` in a program; imports above it are turns before its own.
+
+    Raises:
+        ValueError: there is no such function.
+        SyntaxError: it is no Python.
+    """
+    module = ast.parse(source)
+    function = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "solution"), None)
+    if function is None:
+        raise ValueError("there is no function solution")
+    imports = [node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    lines, comments = source.splitlines(), _comments(source)
+    turns, seen = [], 0
+    body = function.body if ast.get_docstring(function) is None else function.body[1:]
+    for node in [*imports, *body]:
+        end = node.end_lineno or node.lineno
+        thought = [text for line, (_, text) in sorted(comments.items()) if seen < line <= end]
+        turns.append(SolutionTurn("\n".join(thought), _code(lines[node.lineno - 1 : end], node, comments)))
+        seen = end
+    return turns
+
+
+def _comments(source: str) -> dict[int, tuple[int, str]]:
+    """By line (from 1): the column where its comment starts, and the text behind the #."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {
+        token.start[0]: (token.start[1], token.string.lstrip("#").strip())
+        for token in tokens
+        if token.type == tokenize.COMMENT
+    }
+
+
+def _code(lines: list[str], node: ast.stmt, comments: Mapping[int, tuple[int, str]]) -> str:
+    """The statement's own lines without comments and the indentation of the function."""
+    kept = []
+    for number, line in enumerate(lines, node.lineno):
+        column, _ = comments.get(number, (len(line), ""))
+        code = line[:column].rstrip()
+        if code or number not in comments:
+            kept.append(code[node.col_offset :])
+    return "\n".join(kept)

@@ -1,0 +1,107 @@
+"""Writes AppWorld's ground-truth solutions as rollouts to learn from: the set of SFT-GT (LOOP, appendix C.1).
+
+    loop-ground-truth worlds/appworld --model models/Qwen2.5-32B-Instruct --out runs/ground_truth
+    loop-ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny --out runs/ground_truth
+
+Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which sft_appworld and rollout-viewer read.
+Nothing is executed: every turn is answered with "Execution successful.", as in the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from agent_environments.observation import observation
+from agent_environments.protocol import EnvironmentFault
+from appworld_adapter.dataset import dataset_name, load_split
+from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, SolutionTurn, load_solution
+from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.ids import rollout_id
+from rollout_server.rollout import Rollout, Turn
+from rollout_server.run_files import COLLECTIONS, log_path, write_whole
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "loop-ground-truth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("world", type=Path, help="folder that holds data/")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the policy's tokenizer.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--split", default="train", help="the tasks (train)")
+    parser.add_argument("--prompt", default="loop", help="the prompt that the policy is served with (loop)")
+    options = parser.parse_args(arguments)
+    try:
+        file = write_ground_truth(options.world, options.split, options.model, options.prompt, options.out)
+    except (ValueError, OSError, EnvironmentFault) as error:
+        print(f"loop-ground-truth: {error}", file=sys.stderr)
+        return 1
+    print(f"written: {file}")
+    return 0
+
+
+def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: Path) -> Path:
+    """Write one rollout for each task of ``split``; returns the log.
+
+    Raises:
+        ValueError, OSError, EnvironmentFault: no such world, split, tokenizer or prompt, or no solution of a task.
+    """
+    tokens, template, dataset = ChatTokens(model), Prompt(prompt), dataset_name(world)
+    collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
+    rollouts = [
+        demonstration(TaskCard.load(world, task), load_solution(world, task), template, tokens, dataset, collection)
+        for task in load_split(world, split)
+    ]
+    folder = out / COLLECTIONS
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_whole(log_path(folder, collection), "".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+
+
+def demonstration(
+    card: TaskCard, turns: list[SolutionTurn], template: Prompt, tokens: ChatTokens, dataset: str, collection: str
+) -> Rollout:
+    """A solution as the episode that a policy would be served: its actions count as sampled, with log-prob 0."""
+    messages = template.messages(card)
+    shown = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), tokens.spans)
+    texts = [{"role": message.role, "content": message.content} for message in messages]
+    token_ids, spans = tokens.prompt(messages), []
+    for number, turn in enumerate(turns):
+        if number:
+            token_ids += tokens.continuation(shown, closed=True)
+            texts.append({"role": "user", "content": shown})
+        start = len(token_ids)
+        token_ids += [*tokens.encode_text(turn.action), tokens.im_end]
+        texts.append({"role": "assistant", "content": turn.action})
+        spans.append(Turn(start, len(token_ids), 0, "stop", "ground truth", 0.0, 0.0))
+    mask = [False] * len(token_ids)
+    for span in spans:
+        mask[span.start : span.end] = [True] * (span.end - span.start)
+    return Rollout(
+        rollout_id=rollout_id(collection, card.task_id, 0, 0),
+        collection_id=collection,
+        task_id=card.task_id,
+        index=0,
+        attempt=0,
+        seed=0,
+        dataset=dataset,
+        token_ids=token_ids,
+        mask=mask,
+        sampler_logprobs=[0.0] * len(token_ids),
+        turns=spans,
+        messages=texts,
+        reward=1.0,
+        success=True,
+        requirements=[],
+        end_reason="completed",
+        temperature=0.0,
+        started_at=0.0,
+        seconds=0.0,
+    ).validate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,6 +35,7 @@ from loop_recipes.evaluation.config import (
     read_eval_config,
 )
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
+from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
@@ -91,6 +92,7 @@ class EvalAppWorldRecipe:
             self._setup_node()
         if any(policy.endpoint is not None for policy in self._policies):
             self._setup_endpoints()
+        self._groups = task_groups(self._tasks, self._config.groups)
         self._store = ResultStore(self._output_dir / "journal.jsonl")
         self._cleanup.callback(self._store.close)
 
@@ -199,6 +201,7 @@ class EvalAppWorldRecipe:
             level=conf.statistics.level,
             resamples=conf.statistics.resamples,
             packages=package_versions(environment.get("python")),
+            groups=self._groups,
         )
         scored = score_cells([(cell, self._store.results(cell)) for cell in cells], protocol)
         comparisons = compare_cells(scored, protocol)

@@ -65,7 +65,8 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
             raise ValueError(
                 f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"
             )
-    comparisons = compare_with_first(scores, level=level, resamples=resamples)
+    groups = reports[0].get("groups")
+    comparisons = compare_with_first(scores, groups, level=level, resamples=resamples)
     if not comparisons:
         held = ", ".join(f"{item.name} ({item.sampling})" for item in scores)
         raise ValueError(f"nothing to compare: no two policies were sampled the same way; there are {held}")

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from appworld_adapter.dataset import scenario_of
+from loop_recipes.evaluation.groups import DIFFERENCE_COLUMNS, GroupDifference, compare_groups, difference_row
 from loop_recipes.evaluation.scores import TaskResult, scenario_rates, success_rates, success_table
-from loop_recipes.evaluation.statistics import Interval, difference_interval, permutation_p_value
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Second minus first, in percentage points, with its bootstrap interval and the p-value of "no difference"."""
-
-    interval: Interval
-    p_value: float
+from loop_recipes.evaluation.statistics import Difference, paired_difference
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """``gained`` and ``lost`` hold (task id, success rate of the first, of the second), largest change first."""
+    """Second minus first; TGC and SGC in percentage points.
+
+    ``gained`` and ``lost`` hold (task id, success rate of the first, of the second), largest change first.
+    """
 
     first: str
     second: str
@@ -31,6 +27,7 @@ class Comparison:
     sgc: Difference
     gained: list[tuple[str, float, float]]
     lost: list[tuple[str, float, float]]
+    groups: list[GroupDifference] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,9 +43,18 @@ class NamedResults:
 
 
 def compare(
-    first: NamedResults, second: NamedResults, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+    first: NamedResults,
+    second: NamedResults,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Comparison:
     """Compare paired by task (TGC) and by scenario (SGC); rates over several runs are averaged per task first.
+
+    Args:
+        groups: group -> its tasks, which are compared by themselves too.
 
     Raises:
         ValueError: the two are not over the same tasks.
@@ -70,28 +76,29 @@ def compare(
         second=second.name,
         sampling=first.sampling,
         tasks=len(tasks),
-        tgc=Difference(
-            difference_interval(tasks, scenario_of, **bootstrap).scaled(100.0),
-            permutation_p_value(tasks, scenario_of, seed=seed),
-        ),
-        sgc=Difference(
-            difference_interval(scenarios, str, **bootstrap).scaled(100.0),
-            permutation_p_value(scenarios, str, seed=seed),
-        ),
+        tgc=paired_difference(tasks, scenario_of, **bootstrap).scaled(100.0),
+        sgc=paired_difference(scenarios, str, **bootstrap).scaled(100.0),
         gained=[(task, before[task], after[task]) for task in changes if tasks[task] > 0],
         lost=[(task, before[task], after[task]) for task in changes if tasks[task] < 0],
+        groups=compare_groups(first.results, second.results, groups or {}, **bootstrap),
     )
 
 
 def compare_with_first(
-    scores: Sequence[NamedResults], *, level: float = 0.95, resamples: int = 10_000
+    scores: Sequence[NamedResults],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
 ) -> list[Comparison]:
     """For every way of sampling: the first that used it against each other one."""
-    groups: dict[str, list[NamedResults]] = {}
+    samplings: dict[str, list[NamedResults]] = {}
     for entry in scores:
-        groups.setdefault(entry.sampling, []).append(entry)
+        samplings.setdefault(entry.sampling, []).append(entry)
     return [
-        compare(group[0], other, level=level, resamples=resamples) for group in groups.values() for other in group[1:]
+        compare(first, other, groups, level=level, resamples=resamples)
+        for first, *others in samplings.values()
+        for other in others
     ]
 
 
@@ -101,11 +108,27 @@ def comparison_markdown(comparisons: Sequence[Comparison], header: Mapping[str, 
     lines += [f"- {name}: {value}" for name, value in header.items()]
     lines += ["", *comparison_table(comparisons)]
     for item in comparisons:
+        lines += group_table(item)
+    for item in comparisons:
         lines += ["", f"## {item.second} against {item.first}, {item.sampling}", ""]
         for title, changes in (("gained", item.gained), ("lost", item.lost)):
             listed = ", ".join(f"{task} ({old:.0%} to {new:.0%})" for task, old, new in changes) or "none"
             lines.append(f"- {len(changes)} tasks {title}: {listed}")
     return "\n".join(lines) + "\n"
+
+
+def group_table(item: Comparison) -> list[str]:
+    """Heading and table of a comparison's groups; nothing where it has none."""
+    if not item.groups:
+        return []
+    return [
+        "",
+        f"### {item.second} against {item.first}, {item.sampling}, by environment and group",
+        "",
+        "| " + " | ".join(DIFFERENCE_COLUMNS) + " |",
+        "|" + "---|" * len(DIFFERENCE_COLUMNS),
+        *("| " + " | ".join(difference_row(group)) + " |" for group in item.groups),
+    ]
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> list[str]:

@@ -132,6 +132,9 @@ class EvalConfig:
     """The tasks: a split of the dataset, with difficulties as in ``train:1,2``. Either this or ``tasks`` is given."""
     tasks: list[str] | None = None
     """Task ids in place of a split."""
+    groups: dict[str, str] = field(default_factory=dict)
+    """Groups of tasks whose success and reward are also said by themselves: name and a pattern of task ids, such as
+    ``deep: craft/depth4-*``. The environments of a mixture need no pattern."""
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: int = 0
     """Each run over the tasks has seeds of its own, made from this one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from appworld_adapter.behavior import BEHAVIOR_FIGURES
-from loop_recipes.evaluation.comparison import Comparison, NamedResults, compare_with_first, comparison_table
+from loop_recipes.evaluation.comparison import (
+    Comparison,
+    NamedResults,
+    compare_with_first,
+    comparison_table,
+    group_table,
+)
+from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
 from rollout_server.run_files import write_whole
 
@@ -30,11 +37,12 @@ _PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers
 
 @dataclass(frozen=True)
 class ScoredCell:
-    """A cell, the attempts at it, and their score."""
+    """A cell, the attempts at it, their score, and that of each group of tasks."""
 
     cell: Cell
     results: list[TaskResult]
     score: Score
+    groups: list[GroupScore]
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class Protocol:
     level: float
     resamples: int
     packages: dict[str, str]
+    groups: dict[str, list[str]] = field(default_factory=dict)
 
     def lines(self) -> dict[str, str]:
         """Name to text, for the head of a document."""
@@ -84,13 +93,21 @@ def package_versions(appworld_python: str | None) -> dict[str, str]:
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:
     """Score every cell under the protocol's statistics."""
     bootstrap: dict[str, Any] = {"level": protocol.level, "resamples": protocol.resamples}
-    return [ScoredCell(cell, results, score(results, protocol.difficulties, **bootstrap)) for cell, results in cells]
+    return [
+        ScoredCell(
+            cell,
+            results,
+            score(results, protocol.difficulties, **bootstrap),
+            score_groups(results, protocol.groups, **bootstrap),
+        )
+        for cell, results in cells
+    ]
 
 
 def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comparison]:
     """The first policy against every other one, for each way of sampling."""
     named = [NamedResults(item.cell.policy.name, item.cell.sampling.label, item.results) for item in scored]
-    return compare_with_first(named, level=protocol.level, resamples=protocol.resamples)
+    return compare_with_first(named, protocol.groups, level=protocol.level, resamples=protocol.resamples)
 
 
 def best_policy(scored: Sequence[ScoredCell]) -> str | None:
@@ -131,6 +148,7 @@ def write_report(
                 "sampling": {**asdict(item.cell.sampling), "label": item.cell.sampling.label},
                 "collection": item.cell.request.id,
                 **item.score.to_dict(),
+                "groups": [asdict(group) for group in item.groups],
             }
             for item in scored
         ],
@@ -160,6 +178,9 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
         "",
         *_table_rows(_columns(scored), [_cells(item, scored) for item in scored]),
     ]
+    if protocol.groups:
+        lines += ["", "## By environment and group", "", "Success in percent and reward, each with its interval.", ""]
+        lines += _table_rows(["policy", "sampling", *SCORE_COLUMNS], _group_rows(scored))
     best = best_policy(scored)
     if best is not None:
         lines += ["", f"Best policy ({scored[0].cell.sampling.label}): **{best}**."]
@@ -172,6 +193,8 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
         ]
         lines[-1] += "the p-value of a permutation test, both over scenarios."
         lines += ["", *comparison_table(comparisons)]
+        for comparison in comparisons:
+            lines += group_table(comparison)
     lines += ["", "## Behaviour (LOOP, appendix A.1)", "", *_behavior_rows(scored)]
     failures = [(item, failure) for item in scored for failure in item.score.failed]
     if failures:
@@ -181,13 +204,20 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
 
 
 def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Console) -> None:
-    """Print the table of scores."""
+    """Print the tables of scores."""
     table = Table(title=f"{protocol.dataset}, {protocol.split}: TGC and SGC in %", title_justify="left")
     for column in _columns(scored):
         table.add_column(column)
     for item in scored:
         table.add_row(*_cells(item, scored))
     console.print(table)
+    if protocol.groups:
+        by_group = Table(title="Success in % and reward, by environment and group", title_justify="left")
+        for column in ["policy", "sampling", *SCORE_COLUMNS]:
+            by_group.add_column(column)
+        for row in _group_rows(scored):
+            by_group.add_row(*row)
+        console.print(by_group)
 
 
 def _describe(policy: PolicyUnderTest) -> str:
@@ -222,6 +252,12 @@ def _cells(item: ScoredCell, scored: Sequence[ScoredCell]) -> list[str]:
         f"{result.interactions:.1f}",
         f"{len(result.over_budget)}/{result.tasks * result.runs}",
         str(len(result.failed)),
+    ]
+
+
+def _group_rows(scored: Sequence[ScoredCell]) -> list[list[str]]:
+    return [
+        [item.cell.policy.name, item.cell.sampling.label, *score_row(group)] for item in scored for group in item.groups
     ]
 
 

@@ -69,6 +69,31 @@ def difference_interval(
     return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, level, resamples, seed)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences with its bootstrap interval, and the p-value of "no difference"."""
+
+    interval: Interval
+    p_value: float
+
+    def scaled(self, factor: float) -> Difference:
+        """The same difference in other units, 100 for percentage points."""
+        return Difference(self.interval.scaled(factor), self.p_value)
+
+
+def paired_difference(
+    differences: Mapping[str, float],
+    cluster_of: ClusterOf,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Difference:
+    """Interval and p-value of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`."""
+    interval = difference_interval(differences, cluster_of, level=level, resamples=resamples, seed=seed)
+    return Difference(interval, permutation_p_value(differences, cluster_of, seed=seed))
+
+
 def permutation_p_value(
     differences: Mapping[str, float], cluster_of: ClusterOf, *, permutations: int = 20_000, seed: int = 0
 ) -> float:

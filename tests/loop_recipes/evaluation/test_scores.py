@@ -110,10 +110,10 @@ def test_every_sampling_has_its_own_baseline():
     assert pairs == [("a", "b", "T=0"), ("a", "c", "T=0"), ("a", "b", "T=1"), ("a", "c", "T=1")]
 
 
-def write_evaluation(folder, results, dataset="synthetic"):
+def write_evaluation(folder, results, dataset="synthetic", **more):
     folder.mkdir()
     limits = {"max_turns": 50}
-    report = {"schema": 1, "dataset": dataset, "split": "dev", "tasks": TASKS, "limits": limits}
+    report = {"schema": 1, "dataset": dataset, "split": "dev", "tasks": TASKS, "limits": limits, **more}
     (folder / "report.json").write_text(json.dumps(report))
     lines = [json.dumps({"policy": "p", "sampling": "T=0", **result.to_dict()}) for result in results]
     (folder / "results.jsonl").write_text("\n".join(lines))
@@ -132,6 +132,17 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     assert data["dataset"] == "synthetic"
     assert data["comparisons"][0]["lost"] == [["aaa_1", 1.0, 0.0]]
     assert "synthetic" in capsys.readouterr().out
+
+
+def test_compare_evals_says_it_by_group(tmp_path, capsys):
+    groups = {"all tasks": TASKS, "bs": ["bbb_1", "bbb_2"]}
+    first = write_evaluation(tmp_path / "first", runs("+---"), groups=groups)
+    second = write_evaluation(tmp_path / "second", runs("-+++"), groups=groups)
+    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out/comparison.md").read_text()
+    assert "### second/p against first/p, T=0, by environment and group" in text
+    assert "| all tasks | 4 | +50.0 [" in text
+    assert "| bs | 2 | +100.0 [" in text
 
 
 def test_compare_evals_takes_the_level_of_its_intervals(tmp_path, capsys):

@@ -1,0 +1,130 @@
+"""Success and reward per environment of a mixture, and per group of tasks that a config names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from agent_environments.mixed import environment_of
+from appworld_adapter.dataset import scenario_of
+from loop_recipes.evaluation.scores import TaskResult, success_rates, success_table
+from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
+from rollout_server.schema import require
+
+ALL = "all tasks"
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    """Of the tasks of one group: ``success`` in percent, ``reward`` in [0, 1], both means over runs and tasks."""
+
+    group: str
+    tasks: int
+    success: Interval
+    reward: Interval
+
+
+@dataclass(frozen=True)
+class GroupDifference:
+    """Second minus first on the tasks of one group: ``success`` in percentage points, ``reward`` as it is."""
+
+    group: str
+    tasks: int
+    success: Difference
+    reward: Difference
+
+
+def task_groups(tasks: Sequence[str], patterns: Mapping[str, str]) -> dict[str, list[str]]:
+    """Group -> its tasks: :data:`ALL`, each environment of a mixture, each pattern of task ids; {} if there is nothing
+    but all tasks.
+
+    Raises:
+        ConfigError: a pattern that no task matches, or a group called as an environment is.
+    """
+    groups: dict[str, list[str]] = {}
+    for task in tasks:
+        if environment := environment_of(task):
+            groups.setdefault(environment, []).append(task)
+    for name, pattern in patterns.items():
+        require(name not in groups and name != ALL, f"groups.{name}: there is a group of this name without it")
+        groups[name] = [task for task in tasks if fnmatchcase(task, pattern)]
+        require(groups[name], f"groups.{name}: no task matches {pattern!r}; ids are such as {tasks[0]}")
+    return {ALL: list(tasks), **groups} if groups else {}
+
+
+def score_groups(
+    results: Sequence[TaskResult], groups: Mapping[str, Sequence[str]], **bootstrap: Any
+) -> list[GroupScore]:
+    """The score of each group; ``bootstrap`` as for :func:`~loop_recipes.evaluation.statistics.rate_interval`."""
+    success, reward = success_rates(success_table(results)), reward_rates(results)
+    return [
+        GroupScore(
+            group,
+            len(tasks),
+            rate_interval(_of(tasks, success), scenario_of, **bootstrap).scaled(100.0),
+            rate_interval(_of(tasks, reward), scenario_of, **bootstrap),
+        )
+        for group, tasks in groups.items()
+    ]
+
+
+def compare_groups(
+    first: Sequence[TaskResult],
+    second: Sequence[TaskResult],
+    groups: Mapping[str, Sequence[str]],
+    **bootstrap: Any,
+) -> list[GroupDifference]:
+    """The difference on each group, paired by task; both are over the same tasks."""
+
+    def differences(rates: Callable[[Sequence[TaskResult]], Mapping[str, float]]) -> dict[str, float]:
+        before, after = rates(first), rates(second)
+        return {task: after[task] - before[task] for task in before}
+
+    success = differences(lambda results: success_rates(success_table(results)))
+    reward = differences(reward_rates)
+    return [
+        GroupDifference(
+            group,
+            len(tasks),
+            paired_difference(_of(tasks, success), scenario_of, **bootstrap).scaled(100.0),
+            paired_difference(_of(tasks, reward), scenario_of, **bootstrap),
+        )
+        for group, tasks in groups.items()
+    ]
+
+
+def reward_rates(results: Sequence[TaskResult]) -> dict[str, float]:
+    """Task id -> its mean reward over the runs."""
+    rewards: dict[str, list[float]] = {}
+    for result in results:
+        rewards.setdefault(result.task_id, []).append(result.reward)
+    return {task: sum(values) / len(values) for task, values in rewards.items()}
+
+
+SCORE_COLUMNS = ["group", "tasks", "success", "reward"]
+
+
+def score_row(score: GroupScore) -> list[str]:
+    """A group's score under :data:`SCORE_COLUMNS`, as the cells of a table's row."""
+    return [score.group, str(score.tasks), _interval(score.success, "{:.1f}"), _interval(score.reward, "{:.3f}")]
+
+
+DIFFERENCE_COLUMNS = ["group", "tasks", "success difference", "p", "reward difference", "p"]
+
+
+def difference_row(difference: GroupDifference) -> list[str]:
+    """A group's difference under :data:`DIFFERENCE_COLUMNS`, as the cells of a table's row."""
+    cells = [difference.group, str(difference.tasks)]
+    for item, form in ((difference.success, "{:+.1f}"), (difference.reward, "{:+.3f}")):
+        cells += [_interval(item.interval, form), f"{item.p_value:.3g}"]
+    return cells
+
+
+def _of(tasks: Sequence[str], values: Mapping[str, float]) -> dict[str, float]:
+    return {task: values[task] for task in tasks}
+
+
+def _interval(interval: Interval, form: str) -> str:
+    return f"{form.format(interval.estimate)} [{form.format(interval.low)}, {form.format(interval.high)}]"

@@ -38,6 +38,11 @@ class NoVoiding:
         self._environment = environment
         self._acted = False
 
+    @property
+    def inner(self) -> Environment:
+        """The environment that it is around."""
+        return self._environment
+
     async def start(self, task_id: str) -> list[Message]:
         try:
             return await self._environment.start(task_id)

@@ -180,6 +180,7 @@ class EnvironmentPool(Protocol):
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
     "counter": "agent_environments.counter:CounterPool",
+    "harness": "agent_environments.harness.pool:HarnessPool",
     "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
     "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
     "openenv": "agent_environments.services.openenv_client:OpenEnvPool",

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from agent_environments.counter import CounterPool
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import RolloutClient
-from rollout_server.collecting.episode import derive_seed
+from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.server import ServerGroup, VllmServer, parse_metrics

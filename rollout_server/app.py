@@ -33,6 +33,7 @@ MAX_JSON_BYTES = 8 << 20
 BODY_DEADLINE_S = 60.0
 UPLOAD_DEADLINE_S = 1800.0
 WRITE_DEADLINE_S = 120.0
+MAX_WAIT_S = 60.0
 HEARTBEAT_S = 2.0
 RECORDS_PER_READ = 16
 
@@ -54,6 +55,7 @@ def build_app(node: Node, token: str) -> web.Application:
             web.post("/v1/collections", start_collection),
             web.get("/v1/collections/{id}/rollouts", stream_rollouts),
             web.delete("/v1/collections/{id}", cancel_collection),
+            web.post("/v1/episodes", take_episode),
             web.put("/v1/policies/{version}", publish_policy),
             web.delete("/v1/policies/{version}", retire_policy),
         ]
@@ -206,6 +208,31 @@ async def _wait_for_change(changed: asyncio.Event, node: Node) -> bool:
 
 def _heartbeat(run: CollectionRun) -> bytes:
     return json.dumps({"heartbeat": True, "progress": asdict(run.collector.progress())}).encode() + b"\n"
+
+
+async def take_episode(request: web.Request) -> web.Response:
+    """An episode that waits for a program elsewhere: its task, and where and under which key the policy answers it.
+
+    The body may name a ``task_id``, and for how long to wait. 204 when none has come by then.
+    """
+    node, body = request.app[NODE], await _json_body(request)
+    match body:
+        case {"task_id": str() | None, **rest} if not rest.keys() - {"wait_s"}:
+            pass
+        case dict() if not body.keys() - {"wait_s"}:
+            pass
+        case _:
+            raise RequestError(400, 'the body must be {"task_id": ..., "wait_s": ...}, both may be left out')
+    wait_s = body.get("wait_s", 0)
+    if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
+        raise RequestError(400, f"wait_s must be 0 to {MAX_WAIT_S:g} seconds")
+    offer = await node.take_episode(body.get("task_id"), wait_s)
+    if offer is None:
+        return web.Response(status=204)
+    if request.transport is None or request.transport.is_closing():
+        offer.give_back()
+        raise ConnectionResetError
+    return web.json_response({"task_id": offer.task_id, **asdict(offer.connection)})
 
 
 def _version(request: web.Request) -> int:

@@ -108,6 +108,7 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
             why = error.strerror or error
             raise ConfigError(f"cannot listen on {config.host}:{config.port}: {why}; choose another port") from error
         port = runner.addresses[0][1]
+        node.listens_at(f"http://{config.host}:{port}")
         node.write_address(f"http://{config.host}:{port}", os.getpid())
         logger.info("listening on http://%s:%d", config.host, port)
         await _until_stopped(node, terminal)

@@ -73,7 +73,8 @@ class EnvironmentConfig:
     """Which environment the episodes run in."""
 
     name: str
-    """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), or ``package.module:Class`` of your own
+    """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), ``harness`` (an agent
+    of yours: docs/train_your_agent.md), or ``package.module:Class`` of your own
     (docs/bring_your_own_environment.md)."""
     config: dict[str, Any] = field(default_factory=dict)
     """Options of the environment's pool; those of ``appworld`` are in docs/environment.md, of ``tools`` in
@@ -92,6 +93,8 @@ class NodeConfig:
     """Address to listen at; 0.0.0.0 is reachable from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
     """Port to listen at; 0 takes any free one, and ``<root>/node.json`` then says which."""
+    public_url: str | None = None
+    """Address under which agents of your own reach the node's endpoint, where it is not the one it listens at."""
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token."""
     policy_root: str | None = None

@@ -16,13 +16,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agent_environments.harness.pool import HarnessPool, Offer
 from agent_environments.protocol import UnknownTask, create_pool
-from rollout_server.branch import Branch
+from rollout_server.branch import Branch, BranchStart
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.collecting.attempt import Attempt
+from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
+from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import NodeConfig
+from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
@@ -219,7 +225,7 @@ class Node:
             if model is not None:
                 self.policies.release(request.policy_version)
             raise RequestError(507, f"cannot write to {self._folder}: {error.strerror or error}") from error
-        run = CollectionRun(request, stored, self._services, model, self._pump, idle, end=stored.end)
+        run = CollectionRun(request, stored, self._services, self._attempt, model, self._pump, idle, end=stored.end)
         self._forget_ended()
         self._runs[request.id] = run
         self._pump()
@@ -251,12 +257,31 @@ class Node:
 
     def _check_branch(self, branch: Branch) -> None:
         """Refuse a rollout of another world or of another tokenizer, which no replay would bring back."""
+        if isinstance(self.pool, HarnessPool):
+            raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
         opening = self.tokens.prompt(branch.opening)
         if branch.token_ids[: len(opening)] != opening:
             reason = "its first token_ids are not its opening in this model's tokenizer"
             raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
+
+    def _attempt(
+        self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None, start: BranchStart | None
+    ) -> Attempt:
+        """Of the environment's kind: the node's own loop, or a program's."""
+        if isinstance(self.pool, HarnessPool):
+            return HarnessEpisode(key, draw, request, model, self._services, self.sessions)
+        speaker = PolicySpeaker(request, model, self._services, None if start is None else start.token_ids)
+        return Episode(key, draw, request, self.pool, speaker, self.metrics.phase, start)
+
+    async def take_episode(self, task_id: str | None, wait_s: float) -> Offer | None:
+        """The oldest episode that waits for a program elsewhere; None if none comes in time."""
+        if not isinstance(self.pool, HarnessPool) or self.pool.command is not None:
+            raise RequestError(
+                409, "no episode waits for a program elsewhere: that needs environment harness, no command"
+            )
+        return await self.pool.take(task_id, wait_s)
 
     def _pump(self) -> None:
         """Give free slots to waiting episodes."""
@@ -267,6 +292,10 @@ class Node:
             while free > 0 and (key := run.collector.start_next()) is not None:
                 run.launch(key)
                 free -= 1
+
+    def listens_at(self, url: str) -> None:
+        """Agents that are to be reached by ``public_url``, or else by this, the address that the node listens at."""
+        self.sessions.base_url = f"{(self.config.public_url or url).rstrip('/')}/v1"
 
     def write_address(self, url: str, pid: int) -> None:
         """``<root>/node.json``, for whoever started the node on port 0."""

@@ -71,6 +71,7 @@ ELSEWHERE = {
     "integration/test_warm_start.py": ["warm_start/config"],
     "rollout_server/test_app.py": ["rollout_server/cli", "rollout_server/display", "rollout_server/metrics"],
     "rollout_server/test_node.py": ["rollout_server/collecting/run", "rollout_server/collection_request"],
+    "rollout_server/collecting/test_episode.py": ["rollout_server/collecting/attempt"],
     "rollout_server/collecting/test_policy_speaker.py": [
         "rollout_server/collecting/policy_sampler",
         "rollout_server/collecting/speaker",

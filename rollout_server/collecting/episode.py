@@ -3,31 +3,27 @@
 A branch first replays, in its new world, the actions of the rollout that it goes on from.
 
 This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: they differ in the speaker alone.
-Limits, deadlines, seeds, end reasons and the making of the :class:`~rollout_server.rollout.Rollout` are here.
+Limits and end reasons are here; world, deadline, grade and record are those of every
+:class:`~rollout_server.collecting.attempt.Attempt`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any
 
-from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import (
     Environment,
-    EnvironmentFault,
     EnvironmentPool,
     EnvironmentTimeout,
-    Grade,
     Message,
     StepResult,
 )
 from rollout_server.branch import BranchStart
+from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import (
     BranchRefused,
@@ -38,31 +34,16 @@ from rollout_server.collecting.speaker import (
     SpokenTurn,
 )
 from rollout_server.collection_request import CollectionRequest
-from rollout_server.ids import rollout_id
-from rollout_server.rollout import Rollout, Turn
+from rollout_server.rollout import Turn
 
-logger = logging.getLogger(__name__)
-
-ACQUIRE_DEADLINE_S = 3600.0
-CLOSE_DEADLINE_S = 60.0
 SHOWN_CHARACTERS = 60
 
-T = TypeVar("T")
 
+class Episode(Attempt):
+    """An attempt in which a speaker and an environment take turns.
 
-def derive_seed(*parts: object) -> int:
-    """A seed in [0, 2^31) that depends on every part."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
-
-
-class Episode:
-    """One attempt at one rollout.
-
-    Args:
-        draw: part of the seed. An attempt that is repeated has the same one (:meth:`Collector.draw`).
-        request: the collection's limits, seed and way of sampling.
-        on_phase: told the seconds spent in a phase: "environment", "grade", or "node" (our own work between the
-            environment's answer and the agent's next turn).
+    Args: those of :class:`Attempt`, and
+        speaker: the agent.
         start: the point of a stored rollout that the episode goes on from; None for the task's opening.
     """
 
@@ -76,55 +57,20 @@ class Episode:
         on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
         start: BranchStart | None = None,
     ):
-        self.key = key
-        self.rollout_id = rollout_id(request.id, key.task_id, key.index, key.attempt)
         # The origin is part of a branch's seed, so that it never repeats what that rollout itself drew there.
-        origin = [] if start is None else [start.origin.rollout_id, start.origin.turns]
-        self.seed = derive_seed(request.seed, key.task_id, key.index, draw, *origin)
+        origin = () if start is None else (start.origin.rollout_id, start.origin.turns)
+        super().__init__(key, draw, request, pool, on_phase, origin)
         self._start = start
         self._turns_before = 0 if start is None else start.origin.turns
-        self._request = request
-        self._limits = request.limits
-        self._pool = pool
         self._speaker = speaker
-        self._on_phase = on_phase
-        self._deadline = 0.0
         self._turns: list[Turn] = []
         self._messages: list[dict[str, str]] = []
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of the turns that have ended; what an abort throws away."""
         return self._speaker.sampled_tokens
 
-    async def run(self) -> list[Rollout]:
-        """Play the episode to its end and grade it; returns its sequences.
-
-        Raises:
-            EpisodeFailed: nothing came of it; the attempt may be repeated.
-        """
-        environment: Environment | None = None
-        try:
-            environment = await self._acquire()
-            started_at, started = time.time(), time.monotonic()
-            self._deadline = started + self._limits.episode_deadline_s
-            end_reason = await self._play(environment)
-            grade = await self._grade(environment)
-        except EpisodeFailed:
-            raise
-        except EnvironmentFault as error:
-            raise EpisodeFailed(error.reason, str(error) or type(error).__name__) from error
-        except Exception as error:
-            logger.exception("%s failed in an unforeseen way", self.rollout_id)
-            raise EpisodeFailed("environment_error", repr(error)) from error
-        finally:
-            self._speaker.close()
-            if environment is not None:
-                await self._close(environment)
-        return [self._rollout(end_reason, grade, started_at, time.monotonic() - started)]
-
     async def _play(self, environment: Environment) -> str:
-        """Turns until the episode ends; returns the end reason."""
         try:
             opening = await self._in_time(environment.start(self.key.task_id))
         except TimeoutError:
@@ -206,71 +152,13 @@ class Episode:
         )
         self._on_phase("environment", environment_seconds)
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
-        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-            return await work
-
-    async def _acquire(self) -> Environment:
-        try:
-            async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                return NoVoiding(await self._pool.acquire(self.rollout_id))
-        except TimeoutError:
-            message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
-            raise EpisodeFailed("environment_timeout", message) from None
-
-    async def _grade(self, environment: Environment) -> Grade:
-        before = time.monotonic()
-        grade = await environment.grade()
-        self._on_phase("grade", time.monotonic() - before)
-        return grade
-
-    async def _close(self, environment: Environment) -> None:
-        """Release the world whatever happens, to the end even when the episode is aborted meanwhile."""
-
-        async def close() -> None:
-            try:
-                async with asyncio.timeout(CLOSE_DEADLINE_S):
-                    await environment.close()
-            except Exception as error:  # the pool cleans up what it could not close
-                logger.warning("%s: closing the environment failed: %r", self.rollout_id, error)
-
-        closing = asyncio.ensure_future(close())
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await closing
-            raise
-
-    def _rollout(self, end_reason: str, grade: Grade, started_at: float, seconds: float) -> Rollout:
+    def _sequences(self) -> list[dict[str, Any]]:
         spoken = self._speaker.record()
-        try:
-            return Rollout(
-                rollout_id=self.rollout_id,
-                collection_id=self._request.id,
-                task_id=self.key.task_id,
-                index=self.key.index,
-                attempt=self.key.attempt,
-                seed=self.seed,
-                dataset=self._pool.dataset,
-                token_ids=spoken.token_ids,
-                mask=spoken.mask,
-                sampler_logprobs=spoken.sampler_logprobs,
-                turns=self._turns,
-                messages=self._messages,
-                reward=grade.reward,
-                success=grade.success,
-                requirements=[asdict(requirement) for requirement in grade.requirements],
-                end_reason=end_reason,
-                temperature=self._request.sampling.temperature,
-                started_at=started_at,
-                seconds=seconds,
-                tampered=grade.tampered,
-                ungradable=grade.ungradable,
-                branch_of=self._start.origin if self._start is not None else None,
-                extra=spoken.extra,
-            ).validate()
-        except ValueError as error:
-            raise EpisodeFailed("environment_error", str(error)) from error
+        origin = self._start.origin if self._start is not None else None
+        return [{**vars(spoken), "turns": self._turns, "messages": self._messages, "branch_of": origin}]
+
+    async def _let_go(self) -> None:
+        self._speaker.close()
 
 
 def _difference(rollout_id: str, turn: int, recorded: str, result: StepResult) -> str:

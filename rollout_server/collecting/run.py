@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollout_server.branch import BranchStart
+from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey
-from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
-from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, failures_warning
@@ -27,6 +27,11 @@ from rollout_server.rollout import BRANCH_DIFFERS, Failure, Rollout
 from rollout_server.run_files import log_path, meta_path
 
 logger = logging.getLogger(__name__)
+
+
+NewAttempt = Callable[[EpisodeKey, int, CollectionRequest, str | None, BranchStart | None], Attempt]
+"""Builds an attempt from its key, its draw, the request, the model's name (None in mode "latest"), and the point of a
+stored rollout that it goes on from."""
 
 
 class StoredCollection:
@@ -80,7 +85,7 @@ class StoredCollection:
 
 @dataclass
 class _Running:
-    episode: Episode
+    episode: Attempt
     task: asyncio.Task[None]
     delivering: bool = False
 
@@ -96,6 +101,7 @@ class CollectionRun:
     request: CollectionRequest
     stored: StoredCollection
     services: EpisodeServices
+    new_attempt: NewAttempt
     pinned_model: str | None
     on_change: Callable[[], None]
     on_idle: Callable[[], None]
@@ -135,11 +141,8 @@ class CollectionRun:
 
     def launch(self, key: EpisodeKey) -> None:
         """Start the episode that the collector named."""
-        services = self.services
         draw, start = self.collector.draw(key), self.collector.start_of(key)
-        prefix = start.token_ids if start is not None else None
-        speaker = PolicySpeaker(self.request, self.pinned_model, services, prefix)
-        episode = Episode(key, draw, self.request, services.pool, speaker, services.metrics.phase, start)
+        episode = self.new_attempt(key, draw, self.request, self.pinned_model, start)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
         self._running[key] = _Running(episode, task)
 
@@ -156,7 +159,7 @@ class CollectionRun:
                 entry.task.cancel()
         await asyncio.gather(*tasks, *([self._ending] if self._ending else []), return_exceptions=True)
 
-    async def _run(self, episode: Episode) -> None:
+    async def _run(self, episode: Attempt) -> None:
         key = episode.key
         began = time.monotonic()
         try:
@@ -198,7 +201,7 @@ class CollectionRun:
                 self.services.metrics.finished()
             self._notify()
 
-    async def _fail(self, episode: Episode, reason: str, message: str, seconds: float) -> None:
+    async def _fail(self, episode: Attempt, reason: str, message: str, seconds: float) -> None:
         key = episode.key
         if key not in self.collector.running:  # dropped while it failed
             return

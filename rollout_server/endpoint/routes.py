@@ -11,6 +11,8 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
 
 from aiohttp import web
 
@@ -33,6 +35,9 @@ def add_routes(app: web.Application, sessions: Sessions) -> set[str]:
     for method, path, handler in (
         ("POST", "/v1/chat/completions", chat_completions),
         ("GET", "/v1/models", models),
+        ("GET", "/v1/episode", episode),
+        ("POST", "/v1/episode/step", step),
+        ("POST", "/v1/episode/finish", finish),
     ):
         for place in (path, "/sessions/{key}" + path):
             app.router.add_route(method, place, _with_session(handler))
@@ -99,6 +104,43 @@ async def chat_completions(request: web.Request, session: Session) -> web.Stream
         if _listens(request):
             session.heard(identity)
     return response
+
+
+async def episode(request: web.Request, session: Session) -> web.Response:
+    """The task, and the messages with which the episode's world opens, where there is one."""
+    world = session.world
+    opening = [asdict(message) for message in world.opening]
+    return web.json_response({"task_id": world.task_id, "messages": opening})
+
+
+async def step(request: web.Request, session: Session) -> web.Response:
+    """Act in the episode's world: ``{"action": ...}`` is an assistant's message."""
+    action = (await _object(request)).get("action")
+    if not isinstance(action, str):
+        raise ApiError(400, "invalid_request", 'the body must be {"action": "..."}')
+    result = await session.step(action)
+    return web.json_response({"observation": result.observation, "done": result.done, "failed": result.failed})
+
+
+async def finish(request: web.Request, session: Session) -> web.Response:
+    """The agent is done: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word."""
+    reward = (await _object(request)).get("reward")
+    if reward is not None and not (isinstance(reward, int | float) and 0.0 <= reward <= 1.0):
+        raise ApiError(400, "invalid_request", "reward must be a number from 0 to 1")
+    session.finish(None if reward is None else float(reward))
+    return web.json_response({})
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    async with asyncio.timeout(BODY_DEADLINE_S):
+        body = await request.read()
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ApiError(400, "invalid_request", "the body must be a JSON object")
+    return value
 
 
 def _response(completion: Completion, asked: ChatRequest) -> web.StreamResponse:

@@ -8,14 +8,17 @@ A turn that a stop text ends keeps the ids up to the one that completes that tex
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agent_environments.harness.pool import HarnessEnvironment
+from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.episode import derive_seed
+from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed, OutOfTime
 from rollout_server.collection_request import Limits
@@ -30,6 +33,15 @@ ENCODED_AT_ONCE = 20_000
 """Characters up to which messages are encoded in the event loop; more would hold up other episodes."""
 CUT = "cut"
 """The finish reason of a turn that a stop text ended."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What an agent elsewhere may do in the episode's world: its ``opening``, steps, and to say that it is done."""
+
+    task_id: str
+    opening: list[Message]
+    harness: HarnessEnvironment
 
 
 @dataclass
@@ -75,6 +87,9 @@ class Session:
         self._sampled_tokens = 0
         self._wishes: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
+        self._world: World | None = None
+        self._done = False
+        self._unread: str | None = None
 
     @property
     def sampled_tokens(self) -> int:
@@ -84,9 +99,57 @@ class Session:
     def turns(self) -> int:
         return self._conversations.turns
 
+    @property
+    def world(self) -> World:
+        """Raises ApiError where the session is of no episode."""
+        if self._world is None:
+            raise ApiError(404, "no_episode", "this key is of no episode")
+        return self._world
+
+    def serve_world(self, world: World) -> None:
+        """Let the agent act in a world, too."""
+        self._world = world
+
+    async def step(self, action: str) -> StepResult:
+        """Act in the episode's world; what ends the episode there ends the session's calls.
+
+        Raises:
+            ApiError: there is no world, the episode is over, or the world is lost.
+        """
+        harness = self.world.harness
+        if not harness.has_world:
+            raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
+        self._check_going_on()
+        try:
+            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                result = await harness.step(action)
+        except (TimeoutError, EnvironmentTimeout) as error:
+            self._done, self.refused = True, "deadline"
+            harness.finish(None)
+            raise self._over(str(error) or "the episode's deadline has passed") from error
+        except EnvironmentFault as error:
+            if not self.failure.done():
+                self.failure.set_result(EpisodeFailed(error.reason, str(error)))
+            raise ApiError(503, error.reason, str(error)) from error
+        self._done = self._done or result.done
+        self._unread = result.observation
+        return result
+
+    def finish(self, reward: float | None) -> None:
+        """The agent says that it is done. Raises ApiError for a session of no episode."""
+        self.world.harness.finish(reward)
+        self._done = True
+
+    def _check_going_on(self) -> None:
+        if self._done:
+            raise self._over("the episode has ended")
+
     def segments(self) -> list[Segment]:
-        """What was served, one sequence each."""
-        return self._conversations.segments()
+        """What was served, one sequence each; an observation that no call has followed ends the last one's messages."""
+        segments = self._conversations.segments()
+        if segments and self._unread is not None:
+            segments[-1].messages.append({"role": "user", "content": self._unread})
+        return segments
 
     def notes(self) -> dict[str, Any]:
         """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
@@ -142,6 +205,7 @@ class Session:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _answer(self, request: ChatRequest) -> Completion:
+        self._check_going_on()
         if self._begun >= self._limits.max_turns:
             self.refused = "turn_limit"
             raise self._over(f"the episode has had its {self._limits.max_turns} turns")
@@ -165,7 +229,7 @@ class Session:
         except ApiError:
             self._begun -= 1
             raise
-        self.refused = None
+        self.refused = self._unread = None
         generation, said, text = self._cut(generation, request.stops)
         spoken = spoken_message(said, with_tools=bool(request.tools))
         self._conversations.add(prompt, spoken, text, version, generation)

@@ -14,6 +14,8 @@ class Sessions:
     """The sessions that are open, by the digests of their keys: a look-up tells nothing of keys by its time."""
 
     def __init__(self) -> None:
+        self.base_url = ""
+        """Where harnesses reach the endpoint, in the words of OpenAI's clients; known once the node listens."""
         self._sessions: dict[bytes, Session] = {}
 
     def __len__(self) -> int:

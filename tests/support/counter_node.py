@@ -82,6 +82,7 @@ async def local_node(policy: Path, root: Path, publish: bool = True, **changes: 
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    node.listens_at(url)
     try:
         await node.start()
         local = LocalNode(node, url, vllm, RolloutClient(url, TOKEN, reconnect_s=DEADLINE_S))

@@ -50,9 +50,9 @@ def load_config(name: str) -> DictConfig:
 def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
     """``cfg`` over the config it extends, that one over the one it extends, and so on; ``extends`` itself stays.
 
-    Sections are merged key by key, but a section that names another ``_component_`` replaces the one it extends, whose
-    arguments would mean nothing to it. A plain string where the base has a component names another with the same
-    arguments, as on torchtune's command line.
+    Sections are merged key by key, but a section that names another ``_component_``, or an environment of another
+    ``name``, replaces the one it extends, whose arguments would mean nothing to it. A plain string where the base has a
+    component names another with the same arguments, as on torchtune's command line.
 
     Args:
         cfg: a recipe's YAML merged with the command line.
@@ -100,7 +100,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         before = base.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
-            another = "_component_" in value and value["_component_"] != before.get("_component_")
+            another = any(word in value and value[word] != before.get(word) for word in ("_component_", "name"))
             result[key] = value if another else _merged(before, value)
         elif isinstance(before, dict) and "_component_" in before and isinstance(value, str):
             result[key] = {**before, "_component_": value}

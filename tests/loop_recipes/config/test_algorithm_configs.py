@@ -19,6 +19,7 @@ FOLDER = CONFIGS / "loop_appworld"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 PARAMETERS = {
     "tiny_cpu": 1.08e6,
+    "tiny_cpu_agent": 1.08e6,
     "tiny_gpu": 1.08e6,
     "qwen2_5_1_5b_one_gpu": 1.56e9,
     "qwen2_5_7b_one_gpu": 7.66e9,
@@ -161,3 +162,10 @@ def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
     assert ("value_loss" in second) == EXPECTED[name][5]
     if one_step:
         assert second.approx_kl < 1e-9, "the policy of the step is the policy that sampled"
+
+
+def test_an_environment_of_another_name_has_only_its_own_options():
+    node = load("tiny_cpu_agent").rollout_node.child
+    assert node.environment.name == "harness"
+    assert set(node.environment.config) == {"command", "max_worlds", "world"}
+    assert node.environment.config["world"]["name"] == "appworld"

@@ -8,7 +8,7 @@ import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
-from rollout_server.collecting import episode as episode_module
+from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
@@ -258,7 +258,7 @@ async def test_a_world_that_does_not_start_in_time_is_a_failure():
 
 
 async def test_waiting_for_a_world_has_a_deadline_of_its_own(monkeypatch):
-    monkeypatch.setattr(episode_module, "ACQUIRE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(attempt_module, "ACQUIRE_DEADLINE_S", 0.05)
     pool = FaultyPool()
     pool.acquire = lambda episode_id: asyncio.Event().wait()
     reason, message = await failure(ScriptedSpeaker([]), pool)
@@ -275,7 +275,7 @@ async def test_a_rollout_that_breaks_an_invariant_never_leaves_the_episode():
 
 
 async def test_a_world_that_does_not_close_costs_no_rollout(monkeypatch, caplog):
-    monkeypatch.setattr(episode_module, "CLOSE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(attempt_module, "CLOSE_DEADLINE_S", 0.05)
     for close in (forever, EnvironmentCrashed("gone")):
         episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=close))
         assert (await episode.run())[0].end_reason == "completed"

@@ -1,0 +1,295 @@
+"""An environment whose episode is a program: the agent is somebody's own, unmodified.
+
+The program is told where the policy answers (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``) and its task (``TASK_ID``). Its
+tools are its own affair; or it acts in a world of ours, which the node opens for it and serves over HTTP. An episode
+ends when the program does, when it says so, or at its deadline. What it did is graded by the world's grader or by a
+command of its own, never by the program, unless the config says that its word is taken.
+
+Without a command the program runs elsewhere: it opens an episode over HTTP, and closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_environments.harness.program import Ended, run_program
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.protocol import (
+    Environment,
+    EnvironmentCrashed,
+    EnvironmentPool,
+    Grade,
+    Message,
+    PoolStatus,
+    StepResult,
+    TokenSpans,
+    UnknownTask,
+    create_pool,
+)
+
+GRADE_TIMEOUT_S = 120.0
+LEAVE_S = 10.0
+"""Seconds that a program has to end once its episode is over."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the policy answers, for one episode."""
+
+    base_url: str
+    api_key: str
+
+
+@dataclass(eq=False)
+class Offer:
+    """An episode for a program elsewhere."""
+
+    task_id: str
+    connection: Connection
+    pool: HarnessPool
+
+    def give_back(self) -> None:
+        """Whoever took it has gone; another may have it."""
+        self.pool.offer_again(self)
+
+
+class HarnessEnvironment:
+    """One episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
+
+    def __init__(self, pool: HarnessPool, episode_id: str, world: Environment | None) -> None:
+        self._pool = pool
+        self._episode_id = episode_id
+        self._world = None if world is None else NoVoiding(world)
+        self._folder = Path(tempfile.mkdtemp(prefix="harness-"))
+        self._task_id = ""
+        self._finished = asyncio.Event()
+        self._stated: float | None = None
+        self._stepping = asyncio.Lock()
+        self._closed = False
+
+    async def start(self, task_id: str) -> list[Message]:
+        """The opening of the world, where there is one."""
+        self._task_id = task_id
+        return [] if self._world is None else await self._world.start(task_id)
+
+    async def run(self, connection: Connection) -> Ended | None:
+        """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
+        if self._pool.command is None:
+            await self._pool.offer(Offer(self._task_id, connection, self._pool), self._finished)
+            return None
+        program = asyncio.create_task(
+            run_program(self._pool.command, self._variables(connection), self._folder), name=self._episode_id
+        )
+        finished = asyncio.create_task(self._finished.wait())
+        try:
+            await asyncio.wait([program, finished], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([program], timeout=LEAVE_S)
+        finally:
+            finished.cancel()
+            if not program.done():
+                program.cancel()
+                await asyncio.wait([program])
+        if program.cancelled():
+            return Ended(None, "")
+        try:
+            return program.result()
+        except OSError as error:
+            raise EnvironmentCrashed(f"the harness cannot be started: {error}") from error
+
+    @property
+    def has_world(self) -> bool:
+        """Whether there is a world of ours to act in."""
+        return self._world is not None
+
+    async def step(self, action: str) -> StepResult:
+        """Act in the world; one step at a time."""
+        if self._world is None:
+            raise UnknownTask("this harness has no world of ours to act in")
+        async with self._stepping:
+            result = await self._world.step(action)
+        if result.done:
+            self._finished.set()
+        return result
+
+    def finish(self, reward: float | None) -> None:
+        """The program says that it is done; its own reward counts only where the config says so."""
+        if self._pool.accept_reward and reward is not None:
+            self._stated = reward
+        self._finished.set()
+
+    async def grade(self) -> Grade:
+        if self._world is not None:
+            return await self._world.grade()
+        if self._pool.grade_command is not None:
+            return await self._graded_by_command(self._pool.grade_command)
+        if self._stated is None:
+            return Grade.of_ungradable("the harness ended without a reward")
+        return Grade(self._stated, success=self._stated == 1.0)
+
+    async def _graded_by_command(self, command: Sequence[str]) -> Grade:
+        variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder)}
+        ended = await run_program(command, variables, self._folder, GRADE_TIMEOUT_S)
+        if ended.status != 0:
+            return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
+        try:
+            said = json.loads(ended.output.strip().splitlines()[-1])
+            reward = float(said["reward"])
+            return Grade(reward, bool(said.get("success", reward == 1.0)))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {ended.output[-200:]!r}')
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._world is not None:
+                await self._world.close()
+        finally:
+            self._pool.release()
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _variables(self, connection: Connection) -> dict[str, str]:
+        return {
+            **self._pool.variables,
+            "OPENAI_BASE_URL": connection.base_url,
+            "OPENAI_API_KEY": connection.api_key,
+            "TASK_ID": self._task_id,
+            "EPISODE_FOLDER": str(self._folder),
+        }
+
+
+class HarnessPool:
+    """Programs, at most ``max_worlds`` at a time.
+
+    Args:
+        command: of the program; ``{python}`` is this interpreter, a relative path of a file that is there is made
+            absolute. None: it runs elsewhere.
+        world: ``{name, config}`` of an environment of ours that it acts in.
+        tasks: task ids by split, where there is no world.
+        dataset: the name printed with every score, where there is no world.
+        grade_command: prints ``{"reward": ...}`` in its last line, where there is no world. It runs in the folder that
+            the program had, after the program.
+        accept_reward: the program's own reward is taken, where there is no other.
+        variables: more environment variables of the program.
+        prefix: a command that it is run under, such as a sandbox.
+
+    Raises:
+        ValueError: nothing grades, or there are no tasks.
+    """
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        command: Sequence[str] | None = None,
+        world: Mapping[str, Any] | None = None,
+        tasks: Mapping[str, Sequence[str]] | None = None,
+        dataset: str = "harness",
+        grade_command: Sequence[str] | None = None,
+        accept_reward: bool = False,
+        variables: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        max_worlds: int = 16,
+    ) -> None:
+        if world is None and not tasks:
+            raise ValueError("a harness needs tasks: give `world`, or `tasks` by split")
+        if (world is not None) + (grade_command is not None) + accept_reward != 1:
+            raise ValueError("one of `world`, `grade_command` and `accept_reward` says who grades")
+        self.command = None if command is None else [*prefix, *_found(command)]
+        self.grade_command = None if grade_command is None else _found(grade_command)
+        self.accept_reward = accept_reward
+        self.variables = dict(variables or {})
+        self._tasks = {split: list(ids) for split, ids in (tasks or {}).items()}
+        self._world: EnvironmentPool | None = None
+        if world is not None:
+            self._world = create_pool(world["name"], world.get("config", {}), token_spans)
+        self.dataset = dataset if self._world is None else self._world.dataset
+        self._places = asyncio.Semaphore(max_worlds)
+        self._open_worlds = 0
+        self._offers: list[Offer] = []
+        self._offered = asyncio.Event()
+
+    async def open(self) -> None:
+        if self._world is not None:
+            await self._world.open()
+            self.dataset = self._world.dataset
+
+    def tasks(self, split: str) -> list[str]:
+        if self._world is not None:
+            return self._world.tasks(split)
+        if split not in self._tasks:
+            raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(self._tasks)}")
+        return list(self._tasks[split])
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        if self._world is not None:
+            self._world.check_tasks(task_ids)
+            return
+        known = {task_id for ids in self._tasks.values() for task_id in ids}
+        for task_id in task_ids:
+            if task_id not in known:
+                raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
+
+    async def acquire(self, episode_id: str) -> HarnessEnvironment:
+        await self._places.acquire()
+        self._open_worlds += 1
+        try:
+            world = None if self._world is None else await self._world.acquire(episode_id)
+            return HarnessEnvironment(self, episode_id, world)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        self._open_worlds -= 1
+        self._places.release()
+
+    async def offer(self, offer: Offer, finished: asyncio.Event) -> None:
+        """Have a program elsewhere take the episode; returns once it has finished it."""
+        self.offer_again(offer)
+        try:
+            await finished.wait()
+        finally:
+            if offer in self._offers:
+                self._offers.remove(offer)
+
+    def offer_again(self, offer: Offer) -> None:
+        """Put it at the end of those that wait."""
+        self._offers.append(offer)
+        self._offered.set()
+
+    async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
+        """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    for offer in self._offers:
+                        if task_id in (None, offer.task_id):
+                            self._offers.remove(offer)
+                            return offer
+                    self._offered.clear()
+                    await self._offered.wait()
+        except TimeoutError:
+            return None
+
+    def status(self) -> PoolStatus:
+        inner = PoolStatus() if self._world is None else self._world.status()
+        return PoolStatus(self._open_worlds, inner.waiting, inner.restarts, inner.details)
+
+    async def close(self) -> None:
+        if self._world is not None:
+            await self._world.close()
+
+
+def _found(command: Sequence[str]) -> list[str]:
+    """``{python}`` as this interpreter, files as absolute paths: the program starts in a folder of its own."""
+    words = [sys.executable if word == "{python}" else word for word in command]
+    return [str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in words]

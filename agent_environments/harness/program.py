@@ -1,0 +1,86 @@
+"""One command with a deadline, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_environments import process_guard
+
+GRACE_S = 2.0
+STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
+KEPT_OUTPUT = 4096
+READ_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed."""
+
+    status: int | None
+    output: str
+
+
+async def run_program(
+    command: Sequence[str], variables: Mapping[str, str], folder: Path, timeout_s: float | None = None
+) -> Ended:
+    """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
+
+    Args:
+        variables: added to those of this process that are no secrets of its own.
+        folder: where it starts.
+        timeout_s: after which it is ended; None waits.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
+    process = await asyncio.create_subprocess_exec(
+        *guard,
+        cwd=folder,
+        env={**_inherited(), **variables},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    reading = asyncio.create_task(_last_output(process))
+    try:
+        async with asyncio.timeout(timeout_s):
+            status: int | None = await process.wait()
+    except TimeoutError:
+        status = None
+    finally:
+        await asyncio.shield(asyncio.ensure_future(_end(process)))
+        output = await reading
+    return Ended(status, output)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Have the guard end the command and all that it started."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _last_output(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None, "asked for"
+    kept = b""
+    while data := await process.stdout.read(READ_AT_ONCE):
+        kept = (kept + data)[-KEPT_OUTPUT:]
+    return kept.decode(errors="replace")
+
+
+def _inherited() -> dict[str, str]:
+    """This process's variables, without what names a token, a key, a secret or a password."""
+    secret = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+    return {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in secret)}

@@ -1,0 +1,167 @@
+"""What every way of playing an episode shares: a world, a deadline, a grade, a record, and letting go of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade
+from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.ids import rollout_id
+from rollout_server.rollout import Rollout
+
+logger = logging.getLogger(__name__)
+
+ACQUIRE_DEADLINE_S = 3600.0
+CLOSE_DEADLINE_S = 60.0
+
+T = TypeVar("T")
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed in [0, 2^31) that depends on every part."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
+
+
+class Attempt(ABC):
+    """One attempt at one episode; subclasses say how it is played.
+
+    Args:
+        draw: part of the seed. An attempt that is repeated has the same one (:meth:`Collector.draw`).
+        request: the collection's limits, seed and way of sampling.
+        on_phase: told the seconds spent in a phase: "environment", "grade", or "node" (our own work between the
+            environment's answer and the agent's next turn).
+        origin: further parts of the seed.
+    """
+
+    def __init__(
+        self,
+        key: EpisodeKey,
+        draw: int,
+        request: CollectionRequest,
+        pool: EnvironmentPool,
+        on_phase: Callable[[str, float], None],
+        origin: tuple[object, ...] = (),
+    ):
+        self.key = key
+        self.rollout_id = rollout_id(request.id, key.task_id, key.index, key.attempt)
+        self.seed = derive_seed(request.seed, key.task_id, key.index, draw, *origin)
+        self._request = request
+        self._limits = request.limits
+        self._pool = pool
+        self._on_phase = on_phase
+        self._deadline = 0.0
+
+    @property
+    @abstractmethod
+    def sampled_tokens(self) -> int:
+        """Tokens of the turns that have ended; what an abort throws away."""
+
+    @abstractmethod
+    async def _play(self, environment: NoVoiding) -> str:
+        """From the start of the world to the end of the agent's last turn; returns the end reason."""
+
+    @abstractmethod
+    def _sequences(self) -> list[dict[str, Any]]:
+        """What was served: for each sequence, the fields of a rollout that :meth:`_rollout` does not know."""
+
+    @abstractmethod
+    async def _let_go(self) -> None:
+        """The episode is over, however it ended; let go of what was held for the agent."""
+
+    async def run(self) -> list[Rollout]:
+        """Play the episode to its end and grade it; returns its sequences.
+
+        Raises:
+            EpisodeFailed: nothing came of it; the attempt may be repeated.
+        """
+        environment: NoVoiding | None = None
+        try:
+            environment = await self._acquire()
+            started_at, started = time.time(), time.monotonic()
+            self._deadline = started + self._limits.episode_deadline_s
+            end_reason = await self._play(environment)
+            grade = await self._grade(environment)
+        except EpisodeFailed:
+            raise
+        except EnvironmentFault as error:
+            raise EpisodeFailed(error.reason, str(error) or type(error).__name__) from error
+        except Exception as error:
+            logger.exception("%s failed in an unforeseen way", self.rollout_id)
+            raise EpisodeFailed("environment_error", repr(error)) from error
+        finally:
+            await self._let_go()
+            if environment is not None:
+                await self._close(environment)
+        seconds = time.monotonic() - started
+        return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+            return await work
+
+    async def _acquire(self) -> NoVoiding:
+        try:
+            async with asyncio.timeout(ACQUIRE_DEADLINE_S):
+                return NoVoiding(await self._pool.acquire(self.rollout_id))
+        except TimeoutError:
+            message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
+            raise EpisodeFailed("environment_timeout", message) from None
+
+    async def _grade(self, environment: NoVoiding) -> Grade:
+        before = time.monotonic()
+        grade = await environment.grade()
+        self._on_phase("grade", time.monotonic() - before)
+        return grade
+
+    async def _close(self, environment: NoVoiding) -> None:
+        """Release the world whatever happens, to the end even when the episode is aborted meanwhile."""
+
+        async def close() -> None:
+            try:
+                async with asyncio.timeout(CLOSE_DEADLINE_S):
+                    await environment.close()
+            except Exception as error:  # the pool cleans up what it could not close
+                logger.warning("%s: closing the environment failed: %r", self.rollout_id, error)
+
+        closing = asyncio.ensure_future(close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    def _rollout(
+        self, end_reason: str, grade: Grade, started_at: float, seconds: float, fields: dict[str, Any]
+    ) -> Rollout:
+        common: dict[str, Any] = {
+            "rollout_id": self.rollout_id,
+            "collection_id": self._request.id,
+            "task_id": self.key.task_id,
+            "index": self.key.index,
+            "attempt": self.key.attempt,
+            "seed": self.seed,
+            "dataset": self._pool.dataset,
+            "reward": grade.reward,
+            "success": grade.success,
+            "requirements": [asdict(requirement) for requirement in grade.requirements],
+            "end_reason": end_reason,
+            "temperature": self._request.sampling.temperature,
+            "started_at": started_at,
+            "seconds": seconds,
+            "tampered": grade.tampered,
+            "ungradable": grade.ungradable,
+        }
+        try:
+            return Rollout(**{**common, **fields}).validate()
+        except ValueError as error:
+            raise EpisodeFailed("environment_error", str(error)) from error

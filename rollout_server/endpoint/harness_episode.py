@@ -1,0 +1,115 @@
+"""An episode that somebody's own program plays: the node gives it a key, records what it samples, and grades."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from agent_environments.harness.pool import Connection, HarnessEnvironment
+from agent_environments.no_voiding import NoVoiding
+from rollout_server.collecting.attempt import Attempt
+from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
+from rollout_server.collecting.speaker import EpisodeFailed
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.endpoint.session import Session, World
+from rollout_server.endpoint.sessions import Sessions
+from rollout_server.ids import segment_id
+
+logger = logging.getLogger(__name__)
+
+
+class HarnessEpisode(Attempt):
+    """One attempt of a program. It ends when the program does, or says so, or at the deadline.
+
+    Raises (:meth:`run`):
+        EpisodeFailed: also for a program that ended before its first turn: there is nothing to judge the policy by.
+    """
+
+    def __init__(
+        self,
+        key: EpisodeKey,
+        draw: int,
+        request: CollectionRequest,
+        pinned_model: str | None,
+        services: EpisodeServices,
+        sessions: Sessions,
+    ):
+        super().__init__(key, draw, request, services.pool, services.metrics.phase)
+        self._services = services
+        self._sampler = PolicySampler(request, pinned_model, services)
+        self._sessions = sessions
+        self._session: Session | None = None
+        self._key = ""
+        self._notes: dict[str, Any] = {}
+
+    @property
+    def sampled_tokens(self) -> int:
+        return 0 if self._session is None else self._session.sampled_tokens
+
+    async def _play(self, environment: NoVoiding) -> str:
+        harness = environment.inner
+        if not isinstance(harness, HarnessEnvironment):
+            raise TypeError("the environment of a harness episode is a harness")
+        try:
+            opening = await self._in_time(environment.start(self.key.task_id))
+        except TimeoutError:
+            raise EpisodeFailed("environment_timeout", "the world did not start before the deadline") from None
+        session = self._session = Session(
+            self.rollout_id, self.seed, self._limits, self._deadline, self._sampler, self._services.tokens
+        )
+        session.serve_world(World(self.key.task_id, opening, harness))
+        self._key = self._sessions.open(session)
+        connection = Connection(self._sessions.base_url, self._key)
+        try:
+            end_reason = await self._until_it_ends(session, harness, connection)
+        finally:  # nothing is sampled, and nothing changes the world, while it is graded
+            await self._sessions.close(self._key)
+        if session.failure.done():
+            raise session.failure.result()
+        if not session.turns:
+            raise EpisodeFailed("environment_error", f"the harness ended without a turn: {self._notes}")
+        return end_reason
+
+    async def _until_it_ends(self, session: Session, harness: HarnessEnvironment, connection: Connection) -> str:
+        running = asyncio.ensure_future(self._in_time(harness.run(connection)))
+        try:
+            waits: list[asyncio.Future[Any]] = [running, session.failure]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                return "completed"  # it is not: the attempt has failed
+            ended = running.result()
+        except TimeoutError:
+            self._notes["exit_status"] = None
+            return "deadline"
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait([running])
+        if ended is not None:
+            self._notes["exit_status"] = ended.status
+            if ended.status != 0:
+                self._notes["output"] = ended.output
+                logger.info("%s: the harness ended with %s: %s", self.rollout_id, ended.status, ended.output[-300:])
+        return session.refused or "completed"
+
+    def _sequences(self) -> list[dict[str, Any]]:
+        assert self._session is not None, "it was played"
+        segments = self._session.segments()
+        extra = {"harness": {**self._session.notes(), **self._notes}}
+        return [
+            {
+                **vars(segment),
+                "rollout_id": segment_id(self.rollout_id, number),
+                "episode_id": self.rollout_id,
+                "segment": number,
+                "segments": len(segments),
+                "extra": extra,
+            }
+            for number, segment in enumerate(segments)
+        ]
+
+    async def _let_go(self) -> None:
+        await self._sessions.close(self._key)
+        self._services.router.release(self.rollout_id)

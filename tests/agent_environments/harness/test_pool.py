@@ -1,0 +1,124 @@
+"""Harness pools: who grades, which tasks there are, and how an episode of a program elsewhere is taken."""
+
+import asyncio
+
+import pytest
+
+from agent_environments.harness.pool import Connection, HarnessPool
+from agent_environments.protocol import UnknownTask
+
+TASKS = {"train": ["t_1", "t_2"]}
+CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1")
+
+
+def spans(text):
+    return [(place, place + 1) for place in range(len(text))]
+
+
+def pool(**options):
+    return HarnessPool(spans, **{"tasks": TASKS, "accept_reward": True, **options})
+
+
+def python(code):
+    return ["{python}", "-c", code]
+
+
+async def played(harness_pool):
+    environment = await harness_pool.acquire("e")
+    assert await environment.start("t_1") == []
+    try:
+        await environment.run(CONNECTION)
+        return await environment.grade()
+    finally:
+        await environment.close()
+        await environment.close()
+        assert harness_pool.status().open_worlds == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tasks": None}, "needs tasks"),
+        ({"accept_reward": False}, "who grades"),
+        ({"grade_command": ["true"]}, "who grades"),
+        ({"world": {"name": "counter"}}, "who grades"),
+    ],
+)
+def test_a_config_without_a_grader_or_tasks_is_refused(options, why):
+    with pytest.raises(ValueError, match=why):
+        pool(**options)
+
+
+def test_tasks():
+    assert pool().tasks("train") == ["t_1", "t_2"]
+    with pytest.raises(UnknownTask, match="there are train"):
+        pool().tasks("dev")
+    with pytest.raises(UnknownTask, match="no task 't_3'"):
+        pool().check_tasks(["t_1", "t_3"])
+    world = pool(world={"name": "counter"}, accept_reward=False)
+    assert (world.dataset, world.tasks("train")[0]) == ("counter", "reach3_1")
+    world.check_tasks(["reach3_1"])
+
+
+async def test_a_grade_command_sees_what_the_program_left(tmp_path):
+    program = python("import os; open('answer', 'w').write(os.environ['TASK_ID'] + os.environ['OPENAI_API_KEY'])")
+    grader = python(
+        "import json; print('hm'); print(json.dumps({'reward': float(open('answer').read() == 't_1sk-1')}))"
+    )
+    grade = await played(pool(command=program, grade_command=grader, accept_reward=False))
+    assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('well done')", "pass", "print('{\"reward\": null}')"])
+async def test_a_grade_command_that_says_nothing_is_no_reward(code):
+    grade = await played(pool(command=python("pass"), grade_command=python(code), accept_reward=False))
+    assert grade.reward == 0.0
+    assert "grade command" in grade.ungradable
+
+
+async def test_a_program_that_cannot_be_started_has_no_reward():
+    grade = await played(pool(command=["/nowhere/agent"]))
+    assert "without a reward" in grade.ungradable
+
+
+async def test_the_word_of_a_program_counts_only_where_the_config_says_so():
+    for accepted in (True, False):
+        options = {} if accepted else {"accept_reward": False, "grade_command": python("print(json)")}
+        environment = await pool(command=python("pass"), **options).acquire("e")
+        environment.finish(0.25)
+        grade = await environment.grade()
+        assert grade.reward == (0.25 if accepted else 0.0)
+        await environment.close()
+
+
+async def test_an_episode_waits_for_a_program_elsewhere_and_is_taken_once():
+    elsewhere = pool()
+    assert await elsewhere.take(None, 0.0) is None
+    environments = [await elsewhere.acquire(str(number)) for number in range(2)]
+    waiting = asyncio.create_task(elsewhere.take("t_2", 60.0))
+    runs = []
+    for environment, task in zip(environments, ("t_1", "t_2"), strict=True):
+        await environment.start(task)
+        runs.append(asyncio.create_task(environment.run(CONNECTION)))
+    offer = await waiting
+    assert (offer.task_id, offer.connection) == ("t_2", CONNECTION)
+    assert await elsewhere.take("t_2", 0.0) is None
+    offer.give_back()
+    assert await elsewhere.take("t_2", 60.0) is offer
+    environments[1].finish(1.0)
+    await runs[1]
+    assert (await environments[1].grade()).success
+    runs[0].cancel()
+    await asyncio.wait(runs)
+    assert await elsewhere.take(None, 0.0) is None
+    for environment in environments:
+        await environment.close()
+
+
+async def test_steps_go_to_the_world_and_its_grade_counts():
+    environment = await pool(world={"name": "counter"}, accept_reward=False, command=["true"]).acquire("e")
+    opening = await environment.start("reach3_1")
+    assert "Bring the counter" in opening[-1].content
+    assert (await environment.step("```python\nadd(3)\nfinish()\n```")).done
+    assert (await environment.grade()).success
+    await environment.close()

@@ -1,0 +1,183 @@
+"""Whole collections that a program plays: the node over real HTTP, its vLLM scripted, the counter as the world."""
+
+import asyncio
+import dataclasses
+import sys
+
+import aiohttp
+import openai
+
+from rollout_server.collection_request import Limits
+from support.counter_node import TOKEN, counter_request, local_node
+
+AGENT = [sys.executable, "-m", "agent_environments.harness.chat_agent"]
+SAME = (
+    "task_id",
+    "index",
+    "token_ids",
+    "mask",
+    "sampler_logprobs",
+    "messages",
+    "reward",
+    "success",
+    "end_reason",
+    "seed",
+)
+
+
+def harness(**config):
+    return {"name": "harness", "config": {"command": AGENT, "world": {"name": "counter"}, **config}}
+
+
+def request(**changes):
+    return counter_request(**{"tasks": ["reach3_1", "reach5_1"], "rollouts_per_task": 2, **changes})
+
+
+def told(rollouts):
+    """What a rollout says of its episode, times left out."""
+    turns = ("start", "end", "policy_version", "finish_reason")
+    return sorted(
+        [getattr(rollout, name) for name in SAME] + [[getattr(turn, name) for name in turns] for turn in rollout.turns]
+        for rollout in rollouts
+    )
+
+
+async def test_the_agent_of_forty_lines_plays_what_the_nodes_own_loop_plays(policy, tmp_path):
+    """Token for token, with the same log-probs, rewards and reasons to end."""
+    stories = []
+    for name, environment in (("own", {"name": "counter"}), ("harness", harness())):
+        async with local_node(policy, tmp_path / name, environment=environment) as running:
+            rollouts, end = await running.collect(request())
+            assert (end.reason, end.finished) == ("complete", 4)
+            stories.append(told(rollouts))
+    assert stories[0] == stories[1]
+    assert {rollout.segments for rollout in rollouts} == {1}
+    assert all(rollout.extra["harness"]["exit_status"] == 0 for rollout in rollouts)
+
+
+SUB_AGENTS = """
+import json, openai
+client = openai.OpenAI()
+def ask(*texts):
+    messages = [{"role": "user", "content": text} for text in texts]
+    return client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+ask("plan"), ask("a title"), ask("plan", "more")
+"""
+
+
+async def test_an_episode_of_three_sequences_is_delivered_whole_and_counts_once(policy, tmp_path):
+    config = {"command": [sys.executable, "-c", SUB_AGENTS], "world": None, "tasks": {"train": ["t_1"]}}
+    config["grade_command"] = [sys.executable, "-c", "print('{\"reward\": 0.5}')"]
+    async with local_node(policy, tmp_path / "node", environment={"name": "harness", "config": config}) as running:
+        rollouts, end = await running.collect(request(tasks=["t_1"], rollouts_per_task=2, seed=4))
+        assert end.finished == 2
+        assert await running.call(running.client.tasks, "train")
+    assert [(rollout.segment, rollout.segments, rollout.reward) for rollout in rollouts] == [
+        (number, 3, 0.5) for _ in range(2) for number in range(3)
+    ]
+    for first, *others in (rollouts[:3], rollouts[3:]):
+        assert first.rollout_id == first.episode_id
+        assert {rollout.episode_id for rollout in others} == {first.episode_id}
+        assert sum(rollout.sampled_tokens for rollout in [first, *others]) == sum(
+            map(sum, (r.mask for r in [first, *others]))
+        )
+
+
+NEVER_ENDS = """
+import os, time, urllib.request
+ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b'{"messages": [{"role": "user"}]}')
+ask.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+urllib.request.urlopen(ask).read()
+time.sleep(600)
+"""
+
+
+async def test_a_program_that_never_ends_is_graded_at_the_deadline(policy, tmp_path):
+    limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=30.0)
+    environment = harness(command=[sys.executable, "-c", NEVER_ENDS])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        rollouts, _ = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits))
+        assert not len(running.node.sessions)
+    assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("deadline", 1)]
+
+
+async def test_a_program_that_dies_before_its_first_turn_is_tried_again_and_named(policy, tmp_path):
+    environment = harness(command=[sys.executable, "-c", "raise SystemExit('no such model')"])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        _, end = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1))
+        assert not len(running.node.sessions)
+    assert end.failures == {"environment_error": 3}
+    assert "no such model" in end.error
+
+
+async def test_a_collection_that_ends_early_leaves_no_program_and_no_session(policy, tmp_path):
+    environment = harness(command=[sys.executable, "-c", NEVER_ENDS])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        await running.call(running.client.start_collection, request())
+        while not running.vllm.requests:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+        await running.call(running.client.cancel, "c1")
+        run = await running.node.collection("c1")
+        while not run.idle:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not len(running.node.sessions)
+        assert running.node.pool.status().open_worlds == 0
+
+
+async def test_a_program_elsewhere_opens_an_episode_and_closes_it(policy, tmp_path):
+    environment = harness(command=None, world=None, tasks={"train": ["t_1", "t_2"]}, accept_reward=True)
+    async with (
+        local_node(policy, tmp_path / "node", environment=environment) as running,
+        aiohttp.ClientSession() as http,
+    ):
+        await running.call(running.client.start_collection, request(tasks=["t_1", "t_2"], rollouts_per_task=1))
+        node_token = {"Authorization": f"Bearer {TOKEN}"}
+        for task, reward in (("t_2", 1.0), ("t_1", None)):
+            asked = {"task_id": task, "wait_s": 60}
+            async with http.post(f"{running.url}/v1/episodes", json=asked, headers=node_token) as answer:
+                episode = await answer.json()
+            assert episode["task_id"] == task
+            key = {"Authorization": f"Bearer {episode['api_key']}"}
+            async with http.get(f"{episode['base_url']}/episode", headers=key) as answer:
+                assert await answer.json() == {"task_id": task, "messages": []}
+            async with openai.AsyncOpenAI(base_url=episode["base_url"], api_key=episode["api_key"]) as client:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": task}])
+            async with http.post(f"{episode['base_url']}/episode/step", json={"action": "x"}, headers=key) as answer:
+                assert answer.status == 404
+            for body, status in (({"reward": 7}, 400), ({"reward": reward}, 200)):
+                async with http.post(f"{episode['base_url']}/episode/finish", json=body, headers=key) as answer:
+                    assert answer.status == status
+        async with http.post(f"{running.url}/v1/episodes", json={}, headers=node_token) as answer:
+            assert answer.status == 204
+        rollouts, end = await running.collect(request(tasks=["t_1", "t_2"], rollouts_per_task=1))
+    assert end.reason == "complete"
+    assert {rollout.task_id: (rollout.reward, rollout.ungradable) for rollout in rollouts} == {
+        "t_1": (0.0, "the harness ended without a reward"),
+        "t_2": (1.0, None),
+    }
+
+
+async def test_what_is_no_question_for_an_episode_is_refused(policy, tmp_path):
+    environment = harness(command=None, world=None, tasks={"train": ["t_1"]}, accept_reward=True)
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    async with (
+        local_node(policy, tmp_path / "node", environment=environment) as running,
+        aiohttp.ClientSession(headers=token) as http,
+    ):
+        for body in ({"task": "t_1"}, {"wait_s": 1e9}, {"task_id": 3}, []):
+            async with http.post(f"{running.url}/v1/episodes", json=body) as answer:
+                assert answer.status == 400
+
+
+async def test_policy_versions_are_pinned_or_the_latest_at_each_call(policy, tmp_path):
+    environment = harness(command=[sys.executable, "-c", SUB_AGENTS])
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        await running.call(running.client.publish_policy, 1, policy / "adapter1")
+        seen = {}
+        for mode in ("pinned", "latest"):
+            asked = dataclasses.replace(
+                request(tasks=["reach3_1"], rollouts_per_task=1, policy_mode=mode), id=f"c-{mode}"
+            )
+            rollouts, _ = await running.collect(asked)
+            seen[mode] = {version for rollout in rollouts for version in rollout.policy_versions}
+    assert seen == {"pinned": {0}, "latest": {1}}

@@ -24,6 +24,7 @@ def test_golden(name):
 def test_structure_of_the_paper():
     messages = Prompt("loop").messages(CARD)
     roles = [message.role for message in messages]
+    assert len(roles) == 24
     assert roles[:2] == ["system", "user"]
     assert roles[-2:] == ["user", "user"]
     worked_example = roles[2:-2]
@@ -36,6 +37,14 @@ def test_structure_of_the_paper():
     assert messages[-1].content == "Using these APIs, now generate code to solve the actual task:\n\n" + task_lines(
         CARD
     )
+
+
+def test_the_prompt_says_what_the_papers_says_and_teaches_nothing_that_should_be_learned():
+    """LOOP, section 5.5: not to make values up and not to give up are learned."""
+    instructions = Prompt("loop").messages(CARD)[-2].content.lower()
+    assert "always look at the specification of an api" in instructions
+    for learned in ("status='fail'", "make up", "invent", "guess", "assum", "dummy", "placeholder", "give up"):
+        assert not any(learned in message.content.lower() for message in Prompt("loop").messages(CARD)), learned
 
 
 def test_tiny_is_short():

@@ -141,7 +141,8 @@ class LoopAppWorldRecipe:
 
     def _stress_test(self) -> None:
         conf, learner = self._config, self._learner
-        length, vocab_size = conf.collection.limits.max_context, learner.model.tok_embeddings.weight.shape[0]
+        context, vocab_size = conf.collection.limits.max_context, learner.model.tok_embeddings.weight.shape[0]
+        length = min(context, conf.update.max_tokens_per_rollout or context)
         tokens, rehearse = conf.update.micro_batch_tokens, learner.update.rehearse
         utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
 
@@ -220,7 +221,9 @@ class LoopAppWorldRecipe:
         """
         conf = self._config
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
-        samples = [Sample.from_rollout(rollout) for rollout in rollouts]
+        samples = [Sample.from_rollout(rollout, conf.update.unfinished_return) for rollout in rollouts]
+        if conf.update.max_tokens_per_rollout is not None:
+            samples = [sample.beginning(conf.update.max_tokens_per_rollout) for sample in samples]
         trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration)
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
@@ -257,14 +260,18 @@ class LoopAppWorldRecipe:
             destroy_process_group()
 
     def _scores(self, iteration: int, evaluation: CollectionRequest | None) -> dict[str, float]:
-        """Wait for the scores of the policy that stood after ``iteration``, and remember it if it is the best."""
+        """Wait for the scores of the policy that stood after ``iteration``, and remember it if it is the best.
+
+        A task is solved as in `eval_appworld`: by an episode that the agent ended itself.
+        """
         collected = None if evaluation is None else self._source.collect(evaluation)
         if collected is None:  # not due, or asked to stop
             return {}
-        means = rollout_metrics(collected.rollouts)
-        if self._best is None or means["success"] > self._best["dev_success"]:
-            self._best = {"iteration": iteration, "dev_success": means["success"]}
-        return {"dev_iteration": iteration, "dev_reward": means["reward"], "dev_success": means["success"]}
+        reward = rollout_metrics(collected.rollouts)["reward"]
+        success = sum(rollout.solved for rollout in collected.rollouts) / len(collected.rollouts)
+        if self._best is None or success > self._best["dev_success"]:
+            self._best = {"iteration": iteration, "dev_success": success}
+        return {"dev_iteration": iteration, "dev_reward": reward, "dev_success": success}
 
     def _publish(self, versions: list[int]) -> float:
         """Have the rollout node serve versions, the newest once it has proved that it has it; returns the seconds."""

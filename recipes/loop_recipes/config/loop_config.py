@@ -122,6 +122,13 @@ class UpdateConfig:
     over their sampled tokens, or a constant (the authors' code: 32, whatever the filter leaves)."""
     clip_grad_norm: PositiveFloat | None = 1.0
     """The largest norm of the gradient; null does not clip."""
+    clip_critic_grad_norm: PositiveFloat | None = None
+    """The largest norm of the critic's gradient; null takes the policy's and the critic's gradient as one."""
+    unfinished_return: Literal["graded", "zero"] = "graded"
+    """Return of a rollout that ran into its turns, context or deadline: what the grader gives, as in the authors' code,
+    or 0."""
+    max_tokens_per_rollout: PositiveInt | None = None
+    """Learns from so many first tokens of a rollout (the authors' code: 32000 of up to 32768); null from all."""
     max_trajectory_log_ratio: PositiveFloat | None = None
     """Leaves out a step, and the iteration's later ones, where the log-ratio to the sampling policy, summed over each
     rollout's tokens, is further than this from 0 in the minibatch's mean (the authors' code: 20); null never."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,8 +75,13 @@ class Sample:
             raise ValueError(f"rollout {self.rollout_id}: the first token counts as sampled, but nothing predicts it")
 
     @classmethod
-    def from_rollout(cls, rollout: Rollout) -> Sample:
-        """The learner's view of a validated record."""
+    def from_rollout(cls, rollout: Rollout, unfinished_return: Literal["graded", "zero"] = "graded") -> Sample:
+        """The learner's view of a validated record.
+
+        Args:
+            unfinished_return: "zero" replaces the reward of an episode that the agent did not end itself by 0.
+        """
+        unpaid = unfinished_return == "zero" and rollout.end_reason != "completed"
         mask = torch.tensor(rollout.mask, dtype=torch.bool)
         turn_ids = torch.full((len(rollout.mask),), -1, dtype=torch.long)
         versions = torch.zeros(len(rollout.mask), dtype=torch.long)
@@ -91,10 +96,26 @@ class Sample:
             turn_ids=turn_ids,
             sampler_logprobs=torch.tensor(rollout.sampler_logprobs, dtype=torch.float32)[mask],
             policy_versions=versions[mask],
-            reward=rollout.reward,
+            reward=0.0 if unpaid else rollout.reward,
             collection_id=rollout.collection_id,
             episode_id=rollout.episode_id,
             segment=rollout.segment,
+        )
+
+    def beginning(self, length: int) -> Sample:
+        """As it comes from a rollout, but with its first ``length`` tokens only; the whole one if it is no longer.
+
+        Raises:
+            ValueError: none of them was sampled.
+        """
+        sampled = int(self.mask[:length].sum())
+        return replace(
+            self,
+            token_ids=self.token_ids[:length],
+            mask=self.mask[:length],
+            turn_ids=self.turn_ids[:length],
+            sampler_logprobs=self.sampler_logprobs[:sampled],
+            policy_versions=self.policy_versions[:sampled],
         )
 
     @property

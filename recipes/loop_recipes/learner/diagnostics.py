@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,16 +56,7 @@ def canary(
 
 def _beginning(sample: Sample, count: int) -> Sample:
     """The sample up to its ``count``-th sampled token."""
-    positions = sample.mask.nonzero().flatten()[:count]
-    length = int(positions[-1]) + 1
-    return replace(
-        sample,
-        token_ids=sample.token_ids[:length],
-        mask=sample.mask[:length],
-        turn_ids=sample.turn_ids[:length],
-        sampler_logprobs=sample.sampler_logprobs[:count],
-        policy_versions=sample.policy_versions[:count],
-    )
+    return sample.beginning(int(sample.mask.nonzero().flatten()[:count][-1]) + 1)
 
 
 def flops_metrics(

@@ -25,7 +25,7 @@ from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
-from loop_recipes.learner.model import trained_parameters
+from loop_recipes.learner.model import adapter_parameters, trained_parameters
 from loop_recipes.learner.preferences import PreferenceLoss, Preferences, ReturnPairs, paired, preference_metrics
 from loop_recipes.learner.process_group import sum_over_ranks
 from loop_recipes.learner.sharding import clip_grad_norm
@@ -76,8 +76,9 @@ class UpdateResult(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """Of one optimizer step: the minibatch's loss, the critic's, the norm of the gradient before clipping, and the
-    minibatch's preference pairs as they stood before the step (None without)."""
+    """Of one optimizer step: the minibatch's loss, the critic's, the norm of the gradient before clipping (without the
+    critic's where that is clipped by itself), and the minibatch's preference pairs as they stood before the step (None
+    without)."""
 
     loss: float
     value_loss: float
@@ -113,13 +114,23 @@ class PolicyUpdate:
         self.model, self.optimizer, self.critic = model, optimizer, critic
         self.loss, self.advantage, self.versions, self.config = loss, advantage, versions, config
         self.device, self.seed, self.token_statistics = device, seed, token_statistics
-        self._parameters = list(trained_parameters(model, critic).values())
+        self._clipped = self._clipped_together()
         self._ranks = get_world_size_and_rank()
         # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
         # stay within fp16's range; it is halved whenever they overflow.
         self._loss_scale = (
             FP16_LOSS_SCALE if model.get_parameter("tok_embeddings.weight").dtype == torch.float16 else 1.0
         )
+
+    def _clipped_together(self) -> list[tuple[list[nn.Parameter], float | None]]:
+        """Parameters whose gradients have one norm, and its limit: all, or the policy's and then the critic's."""
+        limit, limit_of_critic = self.config.clip_grad_norm, self.config.clip_critic_grad_norm
+        if self.critic is None or limit_of_critic is None:
+            return [(list(trained_parameters(self.model, self.critic).values()), limit)]
+        return [
+            (list(adapter_parameters(self.model).values()), limit),
+            (list(self.critic.parameters()), limit_of_critic),
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; what one update hands to the next beside the model and the optimizer."""
@@ -326,18 +337,19 @@ class PolicyUpdate:
             return None
         if preferences is not None:  # the weighted log-likelihood has the pairs' gradient, but not their loss
             loss = preferences.losses.sum().item() / divisor
-        norm = clip_grad_norm(self._parameters, self.config.clip_grad_norm, self._loss_scale)
-        if math.isfinite(loss) and not math.isfinite(norm) and self._loss_scale > 1.0:
+        norms = [clip_grad_norm(together, limit, self._loss_scale) for together, limit in self._clipped]
+        finite_gradient = all(map(math.isfinite, norms))
+        if math.isfinite(loss) and not finite_gradient and self._loss_scale > 1.0:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
             self._loss_scale /= 2.0
             self.optimizer.zero_grad(set_to_none=True)
             return self._step(minibatch, statistics, iteration)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteLoss(f"loss {loss}, gradient norm {norm}; the step was not taken")
+        if not (math.isfinite(loss) and finite_gradient):
+            raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
         statistics.join(seen)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(loss, mean_value_loss, norm, preferences)
+        return StepOutcome(loss, mean_value_loss, norms[0], preferences)
 
     def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
         """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""

@@ -81,7 +81,7 @@ METRICS: dict[str, str] = {
     "dev_iteration": "the policy that stood after so many iterations was evaluated during this one: the one before it, "
     "in the run's last line its own",
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
-    "dev_success": "share of its tasks solved",
+    "dev_success": "share of its tasks solved: all unit tests passed, and the agent ended the episode itself",
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
 """Every key that may stand in metrics.jsonl, and what it means."""

@@ -56,6 +56,25 @@ def test_a_record_becomes_a_sample():
     assert (sample.reward, sample.task_id, sample.tokens) == (0.75, "t_1", 7)
 
 
+def test_an_episode_over_its_budget_is_paid_as_asked():
+    over, ended = (record([5, 6, 7], [(1, 3)], end_reason=reason) for reason in ("turn_limit", "completed"))
+    assert [Sample.from_rollout(over, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.0]
+    assert [Sample.from_rollout(ended, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.75]
+
+
+def test_the_beginning_of_a_sample_is_that_of_the_record():
+    sample = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11], [(2, 4), (5, 7)]))
+    for length in range(3, 9):
+        spans = [(start, min(end, length)) for start, end in [(2, 4), (5, 7)] if start < length]
+        expected = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11][:length], spans))
+        beginning = sample.beginning(length)
+        for name in ("token_ids", "mask", "turn_ids", "sampler_logprobs", "policy_versions"):
+            assert getattr(beginning, name).tolist() == getattr(expected, name).tolist()
+        assert beginning.reward == sample.reward
+    with pytest.raises(ValueError, match="no sampled token"):
+        sample.beginning(2)
+
+
 def test_samples_without_anything_to_learn_or_predict_from_are_refused():
     (sample,) = make_samples([8])
     with pytest.raises(ValueError, match="no sampled token"):

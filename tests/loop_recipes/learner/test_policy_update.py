@@ -229,3 +229,43 @@ def test_an_iteration_whose_first_step_is_forbidden_leaves_the_policy_alone(tmp_
     first, second = run(config, "collection.max_policy_lag=1", "update.max_trajectory_log_ratio=1e-6")
     assert (first["policy_version"], second["policy_version"]) == (1, 1)
     assert (first["steps"], second["steps"], second["steps_left_out"]) == (1, 0, 4)
+
+
+@pytest.mark.parametrize("own_limit", [None, 0.01])
+def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path, own_limit):
+    """Plain gradient descent moves parameters by the learning rate times the clipped gradient."""
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    cfg.critic = {"_component_": "loop_recipes.learner.critic.Critic", "warmup_iterations": 0}
+    cfg.optimizer = {"_component_": "torch.optim.SGD", "lr": 1.0}
+    cfg.lr_scheduler = {"_component_": "loop_recipes.learner.lr_schedules.constant_with_warmup"}
+    own = {"epochs": 1, "minibatch_rollouts": None, "clip_grad_norm": 0.001, "clip_critic_grad_norm": own_limit}
+    cfg["update"] = OmegaConf.merge(cfg["update"], own)
+    recipe = LoopAppWorldRecipe(cfg)
+    try:
+        recipe.setup()
+        critic = {id(parameter) for parameter in recipe._critic.parameters()}
+        before = {name: parameter.detach().clone() for name, parameter in recipe._parameters.items()}
+        recipe.train()
+        moved = {True: 0.0, False: 0.0}
+        for name, parameter in recipe._parameters.items():
+            moved[id(parameter) in critic] += (parameter - before[name]).double().square().sum().item()
+    finally:
+        recipe.cleanup()
+    if own_limit is None:
+        assert (moved[True] + moved[False]) ** 0.5 == pytest.approx(0.001, rel=1e-3)
+        assert min(moved.values()) > 0
+    else:
+        assert moved[False] ** 0.5 == pytest.approx(0.001, rel=1e-3)
+        assert moved[True] ** 0.5 == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_rollout_can_be_learned_from_up_to_a_length(tmp_path):
+    """The metrics are those of the whole rollouts, but no more than the first 30 tokens go through the model."""
+    config = replay_config(tmp_path, iterations=1)
+    (line,) = run(config, "update.max_tokens_per_rollout=30", "update.token_statistics=True")
+    assert line["tokens_max"] > 30
+    rollouts = [json.loads(text) for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines()]
+    sampled = {rollout["rollout_id"]: sum(rollout["mask"][:30]) for rollout in rollouts}
+    trained = (tmp_path / "run/token_statistics/made-up-i0001.jsonl").read_text().splitlines()
+    for record in map(json.loads, trained):
+        assert len(record["ratios"]) == sampled[record["rollout_id"]]

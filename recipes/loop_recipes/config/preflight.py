@@ -33,6 +33,8 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         check_component("critic", config.critic, positional=1)
         pairs = getattr(build(config.loss), "compares_pairs", False)
         require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
+        by_token = hasattr(build(config.advantage), "of_tokens")
+        require(not by_token, "critic must be null: the advantage gives each token its own already")
     _check_rollout_node(config, starts_now)
 
 
@@ -104,6 +106,10 @@ def _check_components(config: LearnerConfig) -> None:
         not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
         "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",
+    )
+    require(
+        not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",
+        f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     check_component("optimizer", config.optimizer, positional=1)
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))

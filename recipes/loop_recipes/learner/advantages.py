@@ -3,11 +3,13 @@
 Every component maps ``(rewards [b], groups [b])`` to advantages [b]. A group holds the rollouts of one task that were
 really finished (four to six of six under early stop); its real size n enters the formulas, never the number asked for.
 A group of one has nothing to be compared with: its advantage is 0, and the low-advantage filter drops it.
+:class:`ReturnToGo` also gives every token its own, from log-probs that are known only later.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +84,46 @@ class BatchNormalized:
         _, mean, _ = _group_statistics(rewards, groups)
         centred = rewards.double() - (mean if self.group_baseline else rewards.double().mean())
         return (centred / centred.square().mean().sqrt().clamp(min=self.floor)).float()
+
+
+@dataclass(frozen=True)
+class ReturnToGo:
+    """Each token's return to go with a KL penalty inside, normalised over the batch's tokens (REINFORCE++, arXiv
+    2501.03262, section 3): the return at the last token, ``- kl_coefficient * KL_i`` at each, no discount, so
+
+        A_t = R - kl_coefficient * sum over the sequence's sampled tokens i >= t of (log pi_old(i) - log pi_ref(i))
+
+    less its mean over all sampled tokens of the collection, divided by their population standard deviation.
+
+    It gives the whole rollout the normalised return alone, which is what the filter and the viewer may ask for.
+
+    Args:
+        kl_coefficient: the paper's beta.
+        floor: lower bound of the divisor, for a batch without spread.
+    """
+
+    kl_coefficient: float = 0.01
+    floor: float = 1e-7
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return BatchNormalized(floor=self.floor)(rewards, groups)
+
+    def of_tokens(self, rewards: Sequence[float], penalties: Sequence[Tensor]) -> list[Tensor]:
+        """
+        Args:
+            rewards: of each rollout.
+            penalties: [n] of each rollout: ``log pi_old - log pi_ref`` of its sampled tokens, in order.
+
+        Returns:
+            [n] of each rollout, float32.
+        """
+        returns = [
+            reward - self.kl_coefficient * penalty.double().flip(0).cumsum(0).flip(0)
+            for reward, penalty in zip(rewards, penalties, strict=True)
+        ]
+        every = torch.cat(returns)
+        spread = every.std(correction=0).clamp(min=self.floor)
+        return [((each - every.mean()) / spread).float() for each in returns]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
+from loop_recipes.learner.advantages import ReturnToGo
 from loop_recipes.learner.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
@@ -94,7 +95,8 @@ class PolicyUpdate:
         optimizer: of :func:`~loop_recipes.learner.model.trained_parameters`.
         advantage: ``(rewards [b], groups [b]) -> [b]``; for a loss on pairs ``ReturnPairs``, which finds them.
         versions: the adapters that old log-probs are computed with.
-        critic: gives each token its own advantage in place of the rollout's; the filter then does not apply.
+        critic: gives each token its own advantage in place of the rollout's; the filter then does not apply. Neither
+            does it with ``ReturnToGo``, which does the same.
         token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
     """
 
@@ -151,10 +153,11 @@ class PolicyUpdate:
             NonFiniteLoss: before the step that it would have spoilt.
         """
         samples = self._with_advantages(samples)
-        kept = samples if self.critic is not None else self._with_signal(samples)
+        by_token = self.critic is not None or isinstance(self.advantage, ReturnToGo)
+        kept = samples if by_token else self._with_signal(samples)
         started = time.perf_counter()
         kept = self._with_old_logprobs(kept, version)
-        if self.critic is not None:
+        if by_token:
             kept = self._with_token_advantages(kept)
         recomputed = time.perf_counter()
         metrics = _signal_metrics(samples, kept)
@@ -220,7 +223,7 @@ class PolicyUpdate:
         return samples
 
     def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
-        """Each token's log-prob under the version that sampled it, and under the base model if the loss has a KL term.
+        """Each token's log-prob under the version that sampled it, and under the base model if a KL term asks for it.
 
         Dropout is off and the adapter of each version is put in for its tokens only. The entropy there, if asked for,
         comes out of the same pass.
@@ -242,14 +245,18 @@ class PolicyUpdate:
             samples = [replace(sample, entropy=old[sample.rollout_id][:, 1]) for sample in samples]
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
         samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
-        if not self.loss.needs_reference:
+        if not (self.loss.needs_reference or isinstance(self.advantage, ReturnToGo)):
             return samples
         with disable_adapter(self.model):
             reference = self._per_token(samples, self._logprobs)
         return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
 
     def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
-        """Each token's return less the critic's value, under the policy and the critic before the update."""
+        """Each token's return to go, or its return less the critic's value before the update."""
+        if isinstance(self.advantage, ReturnToGo):
+            penalties = [filled(sample.old_logprobs) - filled(sample.ref_logprobs) for sample in samples]
+            of_tokens = self.advantage.of_tokens([sample.reward for sample in samples], penalties)
+            return [replace(sample, token_advantages=own) for sample, own in zip(samples, of_tokens, strict=True)]
         advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
         return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
 

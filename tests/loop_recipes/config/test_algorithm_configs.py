@@ -37,7 +37,8 @@ EXPECTED = {
     "rloo": ("LeaveOneOut", "Reinforce", None, 0.0, True, False),
     "grpo": ("StdNormalized", "ClippedPolicyLoss", "token", 0.04, True, False),
     "grpo_no_kl": ("StdNormalized", "ClippedPolicyLoss", "token", 0.0, True, False),
-    "reinforce_plus_plus": ("BatchNormalized", "ClippedPolicyLoss", "token", 0.01, False, False),
+    "reinforce_plus_plus": ("ReturnToGo", "ClippedPolicyLoss", "token", 0.0, False, False),
+    "reinforce_plus_plus_kl_loss": ("BatchNormalized", "ClippedPolicyLoss", "token", 0.01, False, False),
     "ppo_critic": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, True),
     "on_policy": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
     "on_policy_fp16": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
@@ -82,6 +83,13 @@ def test_models_build_and_are_loop_token(name):
     model = meta_model(config.model, torch.float32 if name == "tiny_cpu" else torch.bfloat16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == pytest.approx(PARAMETERS[name], rel=0.03)
+
+
+def test_a_kl_term_is_on_every_rollout():
+    for name in ALGORITHMS:
+        config = load(name)
+        if config.loss.get("kl_coefficient"):
+            assert config.update.min_abs_advantage == 0.0, name
 
 
 def test_the_critic_has_the_papers_sizes_and_schedule():

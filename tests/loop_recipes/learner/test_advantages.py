@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_recipes.learner.advantages import BatchNormalized, GroupMean, LeaveOneOut, Solved, StdNormalized
+from loop_recipes.learner.advantages import (
+    BatchNormalized,
+    GroupMean,
+    LeaveOneOut,
+    ReturnToGo,
+    Solved,
+    StdNormalized,
+)
 
 returns = st.floats(0, 1, allow_subnormal=False).map(lambda x: round(x, 4))
 groups_of_returns = st.lists(st.lists(returns, min_size=2, max_size=6), min_size=1, max_size=5)
@@ -88,6 +95,25 @@ def test_batch_normalized_has_unit_spread_over_the_batch(group_baseline):
     expected = [c / math.sqrt(mean([x * x for x in centred])) for c in centred]
     result = BatchNormalized(group_baseline=group_baseline)(rewards, groups)
     torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+@given(
+    rollouts=st.lists(st.tuples(returns, st.lists(st.floats(-2, 2), min_size=1, max_size=8)), min_size=2, max_size=6),
+    coefficient=st.sampled_from([0.0, 0.01, 0.5]),
+)
+@settings(max_examples=60, deadline=None)
+def test_return_to_go_is_the_return_less_the_kl_that_is_to_come_normalised_over_all_tokens(rollouts, coefficient):
+    to_go = [[reward - coefficient * math.fsum(kl[t:]) for t in range(len(kl))] for reward, kl in rollouts]
+    tokens = [value for rollout in to_go for value in rollout]
+    component = ReturnToGo(kl_coefficient=coefficient)
+    penalties = [torch.tensor(kl, dtype=torch.float64) for _, kl in rollouts]
+    results = component.of_tokens([reward for reward, _ in rollouts], penalties)
+    spread = max(std(tokens), 1e-7)
+    if spread < 1e-5:  # nothing but rounding
+        return
+    for result, rollout in zip(results, to_go, strict=True):
+        expected = torch.tensor([(value - mean(tokens)) / spread for value in rollout])
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_mismatched_shapes_are_refused():

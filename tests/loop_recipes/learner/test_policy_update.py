@@ -9,12 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.learner import policy_update
-from loop_recipes.learner.advantages import LeaveOneOut
+from loop_recipes.learner.advantages import LeaveOneOut, ReturnToGo
 from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.losses import ClippedPolicyLoss
 from loop_recipes.learner.model import DTYPES
@@ -269,3 +270,46 @@ def test_a_rollout_can_be_learned_from_up_to_a_length(tmp_path):
     trained = (tmp_path / "run/token_statistics/made-up-i0001.jsonl").read_text().splitlines()
     for record in map(json.loads, trained):
         assert len(record["ratios"]) == sampled[record["rollout_id"]]
+
+
+def test_reinforce_plus_plus_trains_on_returns_to_go_of_the_learners_own_log_probs(tmp_path, monkeypatch):
+    """Against float64 log-probs of the exported policies and of the base model, in the second iteration."""
+    seen = {}
+    of_tokens = ReturnToGo.of_tokens
+
+    def recording(self, rewards, penalties):
+        seen["penalties"], seen["advantages"] = penalties, of_tokens(self, rewards, penalties)
+        return seen["advantages"]
+
+    monkeypatch.setattr(ReturnToGo, "of_tokens", recording)
+    config = replay_config(tmp_path, iterations=2)
+    cfg = OmegaConf.load(config)
+    cfg.advantage = {"_component_": "loop_recipes.learner.advantages.ReturnToGo", "kl_coefficient": 0.5}
+    cfg.optimizer.lr = 0.02
+    train(cfg)
+    lines = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["kept_fraction"] for line in lines] == [1.0, 1.0], "every token counts"
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64)
+    policy = PeftModel.from_pretrained(base, tmp_path / "run/policies/policy-v0001").double()
+    log = (tmp_path / "logs/made-up-i0002.jsonl").read_text().splitlines()
+    rollouts = sorted(map(json.loads, log), key=lambda rollout: rollout["rollout_id"])
+    expected = []
+    for rollout, penalty in zip(rollouts, seen["penalties"], strict=True):
+        old = logprobs_by_hand(policy, rollout)
+        with policy.disable_adapter():
+            reference = logprobs_by_hand(policy, rollout)
+        torch.testing.assert_close(penalty.double(), old - reference, rtol=0, atol=1e-4)
+        expected.append(rollout["reward"] - 0.5 * (old - reference).flip(0).cumsum(0).flip(0))
+    tokens = torch.cat(expected)
+    for advantages, values in zip(seen["advantages"], expected, strict=True):
+        torch.testing.assert_close(
+            advantages.double(), (values - tokens.mean()) / tokens.std(correction=0), atol=1e-3, rtol=0
+        )
+
+
+def logprobs_by_hand(model, rollout):
+    """[n], float64, of the sampled tokens."""
+    token_ids = torch.tensor([rollout["token_ids"]])
+    with torch.no_grad():
+        logprobs = model(token_ids).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)[torch.tensor(rollout["mask"][1:])]

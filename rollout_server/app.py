@@ -20,12 +20,13 @@ from aiohttp import BodyPartReader, web
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.endpoint import routes as endpoint
+from rollout_server.endpoint.serving import ServeRequest
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
 from rollout_server.policies.store import UnknownPolicy
 from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, from_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ def build_app(node: Node, token: str) -> web.Application:
             web.get("/v1/collections/{id}/rollouts", stream_rollouts),
             web.delete("/v1/collections/{id}", cancel_collection),
             web.post("/v1/episodes", take_episode),
+            web.post("/v1/keys", open_key),
+            web.delete("/v1/keys/{key}", close_key),
             web.put("/v1/policies/{version}", publish_policy),
             web.delete("/v1/policies/{version}", retire_policy),
         ]
@@ -233,6 +236,18 @@ async def take_episode(request: web.Request) -> web.Response:
         offer.give_back()
         raise ConnectionResetError
     return web.json_response({"task_id": offer.task_id, **asdict(offer.connection)})
+
+
+async def open_key(request: web.Request) -> web.Response:
+    """A key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
+    node, asked = request.app[NODE], from_mapping(ServeRequest, await _json_body(request))
+    return web.json_response({"base_url": node.sessions.base_url, "api_key": node.serving.open(asked)})
+
+
+async def close_key(request: web.Request) -> web.Response:
+    if not await request.app[NODE].serving.close(request.match_info["key"]):
+        raise RequestError(404, "no such key")
+    return web.json_response({})
 
 
 def _version(request: web.Request) -> int:

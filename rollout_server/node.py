@@ -29,6 +29,7 @@ from rollout_server.collecting.run import CollectionRun, StoredCollection
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
+from rollout_server.endpoint.serving import Serving
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.router import Router
 from rollout_server.inference.server import ServerGroup
@@ -80,6 +81,7 @@ class Node:
         self.stopping = asyncio.Event()
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
         self.sessions = Sessions()
+        self.serving = Serving(self.sessions, self._services, config.model.max_context)
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
 
@@ -114,6 +116,7 @@ class Node:
                 await asyncio.gather(*(run.suspend() for run in self._runs.values()))
         except TimeoutError:
             logger.error("episodes did not stop within %g s", STOP_DEADLINE_S)
+        await self.serving.close_all()
         await self.router.close()
         results = await asyncio.gather(self.pool.close(), self.servers.stop(), return_exceptions=True)
         for result in results:

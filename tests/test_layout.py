@@ -77,6 +77,7 @@ ELSEWHERE = {
         "rollout_server/collecting/speaker",
     ],
     "rollout_server/endpoint/test_routes.py": [
+        "rollout_server/endpoint/serving",
         "rollout_server/endpoint/session",
         "rollout_server/endpoint/sessions",
         "rollout_server/endpoint/wire",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent_environments.protocol import EnvironmentPool
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.speaker import EpisodeFailed, OutOfTime
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import Limits, Sampling
 from rollout_server.inference.router import (
     BadLogprob,
     DeadlinePassed,
@@ -33,14 +33,19 @@ class EpisodeServices:
 
 
 class PolicySampler:
-    """Samples turns as a collection asks for it: its limits, its way of sampling, its version or whichever is newest.
+    """Samples turns of one version, or of whichever is newest at each turn.
 
-    ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
-    has acquired; None in mode "latest".
+    Args:
+        version: of the policy, where it is pinned.
+        pinned_model: the name that the servers know that version by, which somebody has acquired; None for the newest.
     """
 
-    def __init__(self, request: CollectionRequest, pinned_model: str | None, services: EpisodeServices):
-        self._request = request
+    def __init__(
+        self, sampling: Sampling, limits: Limits, version: int, pinned_model: str | None, services: EpisodeServices
+    ):
+        self._sampling = sampling
+        self._limits = limits
+        self._version = version
         self._pinned_model = pinned_model
         self._services = services
 
@@ -58,11 +63,11 @@ class PolicySampler:
             OutOfTime: the deadline came first.
             EpisodeFailed: nothing can come of this attempt any more.
         """
-        request, services = self._request, self._services
-        most = min(request.limits.max_tokens_per_turn, request.limits.max_context - len(token_ids))
+        services = self._services
+        most = min(self._limits.max_tokens_per_turn, self._limits.max_context - len(token_ids))
         try:
             if self._pinned_model is not None:
-                version, model = request.policy_version, self._pinned_model
+                version, model = self._version, self._pinned_model
             else:
                 version = services.policies.latest()
                 model = services.policies.acquire(version)
@@ -72,9 +77,9 @@ class PolicySampler:
                     token_ids=token_ids,
                     model=model,
                     max_tokens=most if max_tokens is None else min(most, max_tokens),
-                    temperature=request.sampling.temperature,
-                    top_p=request.sampling.top_p,
-                    top_k=request.sampling.top_k,
+                    temperature=self._sampling.temperature,
+                    top_p=self._sampling.top_p,
+                    top_k=self._sampling.top_k,
                     seed=seed,
                     stop_token_ids=services.tokens.stop_ids,
                     deadline=deadline,

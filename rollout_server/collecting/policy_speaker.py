@@ -30,7 +30,7 @@ class PolicySpeaker:
         prefix: list[int] | None = None,
     ):
         self._request = request
-        self._sampler = PolicySampler(request, pinned_model, services)
+        self._sampler = PolicySampler(request.sampling, request.limits, request.policy_version, pinned_model, services)
         self._services = services
         self._prefix = prefix
         self._episode_id = ""

@@ -38,7 +38,7 @@ class HarnessEpisode(Attempt):
     ):
         super().__init__(key, draw, request, services.pool, services.metrics.phase)
         self._services = services
-        self._sampler = PolicySampler(request, pinned_model, services)
+        self._sampler = PolicySampler(request.sampling, request.limits, request.policy_version, pinned_model, services)
         self._sessions = sessions
         self._session: Session | None = None
         self._key = ""

@@ -62,6 +62,7 @@ class Session:
     Args:
         seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
         deadline: of the episode, in seconds of ``time.monotonic()``.
+        record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:
         refused: why the last call was refused, in the words of :data:`rollout_server.rollout.END_REASONS`; None if it
@@ -70,7 +71,14 @@ class Session:
     """
 
     def __init__(
-        self, episode_id: str, seed: int, limits: Limits, deadline: float, sampler: PolicySampler, tokens: ChatTokens
+        self,
+        episode_id: str,
+        seed: int,
+        limits: Limits,
+        deadline: float,
+        sampler: PolicySampler,
+        tokens: ChatTokens,
+        record: bool = True,
     ):
         self.episode_id = episode_id
         self.deadline = deadline
@@ -81,6 +89,7 @@ class Session:
         self._sampler = sampler
         self._tokens = tokens
         self._conversations = Conversations(tokens)
+        self._record = record
         self._calls: dict[str, _Call] = {}
         self._begun = 0
         self._under_way: set[asyncio.Task[Completion]] = set()
@@ -196,6 +205,8 @@ class Session:
         """The answer reached the client whole."""
         if identity in self._calls:
             self._calls[identity].heard = True
+            if not self._record:
+                del self._calls[identity]
 
     async def close(self) -> None:
         """End the calls that are under way."""
@@ -232,9 +243,10 @@ class Session:
         self.refused = self._unread = None
         generation, said, text = self._cut(generation, request.stops)
         spoken = spoken_message(said, with_tools=bool(request.tools))
-        self._conversations.add(prompt, spoken, text, version, generation)
+        if self._record:
+            self._conversations.add(prompt, spoken, text, version, generation)
+            self._note(request)
         self._sampled_tokens += len(generation.token_ids)
-        self._note(request, spoken)
         return Completion(
             id=f"chatcmpl-{number}",
             number=number,
@@ -280,7 +292,7 @@ class Session:
         cut = replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
         return cut, text[:found], self._tokens.decode(token_ids[:kept])
 
-    def _note(self, request: ChatRequest, spoken: ChatMessage) -> None:
+    def _note(self, request: ChatRequest) -> None:
         self._counts["answered"] += 1
         for name, value in request.wishes.items():
             self._counts[f"not_applied.{name}"] += 1

@@ -26,7 +26,7 @@ class Opened:
         bounds = {"max_turns": 50, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": DEADLINE_S}
         request = counter_request(policy_mode="latest", limits=Limits(**{**bounds, **limits}))
         node = running.node
-        sampler = PolicySampler(request, None, node._services)
+        sampler = PolicySampler(request.sampling, request.limits, 0, None, node._services)
         deadline = time.monotonic() + DEADLINE_S
         self.url = running.url
         self.session = Session("e", 7, request.limits, deadline, sampler, node.tokens)
@@ -252,3 +252,45 @@ async def test_calls_end_with_their_session(running, opened):
     with pytest.raises(openai.APIStatusError, match="the episode is over"):
         await call
     running.vllm.answers = lambda body: True
+
+
+async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing(running):
+    await running.call(running.client.publish_policy, 1, running.node.policies._live[0].folder)
+    running.vllm.loaded["base"] = running.node.root
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(headers=token) as http:
+        for model, served in (("base", "base"), ("policy-v0", "policy-v0000"), ("policy", "policy-v0001")):
+            asked = {"model": model, "sampling": {"temperature": 0.0}}
+            async with http.post(f"{running.url}/v1/keys", json=asked) as answer:
+                opened = await answer.json()
+            async with openai.AsyncOpenAI(**opened, max_retries=0) as client:
+                for _ in range(2):
+                    await client.chat.completions.create(model="m", messages=HELLO)
+                sent = running.vllm.requests[-1]
+                assert sent["model"].startswith(served)
+                assert sent["sampling_params"]["temperature"] == 0.0
+                session = running.node.sessions.find(opened["api_key"])
+                assert (session.turns, session.segments(), session._calls) == (0, [], {})
+                async with http.delete(f"{running.url}/v1/keys/{opened['api_key']}") as answer:
+                    assert answer.status == 200
+                with pytest.raises(openai.AuthenticationError):
+                    await client.chat.completions.create(model="m", messages=HELLO)
+        for asked, status in (({"model": "policy-v7"}, 404), ({"model": "gpt"}, 400), ({"max_context": 10**6}, 400)):
+            async with http.post(f"{running.url}/v1/keys", json=asked) as answer:
+                assert answer.status == status
+        async with http.delete(f"{running.url}/v1/keys/sk-guess") as answer:
+            assert answer.status == 404
+    assert not len(running.node.sessions)
+    await running.call(running.client.retire_policy, 0)
+    assert running.node.policies.versions() == [1]
+
+
+async def test_a_key_of_no_episode_ends_with_its_time(running):
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        asked = {"model": "policy-v0", "seconds": 0.1}
+        async with http.post(f"{running.url}/v1/keys", json=asked) as answer:
+            assert answer.status == 200
+        while len(running.node.sessions):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await running.call(running.client.retire_policy, 0)
+    assert running.node.policies.versions() == []

@@ -1,0 +1,111 @@
+"""Keys of no episode: the node's model for whoever needs one, such as a judge or a simulated human.
+
+The model is named when the key is opened: the base model, a policy version, or whichever version is newest at each
+call. Nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import secrets
+import time
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
+from rollout_server.collection_request import Limits, Sampling
+from rollout_server.endpoint.session import Session
+from rollout_server.endpoint.sessions import Sessions
+from rollout_server.inference.command import BASE_MODEL_NAME
+from rollout_server.schema import STRICT, require
+
+LATEST = "policy"
+_VERSION = re.compile(r"policy-v(\d{1,9})")
+UNBOUNDED_TURNS = 2**31
+
+
+@dataclass(frozen=True, config=STRICT)
+class ServeRequest:
+    """What a key is to answer with."""
+
+    model: str = LATEST
+    """``base``, ``policy-v<number>``, or ``policy``, the newest version at each call."""
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    seed: int = 0
+    max_tokens_per_turn: PositiveInt = 1500
+    max_context: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of a call, prompt and sampled ones together; null is what the servers hold."""
+    seconds: Annotated[float, Field(gt=0, le=7 * 86_400)] = 3600.0
+    """After which the key is worth nothing."""
+
+    def __post_init__(self) -> None:
+        known = self.model in (LATEST, BASE_MODEL_NAME) or _VERSION.fullmatch(self.model)
+        require(known, f"model {self.model!r} is none of {BASE_MODEL_NAME}, {LATEST}, policy-v<number>")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Served:
+    name: str
+    version: int | None
+    expiry: asyncio.TimerHandle
+
+
+class Serving:
+    """Opens such keys, and closes each when its time is over."""
+
+    def __init__(self, sessions: Sessions, services: EpisodeServices, max_context: int):
+        self._sessions = sessions
+        self._max_context = max_context
+        self._services = services
+        self._served: dict[str, _Served] = {}
+        self._closing: set[asyncio.Task[bool]] = set()
+
+    def open(self, request: ServeRequest) -> str:
+        """The new key.
+
+        Raises:
+            UnknownPolicy: the version is not served.
+            ConfigError: ``max_context`` is above what the servers hold.
+        """
+        longest = request.max_context or self._max_context
+        require(longest <= self._max_context, f"max_context {longest} is above the servers' {self._max_context}")
+        version, model = None, None
+        if found := _VERSION.fullmatch(request.model):
+            version = int(found[1])
+            model = self._services.policies.acquire(version)
+        elif request.model == BASE_MODEL_NAME:
+            model = BASE_MODEL_NAME
+        limits = Limits(UNBOUNDED_TURNS, request.max_tokens_per_turn, longest)
+        sampler = PolicySampler(request.sampling, limits, version or 0, model, self._services)
+        name, deadline = f"serving-{secrets.token_hex(6)}", time.monotonic() + request.seconds
+        session = Session(name, request.seed, limits, deadline, sampler, self._services.tokens, record=False)
+        key = self._sessions.open(session)
+        expiry = asyncio.get_running_loop().call_later(request.seconds, self._expire, key)
+        self._served[key] = _Served(name, version, expiry)
+        return key
+
+    def _expire(self, key: str) -> None:
+        task = asyncio.get_running_loop().create_task(self.close(key))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self, key: str) -> bool:
+        """End a key; False for one that is not, or no longer, of this kind."""
+        served = self._served.pop(key, None)
+        if served is None:
+            return False
+        served.expiry.cancel()
+        await self._sessions.close(key)
+        self._services.router.release(served.name)
+        if served.version is not None:
+            self._services.policies.release(served.version)
+        return True
+
+    async def close_all(self) -> None:
+        """End all keys."""
+        for key in list(self._served):
+            await self.close(key)

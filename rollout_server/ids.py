@@ -5,6 +5,7 @@
 <collection>-1of2            the share of the first of two rollout nodes
 eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
 branch-<collection>-<10 hex digits>  rollouts that go on from those of a collection; the digits hash the request
+<run>-t0.35-a003             attempt 3 at the tasks that the run has not solved at temperature 0.35
 <collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
 <collection>/<task>/<index>.<attempt>      a rollout
 <rollout>/<n>                a further sequence of its episode, n from 1
@@ -63,6 +64,11 @@ def evaluation_id(name: str, protocol: str) -> str:
 def branch_id(collection_id: str, protocol: str) -> str:
     """Of rollouts that go on from some of ``collection_id``; ``protocol`` is all that they depend on, as text."""
     return f"branch-{collection_id[:MAX_BRANCHED]}-{_hash(protocol, 10)}"
+
+
+def search_id(run: str, temperature: float, attempt: int) -> str:
+    """Of one attempt (from 1) at the tasks not solved yet at a temperature, which has two decimals."""
+    return f"{run}-t{temperature:.2f}-a{attempt:03d}"
 
 
 def single_task_id(collection_id: str, task_id: str) -> str:

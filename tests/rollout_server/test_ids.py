@@ -7,6 +7,7 @@ from rollout_server.ids import (
     evaluation_id,
     parse_collection_id,
     rollout_id,
+    search_id,
     share_id,
     single_task_id,
     training_id,
@@ -25,6 +26,7 @@ PROTOCOL = '["a protocol"]'
         (share_id(dev_id("demo", 7), 2, 16), "demo-i0007-dev-2of16", CollectionName("demo", 7, dev=True)),
         (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1")),
         (branch_id("demo-i0007", PROTOCOL), "branch-demo-i0007-38d16ba024", CollectionName("demo-i0007", branch=True)),
+        (search_id("rft-3f", 0.35, 3), "rft-3f-t0.35-a003", CollectionName("rft-3f-t0.35-a003")),
         ("counter", "counter", CollectionName("counter")),
     ],
 )

@@ -35,7 +35,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
         by_token = hasattr(build(config.advantage), "of_tokens")
         require(not by_token, "critic must be null: the advantage gives each token its own already")
-    _check_rollout_node(config, starts_now)
+    check_rollout_node(config, starts_now)
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
@@ -140,7 +140,12 @@ def _check_new_or_resumed(config: LearnerConfig) -> None:
     )
 
 
-def _check_rollout_node(config: LoopConfig, starts_now: bool) -> None:
+def check_rollout_node(config: LoopConfig, starts_now: bool = True) -> None:
+    """Check where rollouts come from.
+
+    Raises:
+        ConfigError: one line that names the key and the cure.
+    """
     node = config.rollout_node
     if node.replay is not None:
         require(only_logs(Path(node.replay).glob("*")), f"rollout_node.replay {node.replay} holds no *.jsonl log")

@@ -1,0 +1,116 @@
+"""Samples every task at several temperatures until it is solved: the collection of rejection-sampling fine-tuning.
+
+LOOP, appendix C.2: for each of 20 temperatures and each task, rollouts of the base model until one has return 1 or the
+budget is spent. Here a round asks once for every task that a temperature has not solved, all temperatures together.
+Rounds follow from what earlier ones found, and the node finds a collection again by its id: the same search started
+again repeats nothing that is on the node's disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loop_recipes.collecting.source import CollectionSource
+from rollout_server.collection_request import CollectionRequest, Limits, Sampling
+from rollout_server.ids import search_id
+from rollout_server.rollout import Rollout
+from rollout_server.run_files import COLLECTIONS, log_path, write_whole
+from rollout_server.schema import require
+
+
+@dataclass(frozen=True)
+class SolvedSearch:
+    """What to sample: every task at every temperature, ``attempts`` times at most.
+
+    Args:
+        name: of the run; begins the ids of its collections.
+        policy_version: served by the node.
+        seed: each round has a seed of its own, made from it.
+
+    Raises:
+        ConfigError: no temperature, one twice to two decimals or below 0.01, or no attempt.
+    """
+
+    name: str
+    tasks: Sequence[str]
+    temperatures: Sequence[float]
+    attempts: int
+    limits: Limits
+    policy_version: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        percent = [round(100 * temperature) for temperature in self.temperatures]
+        require(percent and self.attempts >= 1, "temperatures and attempts must be at least one")
+        distinct = len(set(percent)) == len(percent) and min(percent) > 0
+        require(distinct, f"temperatures {list(self.temperatures)} must differ by 0.01 at least and be above 0")
+
+    def request(self, temperature: float, attempt: int, tasks: Sequence[str]) -> CollectionRequest:
+        """One rollout of each of ``tasks``; ``attempt`` counts from 1."""
+        return CollectionRequest(
+            id=search_id(self.name, temperature, attempt),
+            tasks=list(tasks),
+            rollouts_per_task=1,
+            policy_version=self.policy_version,
+            seed=self.seed + attempt,
+            sampling=Sampling(temperature=temperature),
+            limits=self.limits,
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a search stands: the round, tasks times temperatures, and how many of these are solved."""
+
+    attempt: int
+    wanted: int
+    solved: int
+    tasks: int
+    """Tasks that some temperature has solved."""
+
+
+def search(
+    source: CollectionSource,
+    wanted: SolvedSearch,
+    out: Path,
+    on_round: Callable[[Found], None] = lambda found: None,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> Found:
+    """Sample until everything is solved or the attempts are spent, or ``out_of_time`` before a round.
+
+    The solved rollouts are in ``out/collections/<collection>.jsonl`` after each round, one log for each of its requests
+    that solved something.
+
+    Raises:
+        Exception: what the source raises; see :data:`~loop_recipes.collecting.source.SOURCE_ERRORS`.
+    """
+    folder = out / COLLECTIONS
+    folder.mkdir(parents=True, exist_ok=True)
+    solved: dict[float, set[str]] = {temperature: set() for temperature in wanted.temperatures}
+    found = Found(0, len(wanted.tasks) * len(solved), 0, 0)
+    for attempt in range(1, wanted.attempts + 1):
+        if found.solved == found.wanted or out_of_time():
+            break
+        requests = {
+            temperature: wanted.request(temperature, attempt, missing)
+            for temperature, done in solved.items()
+            if (missing := [task for task in wanted.tasks if task not in done])
+        }
+        for request in requests.values():
+            source.start(request)
+        for temperature, request in requests.items():
+            successes = [rollout for rollout in source.read(request).rollouts if rollout.reward >= 1.0]
+            solved[temperature] |= {rollout.task_id for rollout in successes}
+            _write(folder, request.id, successes)
+        tasks = len(set().union(*solved.values()))
+        found = Found(attempt, found.wanted, sum(map(len, solved.values())), tasks)
+        on_round(found)
+    return found
+
+
+def _write(folder: Path, collection: str, rollouts: Sequence[Rollout]) -> None:
+    if rollouts:
+        ordered = sorted(rollouts, key=lambda rollout: (rollout.episode_id, rollout.segment))
+        write_whole(log_path(folder, collection), "".join(f"{rollout.to_json()}\n" for rollout in ordered))

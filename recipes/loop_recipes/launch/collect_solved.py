@@ -1,0 +1,100 @@
+"""``loop-collect-solved``: samples each task at several temperatures until it is solved (RFT, LOOP's appendix C.2).
+
+    loop-collect-solved --config loop_appworld/tiny_cpu output_dir=runs/rft_rollouts
+    loop-collect-solved --config loop_appworld/tiny_cpu output_dir=runs/rft_rollouts \\
+        --temperatures 0.5 1.0 --attempts 4
+
+Node, tasks, limits and policy (the base model, or initial_adapter) are those of a training config. What was solved is
+in OUTPUT_DIR/solved, for sft_appworld. The same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from loop_recipes.collecting.open import open_nodes
+from loop_recipes.collecting.plan import run_name
+from loop_recipes.collecting.solved import Found, SolvedSearch, search
+from loop_recipes.collecting.source import SOURCE_ERRORS
+from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.config.preflight import check_rollout_node, make_output_dir
+from loop_recipes.launch.cli import compose
+from loop_recipes.learner.peft_export import write_empty_adapter
+from rollout_server.schema import require
+
+SOLVED = "solved"
+"""The folder of what was solved, in the output folder."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "loop-collect-solved", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, help="a config of loop_appworld: its name, or a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[n / 20 for n in range(1, 21)], help="(0.05 0.1 ... 1.0)"
+    )
+    parser.add_argument("--attempts", type=int, default=8, help="rollouts of a task at a temperature, at most (8)")
+    parser.add_argument("--hours", type=float, help="begin no further round after so many hours")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        found = collect_solved(options)
+    except (ValueError, OSError, *SOURCE_ERRORS) as error:
+        print(f"loop-collect-solved: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("loop-collect-solved: stopped; the same command goes on from here", file=sys.stderr)
+        return 1
+    print(f"{found.solved} rollouts solved, of {found.tasks} tasks")
+    return 0
+
+
+def collect_solved(options: argparse.Namespace) -> Found:
+    """Open the node, serve the policy, search.
+
+    Raises:
+        ConfigError: of the config or the options; and the errors of the node.
+    """
+    conf = read_loop_config(compose(options.config, options.overrides))
+    require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
+    check_rollout_node(conf)
+    out = Path(conf.output_dir).resolve()
+    make_output_dir(out)
+    started = time.monotonic()
+    hours = float("inf") if options.hours is None else options.hours
+    nodes = open_nodes(conf.rollout_node, out, conf.collection.deadline_s)
+    try:
+        nodes.wait_ready()
+        wanted = SolvedSearch(
+            name=run_name(conf, out),
+            tasks=conf.collection.tasks or nodes.tasks(conf.collection.split)[1],
+            temperatures=options.temperatures,
+            attempts=options.attempts,
+            limits=conf.collection.limits,
+            seed=conf.seed,
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            nodes.publish(wanted.policy_version, _adapter(conf, Path(scratch)))
+        return search(nodes, wanted, out / SOLVED, _show, lambda: time.monotonic() - started > 3600 * hours)
+    finally:
+        nodes.close()
+
+
+def _adapter(conf: LoopConfig, scratch: Path) -> Path:
+    if conf.initial_adapter is not None:
+        return Path(conf.initial_adapter)
+    return write_empty_adapter(scratch / "base", conf.checkpointer["checkpoint_dir"])
+
+
+def _show(found: Found) -> None:
+    print(f"round {found.attempt}: {found.solved} of {found.wanted} solved, {found.tasks} tasks", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

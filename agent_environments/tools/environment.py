@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from agent_environments.protocol import Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, render_tool_response, tools_section
@@ -11,6 +12,9 @@ from agent_environments.tools.answer import NO_CALL, Answer, answer
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.tasks import Task
+
+if TYPE_CHECKING:
+    from agent_environments.tools.mcp_server import McpServer
 
 
 class ToolEnvironment:
@@ -86,6 +90,8 @@ class ToolPool:
         dataset: the name printed with every score; the module's own unless given.
         max_worlds: episodes at the same time, and instances that stateful tools work on.
         instance_deadline_s: for making, resetting and closing an instance.
+        mcp: MCP servers whose tools are offered too: name -> the other arguments of
+            :class:`~agent_environments.tools.mcp_server.McpServer`.
 
     Raises:
         ValueError: anything wrong with the module or the tasks; one line.
@@ -99,6 +105,7 @@ class ToolPool:
         dataset: str | None = None,
         max_worlds: int = 64,
         instance_deadline_s: float = 60.0,
+        mcp: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         if max_worlds < 1:
             raise ValueError(f"max_worlds must be at least 1, not {max_worlds}")
@@ -106,8 +113,13 @@ class ToolPool:
         self.dataset = dataset or self._module.name
         make: Any = self._module.instance_class or (lambda: None)
         self._instances = InstancePool(make, max_worlds, instance_deadline_s)
+        self._servers = _mcp_servers(mcp) if mcp else []
+        if not (self._module.tools or self._servers):
+            raise ValueError(f"{module}: there are no tools: write a function with @tool, or name an MCP server")
 
     async def open(self) -> None:
+        for server in self._servers:
+            self._module = self._module.with_tools(await server.open())
         await self._instances.open()
 
     def tasks(self, split: str) -> list[str]:
@@ -126,4 +138,13 @@ class ToolPool:
         return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced, details=details)
 
     async def close(self) -> None:
-        await self._instances.close()
+        await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
+
+
+def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[McpServer]:
+    from agent_environments.tools.mcp_server import McpServer  # the package mcp is an optional one
+
+    try:
+        return [McpServer(name, **section) for name, section in sections.items()]
+    except TypeError as error:
+        raise ValueError(f"mcp: {error}") from error

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,21 +33,24 @@ class ToolModule:
     tasks: TaskTable
     instructions: str
 
+    def with_tools(self, more: Sequence[Tool]) -> ToolModule:
+        """The same with tools from elsewhere; raises ValueError for two of one name."""
+        return replace(self, tools=_by_name([*self.tools.values(), *more]))
 
-def load_module(name: str, tasks: object = None, more_tools: Sequence[Tool] = ()) -> ToolModule:
+
+def load_module(name: str, tasks: object = None) -> ToolModule:
     """Import a user's module and take its parts: tools, one reward, ``TASKS`` and ``INSTRUCTIONS``.
 
     Args:
         name: path of a Python file, or a dotted module path.
         tasks: in place of the module's own ``TASKS``; see :func:`~agent_environments.tools.tasks.read_tasks`.
-        more_tools: tools from elsewhere.
 
     Raises:
         ValueError: it cannot be imported, or a part is missing, twice there or wrong; one line.
     """
     module = _import(name)
     try:
-        return _parts(module, tasks, more_tools)
+        return _parts(module, tasks)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -68,7 +71,7 @@ def _import(name: str) -> ModuleType:
         raise ValueError(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _parts(module: ModuleType, tasks: object, more_tools: Sequence[Tool]) -> ToolModule:
+def _parts(module: ModuleType, tasks: object) -> ToolModule:
     here = list({id(value): value for value in vars(module).values()}.values())
     instance_class = _one([value for value in here if isinstance(value, type) and _methods(value)], "class with tools")
     reward = _one([value for value in here if isinstance(value, Reward)], "reward")
@@ -89,7 +92,7 @@ def _parts(module: ModuleType, tasks: object, more_tools: Sequence[Tool]) -> Too
             raise ValueError(f"task {task['id']} has no 'question'")
     return ToolModule(
         name=module.__name__.removeprefix("tool_module_"),
-        tools=_by_name([*tools, *more_tools]),
+        tools=_by_name(tools),
         instance_class=instance_class,
         reward=reward,
         tasks=table,
@@ -112,8 +115,6 @@ def _one(found: list[Any], what: str) -> Any:
 
 
 def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
-    if not tools:
-        raise ValueError("there are no tools: write a function with @tool")
     by_name: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in by_name:

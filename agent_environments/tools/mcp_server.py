@@ -1,0 +1,185 @@
+"""Tools of an MCP server (Model Context Protocol, over stdio) that runs as a child of the rollout node.
+
+One server is shared by all episodes, so its tools are stateless as far as an episode is concerned. The child runs below
+:mod:`agent_environments.process_guard` and ends with the node, whatever ends the node. It sees the few environment
+variables that the ``mcp`` package hands on, and those that the config gives it. A server that dies is started again by
+the next call; whether the agent's call killed it nobody can know, so the agent is told, and the episode goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_environments import process_guard
+from agent_environments.tools.deadline import DeadlinePassed
+from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError, WrongArguments
+
+try:
+    import jsonschema
+    from mcp import Client, MCPError, StdioServerParameters
+    from mcp_types import CONNECTION_CLOSED
+except ImportError as error:
+    raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
+
+logger = logging.getLogger(__name__)
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 15.0
+GRACE_S = "1"
+"""Between SIGTERM and SIGKILL; the package itself sends SIGKILL after two seconds."""
+
+
+class McpTool(Tool):
+    """A tool of a server; the server's schema checks its arguments here, before they are sent."""
+
+    def __init__(self, server: McpServer, name: str, description: str, parameters: dict[str, Any]) -> None:
+        self.name = name
+        self.description = description
+        self.terminal = name in server.terminal
+        self.deadline_s = server.deadline_s
+        self._server = server
+        self._parameters = parameters
+        self._validator = jsonschema.validators.validator_for(parameters)(parameters)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._parameters
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        for error in self._validator.iter_errors(dict(arguments)):
+            raise WrongArguments(f"{'.'.join(map(str, error.absolute_path)) or 'arguments'}: {error.message}")
+        return dict(arguments)
+
+    async def call(self, arguments: dict[str, Any], instance: Any) -> object:
+        return await self._server.call(self.name, arguments)
+
+
+class McpServer:
+    """A server and the connection to it.
+
+    Args:
+        name: what errors call it.
+        command: program and arguments.
+        env: more environment variables for it.
+        tools: names of the tools to offer; None offers all.
+        terminal: names of the tools that end the episode.
+        deadline_s: for one call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        tools: Sequence[str] | None = None,
+        terminal: Sequence[str] = (),
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self.name = name
+        self.terminal = tuple(terminal)
+        self.deadline_s = deadline_s
+        self._offered = None if tools is None else tuple(tools)
+        guard = ["-I", process_guard.__file__, str(os.getpid()), GRACE_S, *command]
+        self._parameters = StdioServerParameters(command=sys.executable, args=guard, env=dict(env or {}))
+        self._connection: _Connection | None = None
+
+    async def open(self) -> list[Tool]:
+        """Start the server and ask it for its tools.
+
+        Raises:
+            ValueError: it does not start, or lacks a tool that the config names.
+        """
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                client = await self._connect().client()
+                listed, cursor = [], None
+                while True:
+                    page = await client.list_tools(cursor=cursor)
+                    listed += page.tools
+                    cursor = page.next_cursor
+                    if cursor is None:
+                        break
+        except Exception as error:
+            await self.close()
+            raise ValueError(f"MCP server {self.name} does not start: {error or type(error).__name__}") from error
+        known = {tool.name for tool in listed}
+        for name in (*(self._offered or ()), *self.terminal):
+            if name not in known:
+                raise ValueError(f"MCP server {self.name} has no tool {name!r}; it has {', '.join(sorted(known))}")
+        return [
+            McpTool(self, tool.name, tool.description or tool.name, dict(tool.input_schema))
+            for tool in listed
+            if self._offered is None or tool.name in self._offered
+        ]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The text of the result.
+
+        Raises:
+            ToolError: the tool failed, or the server died.
+            DeadlinePassed: it took longer than ``deadline_s``.
+        """
+        connection = self._connect()
+        try:
+            async with asyncio.timeout(self.deadline_s) as deadline:
+                result = await (await connection.client()).call_tool(name, arguments)
+        except Exception as error:
+            if deadline.expired():
+                raise DeadlinePassed(f"took longer than {self.deadline_s:g} s") from error
+            if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED:
+                logger.warning("MCP server %s is gone: %r", self.name, error)
+                await self._drop(connection)
+            raise ToolError(str(error) or type(error).__name__) from error
+        text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    async def close(self) -> None:
+        """End the server."""
+        if self._connection is not None:
+            await self._drop(self._connection)
+
+    def _connect(self) -> _Connection:
+        if self._connection is None:
+            self._connection = _Connection(self._parameters)
+        return self._connection
+
+    async def _drop(self, connection: _Connection) -> None:
+        if self._connection is connection:
+            self._connection = None
+        await connection.end()
+
+
+class _Connection:
+    """A child and its client, held open by a task of their own: the package wants both ends of it in one task."""
+
+    def __init__(self, parameters: StdioServerParameters) -> None:
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._task = asyncio.ensure_future(self._hold(parameters))
+
+    async def client(self) -> Client:
+        return await asyncio.shield(self._ready)
+
+    async def end(self) -> None:
+        self._over.set()
+        _, late = await asyncio.wait([self._task], timeout=STOP_DEADLINE_S)
+        for task in late:
+            task.cancel()
+
+    async def _hold(self, parameters: StdioServerParameters) -> None:
+        try:
+            async with Client(parameters) as client:
+                self._ready.set_result(client)
+                await self._over.wait()
+        except Exception as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+        finally:
+            self._ready.cancel()

@@ -1,0 +1,171 @@
+"""Tools of a real MCP server, a child process that is killed, hangs, and is left by its owner."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from agent_environments.conformance import check_conformance
+from agent_environments.tools.environment import ToolPool
+from support.adapter_support import word_spans
+from support.processes import alive
+from support.tool_modules import call, write
+from support.waiting import block_until, wait_until
+
+SERVER = '''
+import os
+import time
+from mcp.server import MCPServer
+
+server = MCPServer("numbers")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@server.tool()
+def pid() -> str:
+    """Who is it?"""
+    return f"{os.getpid()} {os.environ.get('SECRET')} {os.environ.get('GIVEN')}"
+
+
+@server.tool()
+def die() -> str:
+    """End the server."""
+    os._exit(3)
+
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("no such number")
+
+
+@server.tool()
+async def hang() -> str:
+    """Never come back."""
+    import asyncio
+    await asyncio.sleep(3600)
+
+
+server.run("stdio")
+'''
+
+MODULE = """
+from agent_environments.tools import reward
+
+
+@reward
+def right(answer: str) -> bool:
+    return answer == "42"
+
+
+TASKS = [{"id": "sum_1", "question": "What is 17 + 25?"}]
+"""
+
+
+def pool_of(tmp_path, **options):
+    command = [sys.executable, write(tmp_path, SERVER, "server")]
+    numbers = {"command": command, "env": {"GIVEN": "yes"}, **options}
+    return ToolPool(word_spans, write(tmp_path, MODULE), mcp={"numbers": numbers})
+
+
+async def observed(environment, turn):
+    return (
+        (await environment.step(turn)).observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+    )
+
+
+async def test_its_tools_are_offered_called_and_end_the_episode(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "token")
+    pool = pool_of(tmp_path, terminal=["add"])
+    await pool.open()
+    environment = await pool.acquire("one")
+    system, _ = await environment.start("sum_1")
+    assert '"name": "add", "description": "Add two numbers."' in system.content
+    own = int((await observed(environment, call("pid"))).split()[0])
+    assert (await observed(environment, call("pid"))).split()[1:] == ["None", "yes"], "the node's secrets stay with it"
+    assert "Error: wrong arguments for add: a: 'x' is not of type 'integer'" in await observed(
+        environment, call("add", a="x", b=1)
+    )
+    assert (await observed(environment, call("fail"))).startswith("Error: the tool failed: Error executing tool fail")
+    result = await environment.step(call("add", a=17, b=25))
+    assert (result.done, (await environment.grade()).success) == (True, True)
+    await environment.close()
+    await check_conformance(pool, "sum_1", [call("add", a=10**400, b=1), call("fail"), call("add", a="\ud800", b=1)])
+    await pool.close()
+    await wait_until(lambda: not alive(own))
+
+
+async def test_a_server_that_dies_or_hangs_is_told_and_started_again(tmp_path):
+    pool = pool_of(tmp_path, deadline_s=60.0)
+    await pool.open()
+    environment = await pool.acquire("one")
+    await environment.start("sum_1")
+    for death in ("die", "SIGKILL"):
+        before = int((await observed(environment, call("pid"))).split()[0])
+        if death == "die":
+            assert (await observed(environment, call("die"))).startswith("Error: the tool failed: ")
+        else:
+            os.kill(before, signal.SIGKILL)
+            await wait_until(lambda before=before: not alive(before))
+            assert (await observed(environment, call("add", a=1, b=1))).startswith("Error: the tool failed: ")
+        assert await observed(environment, call("add", a=1, b=1)) == "2"
+    pool._servers[0].deadline_s = 1.0
+    hanging = asyncio.ensure_future(observed(environment, call("hang")))
+    assert await hanging == "Error: the tool failed: took longer than 1 s"
+    pool._servers[0].deadline_s = 60.0
+    assert await observed(environment, call("add", a=1, b=1)) == "2"
+    await environment.close()
+    await pool.close()
+
+
+OWNER = """
+import asyncio, sys
+sys.path[:0] = {path!r}
+from agent_environments.tools.mcp_server import McpServer
+
+async def main():
+    server = McpServer("numbers", [sys.executable, {server!r}])
+    await server.open()
+    print((await server.call("pid", {{}})).split()[0], flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_does_not_outlive_an_owner_that_is_killed(tmp_path):
+    program = OWNER.format(path=sys.path, server=write(tmp_path, SERVER, "server"))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+        server = int(owner.stdout.readline())
+        assert alive(server)
+        owner.kill()
+    block_until(lambda: not alive(server))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"command": ["/nowhere/server"]}, "MCP server numbers does not start: "),
+        ({"tools": ["subtract"]}, "MCP server numbers has no tool 'subtract'; it has add, die, fail, hang, pid"),
+    ],
+)
+async def test_what_cannot_be_used_is_one_line(tmp_path, options, complaint):
+    pool = pool_of(tmp_path, **options)
+    with pytest.raises(ValueError, match=complaint):
+        await pool.open()
+    await pool.close()
+
+
+def test_a_bad_section_and_no_tools_at_all(tmp_path):
+    with pytest.raises(ValueError, match=r"mcp: .*unexpected keyword argument 'comand'"):
+        pool_of(tmp_path, comand=["x"])
+    with pytest.raises(ValueError, match="there are no tools: write a function with @tool, or name an MCP server"):
+        ToolPool(word_spans, write(tmp_path, MODULE))

@@ -1,0 +1,72 @@
+"""Pairs of turns that were sampled in the same state, and the file that keeps them.
+
+Both turns follow the same token ids, so the chosen rollout's ids up to the turn's end and the rejected one's differ in
+the turn alone. The rollouts stay in their collections' logs; a pair names them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rollout_server.run_files import append_to, read_lines
+
+
+@dataclass(frozen=True)
+class TurnPair:
+    """Turn ``turn`` (from 0, of the episode) as two rollouts sampled it.
+
+    ``chosen_value`` and ``rejected_value`` are the mean returns of the ``chosen_visits`` and ``rejected_visits``
+    rollouts that went through each.
+    """
+
+    task_id: str
+    turn: int
+    chosen: str
+    rejected: str
+    chosen_value: float
+    rejected_value: float
+    chosen_visits: int
+    rejected_visits: int
+
+
+class PairBuffer:
+    """A file of pairs that is only ever added to, one JSON line each; a context manager.
+
+    Pairs that it was told of are on disk when :meth:`add` returns. A last line that a crash cut short is cut off when
+    the file is opened again.
+
+    Raises:
+        ValueError: a whole line is no pair; names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = append_to(path)
+        try:
+            self.pairs = [TurnPair(**line.record) for line in read_lines(path)]
+        except TypeError as error:
+            raise ValueError(f"{path} holds a line that is no pair: {error}") from error
+        self._known = {(pair.chosen, pair.rejected, pair.turn) for pair in self.pairs}
+
+    def add(self, pairs: Iterable[TurnPair]) -> int:
+        """Keep those that are not there yet, whatever their values were then; returns how many."""
+        new = [pair for pair in pairs if (pair.chosen, pair.rejected, pair.turn) not in self._known]
+        self._file.writelines(json.dumps(asdict(pair)) + "\n" for pair in new)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.pairs += new
+        self._known |= {(pair.chosen, pair.rejected, pair.turn) for pair in new}
+        return len(new)
+
+    def __enter__(self) -> PairBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

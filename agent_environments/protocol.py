@@ -184,6 +184,7 @@ ENVIRONMENTS: dict[str, str] = {
     "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
     "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
     "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
+    "scienceworld": "agent_environments.worlds.catalogue:ScienceWorldPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
     "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "mixed": "agent_environments.mixed:MixedPool",

@@ -20,6 +20,12 @@ class BabyAIPool(WorldPool):
     kind = WorldKind("babyai", WORKERS_FOLDER / "babyai_world.py")
 
 
+class ScienceWorldPool(WorldPool):
+    """Experiments of elementary school science (``scienceworld``, with Java)."""
+
+    kind = WorldKind("scienceworld", WORKERS_FOLDER / "scienceworld_world.py", episodes_per_worker=1, heap_mb=256)
+
+
 class TextWorldExpressPool(WorldPool):
     """Eight kinds of text games (``textworld-express``, with Java)."""
 

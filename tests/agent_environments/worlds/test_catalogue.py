@@ -30,6 +30,7 @@ class Expected:
     score: float = 1.0
     java: bool = False
     nothing: float = 0.0
+    """The most that doing nothing may be worth: some tasks start with a sub-goal reached."""
 
 
 WORLDS = {
@@ -42,6 +43,13 @@ WORLDS = {
         splits={"train": 1400, "dev": 140, "test": 350, "test_challenge": 85},
         tasks=("GoToLocal_1000", "PutNextLocal_2000"),
         hostile=("move forward", "toggle", "drop", "pick up", "done", "turn"),
+    ),
+    "scienceworld": Expected(
+        splits={"train": 3592, "dev": 1796, "test": 1819},
+        tasks=("power-component_15", "lifespan-longest-lived_93"),
+        hostile=("focus on air", "0", "eat agent", "open", "wait", "look in the door to the hallway"),
+        java=True,
+        nothing=0.1,
     ),
     "textworldexpress": Expected(
         splits={"train": 800, "dev": 800, "test": 800},
@@ -88,7 +96,8 @@ async def test_the_expert_scores_what_it_should_and_nothing_less(world):
     pool, expected = world
     for task in expected.tasks:
         _, nothing = await play(pool, task, [])
-        assert (nothing.reward, nothing.success) == (expected.nothing, False)
+        assert nothing.reward <= expected.nothing
+        assert not nothing.success
         _, grade = await play(pool, task, await pool.expert(task))
         assert (grade.reward, grade.success) == (expected.score, True), task
 

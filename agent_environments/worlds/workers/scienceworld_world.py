@@ -1,0 +1,112 @@
+"""ScienceWorld (the package ``scienceworld``, with Java): experiments of elementary school science in a house.
+
+    python scienceworld_world.py MEMORY_MB
+
+A task is one of 30 and a variation, ``<task>_<variation>``, in the package's own splits; the simplifications are
+"easy", as in AgentGym. Reruns may differ: the order of what lies in a place, and temperatures, are not of the seed in
+some tasks. The reward is the world's own score, which counts sub-goals; a wrong final answer makes it 0.
+The package's ``step`` also lists all valid actions, at a tenth of a second a step, so its server is asked directly.
+"""
+
+from __future__ import annotations
+
+from scienceworld import ScienceWorldEnv
+from worker_loop import Step, serve
+
+SIMPLIFICATIONS = "easy"
+VARIATIONS = {
+    "boil": (14, 21, 30),
+    "change-the-state-of-matter-of": (14, 21, 30),
+    "chemistry-mix": (16, 24, 32),
+    "chemistry-mix-paint-secondary-color": (18, 27, 36),
+    "chemistry-mix-paint-tertiary-color": (18, 27, 36),
+    "find-animal": (150, 225, 300),
+    "find-living-thing": (150, 225, 300),
+    "find-non-living-thing": (150, 225, 300),
+    "find-plant": (150, 225, 300),
+    "freeze": (14, 21, 30),
+    "grow-fruit": (62, 93, 126),
+    "grow-plant": (62, 93, 126),
+    "identify-life-stages-1": (6, 9, 14),
+    "identify-life-stages-2": (4, 6, 10),
+    "inclined-plane-determine-angle": (84, 126, 168),
+    "inclined-plane-friction-named-surfaces": (692, 1038, 1386),
+    "inclined-plane-friction-unnamed-surfaces": (80, 120, 162),
+    "lifespan-longest-lived": (62, 93, 125),
+    "lifespan-longest-lived-then-shortest-lived": (62, 93, 125),
+    "lifespan-shortest-lived": (62, 93, 125),
+    "measure-melting-point-known-substance": (218, 327, 436),
+    "measure-melting-point-unknown-substance": (150, 225, 300),
+    "melt": (14, 21, 30),
+    "mendelian-genetics-known-plant": (60, 90, 120),
+    "mendelian-genetics-unknown-plant": (240, 360, 480),
+    "power-component": (10, 15, 20),
+    "power-component-renewable-vs-nonrenewable-energy": (10, 15, 20),
+    "test-conductivity": (450, 675, 900),
+    "test-conductivity-of-unknown-substances": (300, 450, 600),
+    "use-thermometer": (270, 405, 540),
+}
+"""Task -> where train, dev and test end in its variations, as the package says, which needs a second a task."""
+
+INSTRUCTIONS = """\
+You are in a house with a laboratory and do an experiment. The commands you can use:
+- look around, look at <object>, look in <container>, inventory, task
+- open <door>, close <door>, go to <place>, teleport to <place>
+- pick up <object>, put down <object>, move <object> to <container>
+- pour <liquid> in <container>, dunk <object> in <liquid>
+- activate <device>, deactivate <device>, connect <object> to <object>, disconnect <object>, use <object> on <object>
+- mix <container>, eat <object>, flush <object>, read <object>, focus on <object>, wait, wait1
+"focus on" says which object the task is about; focusing on a wrong one ends the episode.
+When a command means several things, the answer is a numbered list: reply with a number."""
+
+
+class ScienceWorldEpisode:
+    """One experiment. The package has one at a time in one Java machine, which the world keeps."""
+
+    def __init__(self, machine: ScienceWorldEnv, task: str, gold_path: bool = False) -> None:
+        name, _, variation = task.partition("_")
+        machine.load(name, int(variation), SIMPLIFICATIONS, generateGoldPath=gold_path)
+        self._server = machine.server
+        self._server.reset()
+        self._server.step("look around")
+        self.opening = f"{self._server.freeActionTaskDesc().strip()}\n\n{self._server.freeActionLook().strip()}"
+
+    def step(self, command: str) -> Step:
+        observation = self._server.step(command).strip()
+        over = self._server.getCompleted() or self._server.getScore() < 0
+        return Step(observation, done=bool(over), failed=observation.startswith("No known action"))
+
+    def grade(self) -> tuple[float, bool]:
+        score = float(self._server.getScore())
+        return min(1.0, max(0.0, score)), score >= 1.0
+
+    def close(self) -> None:
+        """The machine plays the next one."""
+
+
+class ScienceWorldWorld:
+    instructions = INSTRUCTIONS
+
+    def __init__(self) -> None:
+        self._machine = ScienceWorldEnv()
+
+    def tasks(self) -> dict[str, list[str]]:
+        splits: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
+        for name, ends in VARIATIONS.items():
+            first = 0
+            for split, end in zip(splits, ends, strict=True):
+                splits[split] += [f"{name}_{variation}" for variation in range(first, end)]
+                first = end
+        return splits
+
+    def start(self, task: str) -> ScienceWorldEpisode:
+        return ScienceWorldEpisode(self._machine, task)
+
+    def expert(self, task: str) -> list[str]:
+        """The task's own gold path."""
+        ScienceWorldEpisode(self._machine, task, gold_path=True)
+        return self._machine.get_gold_action_sequence()
+
+
+if __name__ == "__main__":
+    serve(ScienceWorldWorld)

@@ -1,12 +1,12 @@
 """The worlds under their own interpreter: expert and do-nothing scores, episodes a minute and CPU time an episode.
 
-    python benchmarks/worlds.py                                            # all worlds, 64 tasks of each one's test split
+    python benchmarks/worlds.py                       # all worlds, 64 tasks of each one's test split
     python benchmarks/worlds.py --worlds textcraft --json benchmarks/results/worlds.json
 
 The expert's commands are played in a collection of all tasks at once, through the pool as a rollout node uses it
-(``ours``), and one after another in a plain loop inside the world's interpreter (``bare``). Finding the expert's commands
-is not timed. CPU time is that of this process, the workers and their Java machines. ``--json`` adds to the rows of other
-worlds that are in the file.
+(``ours``), and one after another in a plain loop inside the world's interpreter (``bare``). Finding the expert's
+commands is not timed. CPU time is that of this process, the workers and their Java machines. ``--json`` adds to the
+rows of other worlds that are in the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenEnv's own client on our server, and our client on OpenEnv's own server.
 
-Optional: the package has many dependencies, so it has an interpreter of its own (OPENENV_PYTHON). Without its user interface it needs:
+Optional: the package has many dependencies, so it has an interpreter of its own (OPENENV_PYTHON). It needs there:
 
     uv pip install --no-deps openenv==0.10.0 && uv pip install pydantic websockets requests fastapi uvicorn fastmcp
 """

@@ -27,7 +27,65 @@ PARAMETERS = {
     "qwen2_5_32b": 32.9e9,
 }
 MODELS = tuple(PARAMETERS)
-ALGORITHMS = sorted(set(NAMES) - set(MODELS))
+PRESETS = {
+    "paper": {
+        "model.lora_rank": 16,
+        "model.lora_alpha": 32,
+        "collection.split": "paper_train",
+        "collection.tasks_per_iteration": 40,
+        "collection.task_order": "uniform",
+        "collection.rollouts_per_task": 6,
+        "collection.min_rollouts_per_task": 4,
+        "collection.min_rollouts_fraction": 0.9,
+        "collection.limits.max_turns": 40,
+        "collection.limits.max_tokens_per_turn": 1500,
+        "collection.limits.max_context": 32000,
+        "loss.clip": "symmetric",
+        "update.min_abs_advantage": 0.01,
+        "update.loss_divisor": "mean",
+        "update.clip_grad_norm": 1.0,
+        "update.max_trajectory_log_ratio": None,
+        "update.unfinished_return": "zero",
+        "update.max_tokens_per_rollout": None,
+        "optimizer.lr": 5e-5,
+        "rollout_node.config.environment.config.prompt": "loop",
+        "rollout_node.config.environment.config.observation_max_tokens": 3000,
+    },
+    "authors_code": {
+        "max_iterations": 200,
+        "model.lora_rank": 16,
+        "model.lora_alpha": 32,
+        "model.lora_dropout": 0.0,
+        "collection.split": "paper_train",
+        "collection.tasks_per_iteration": 40,
+        "collection.task_order": "uniform",
+        "collection.rollouts_per_task": 6,
+        "collection.min_rollouts_per_task": 4,
+        "collection.min_rollouts_fraction": 0.9,
+        "collection.limits.max_turns": 40,
+        "collection.limits.max_tokens_per_turn": 1500,
+        "collection.limits.max_context": 32768,
+        "loss.clip": "reciprocal",
+        "loss.eps": 0.1,
+        "update.epochs": 2,
+        "update.minibatch_rollouts": 32,
+        "update.minibatch_sizes": "full",
+        "update.min_abs_advantage": 0.01,
+        "update.loss_divisor": 32.0,
+        "update.clip_grad_norm": 0.2,
+        "update.max_trajectory_log_ratio": 20.0,
+        "update.unfinished_return": "graded",
+        "update.max_tokens_per_rollout": 32000,
+        "optimizer.lr": 5e-5,
+        "optimizer.weight_decay": 0.01,
+        "dev_evaluation.every": 5,
+        "dev_evaluation.temperature": 0.0,
+        "dev_evaluation.max_turns": 50,
+        "rollout_node.config.environment.config.prompt": "loop",
+        "rollout_node.config.environment.config.observation_max_tokens": 2968,
+    },
+}
+ALGORITHMS = sorted(set(NAMES) - set(MODELS) - set(PRESETS))
 # advantage, loss, level, kl_coefficient, one step per collection, critic
 EXPECTED = {
     "tiny_cpu": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
@@ -90,6 +148,37 @@ def test_a_kl_term_is_on_every_rollout():
         config = load(name)
         if config.loss.get("kl_coefficient"):
             assert config.update.min_abs_advantage == 0.0, name
+
+
+def flat(tree: dict, head: str = "") -> dict:
+    """{dotted key: value}"""
+    values = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{head}{key}.") if isinstance(value, dict) else {f"{head}{key}": value}
+    return values
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_sets_what_is_listed_here_and_nothing_else(name):
+    own = flat(OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"), resolve=False))
+    assert own.pop("extends") == "qwen2_5_32b"
+    assert own.pop("output_dir").endswith(f"${{extends}}_{name}")
+    assert own == PRESETS[name]
+    assert load(name).loss["level"] == "token"
+
+
+@pytest.mark.parametrize("algorithm", ["loop_turn", "loop_rwnorm", "grpo", "rloo", "ppo_critic", "reinforce_plus_plus"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_goes_under_an_algorithm_which_wins(name, algorithm):
+    load(algorithm, extends=name)
+    cfg = extended(OmegaConf.merge(OmegaConf.load(FOLDER / f"{algorithm}.yaml"), {"extends": name}))
+    own = flat(OmegaConf.to_container(OmegaConf.load(FOLDER / f"{algorithm}.yaml"), resolve=False))
+    other_loss = "loss._component_" in own  # its arguments are its own
+    for key, value in PRESETS[name].items():
+        if key in own:
+            assert OmegaConf.select(cfg, key) == own[key], key
+        elif not (other_loss and key.startswith("loss.")):
+            assert OmegaConf.select(cfg, key) == value, key
 
 
 def test_the_critic_has_the_papers_sizes_and_schedule():

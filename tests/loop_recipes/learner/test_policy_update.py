@@ -1,6 +1,7 @@
 """An update: minibatches, exact entropy, losses that are not finite, half precision and its loss scale."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from loop_appworld import LoopAppWorldRecipe
@@ -20,6 +22,7 @@ from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.losses import ClippedPolicyLoss
 from loop_recipes.learner.model import DTYPES
 from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
+from loop_recipes.learner.sharding import clip_grad_norm
 from rollout_server.run_files import read_rollouts
 from support.learner_cases import make_samples
 from support.small_runs import in_sequences, replay_config, train
@@ -244,11 +247,11 @@ def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path,
     recipe = LoopAppWorldRecipe(cfg)
     try:
         recipe.setup()
-        critic = {id(parameter) for parameter in recipe._critic.parameters()}
-        before = {name: parameter.detach().clone() for name, parameter in recipe._parameters.items()}
+        critic = {id(parameter) for parameter in recipe._learner.update.critic.parameters()}
+        before = {name: parameter.detach().clone() for name, parameter in recipe._learner.parameters.items()}
         recipe.train()
         moved = {True: 0.0, False: 0.0}
-        for name, parameter in recipe._parameters.items():
+        for name, parameter in recipe._learner.parameters.items():
             moved[id(parameter) in critic] += (parameter - before[name]).double().square().sum().item()
     finally:
         recipe.cleanup()
@@ -313,3 +316,20 @@ def logprobs_by_hand(model, rollout):
     with torch.no_grad():
         logprobs = model(token_ids).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)[torch.tensor(rollout["mask"][1:])]
+
+
+@pytest.mark.parametrize("size", [0.01, 10.0])
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_the_authors_divisor_and_clip_are_ours_with_a_limit_larger_by_the_root_of_the_ranks(ranks, size):
+    """They divide each rank's sum by 32, FSDP averages over the ranks, and the norm that they compare with 0.1 adds up
+    the squares of the whole gradient's norm over the ranks. Ours is larger by the number of ranks: AdamW undoes it."""
+    generator = torch.Generator().manual_seed(ranks)
+    sums = [torch.randn(7, generator=generator, dtype=torch.float64) * size for _ in range(ranks)]
+    theirs = sum(each / 32 for each in sums) / ranks
+    compared = math.sqrt(ranks * theirs.square().sum().item())
+    theirs = theirs * min(1.0, 0.1 / compared)
+
+    parameter = nn.Parameter(torch.zeros(7, dtype=torch.float64))
+    parameter.grad = sum(sums) / 32
+    clip_grad_norm([parameter], 0.1 * math.sqrt(ranks))
+    torch.testing.assert_close(parameter.grad / ranks, theirs, rtol=1e-4, atol=1e-9)

@@ -89,7 +89,7 @@ class BatchNormalized:
 @dataclass(frozen=True)
 class ReturnToGo:
     """Each token's return to go with a KL penalty inside, normalised over the batch's tokens (REINFORCE++, arXiv
-    2501.03262, section 3): the return at the last token, ``- kl_coefficient * KL_i`` at each, no discount, so
+    2501.03262): the return at the last token, ``- kl_coefficient * KL_i`` at each, no discount, so
 
         A_t = R - kl_coefficient * sum over the sequence's sampled tokens i >= t of (log pi_old(i) - log pi_ref(i))
 

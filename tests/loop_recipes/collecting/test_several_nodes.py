@@ -10,6 +10,7 @@ import pytest
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.several_nodes import SeveralNodes, merge_ends, split_request
 from loop_recipes.collecting.source import NoRollouts, StopRequested
+from rollout_server.branch import Branch, BranchPoint
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd
 from support.counter_node import TOKEN, counter_request, local_node
@@ -47,6 +48,22 @@ def test_shares_are_disjoint_whole_and_at_most_one_per_task():
     assert first.floor_total + second.floor_total >= request.floor_total
     assert replace(first, id=request.id, tasks=TASKS) == request
     assert [share.tasks for share in split_request(request, 9)] == [[task] for task in TASKS]
+
+
+def test_branches_are_shared_among_the_nodes_too():
+    point = BranchPoint(0, 2)
+    branches = [Branch(f"c/{task}/0.0", task, "counter", [], [], [1, 2], [point]) for task in TASKS]
+    request = counter_request("run", tasks=TASKS[:1], branches=branches)
+    shares = split_request(request, 2)
+    assert [share.tasks for share in shares] == [TASKS[:1], []]
+    dealt = [branch for share in shares for branch in share.branches]
+    assert sorted(branch.rollout_id for branch in dealt) == sorted(branch.rollout_id for branch in branches)
+    assert sum(share.episodes for share in shares) == request.episodes
+
+
+def test_refusals_of_all_shares_are_told():
+    ends = [CollectionEnd("complete", 1, 0, 0, {}, 1.0, refused={name: "why"}) for name in ("a", "b")]
+    assert merge_ends(ends).refused == {"a": "why", "b": "why"}
 
 
 def test_ends_add_up():

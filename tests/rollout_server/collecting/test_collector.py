@@ -3,8 +3,10 @@ from collections import Counter
 
 import pytest
 
+from rollout_server.branch import Branch, BranchPoint, Exchange
 from rollout_server.collecting.collector import MAX_ATTEMPTS, Collector
 from rollout_server.collection_request import CollectionRequest, failures_warning
+from rollout_server.rollout import BRANCH_DIFFERS
 from rollout_server.schema import ConfigError
 
 
@@ -181,6 +183,57 @@ def simulate(rng):
     assert collector.start_next() is None
     assert len(finished) == len(every) or collector.outcome != "complete"
     return collector.outcome
+
+
+def branched(points, rollouts, **others):
+    """A request for rollouts from ``points`` points of one stored rollout."""
+    where = [BranchPoint(turns, 2 + turns) for turns in range(points)]
+    exchanges = [Exchange("act", "seen")] * points
+    branch = Branch("c/t_0/0.0", "t_0", "made-up", [], exchanges, list(range(2 + points)), where)
+    return make_request(tasks=0, rollouts=rollouts, branches=[branch], **others)
+
+
+def test_every_point_of_a_branch_is_a_task_with_indices_of_its_own():
+    collector = Collector(branched(points=3, rollouts=2))
+    keys = start_all(collector)
+    assert [key.index for key in keys] == [0, 2, 4, 1, 3, 5]
+    assert [collector.start_of(key).origin.turns for key in keys] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_refused_branch_is_neither_attempted_again_nor_counted():
+    collector = Collector(branched(points=2, rollouts=2))
+    first, second, third, fourth = start_all(collector)
+    collector.failed(first, BRANCH_DIFFERS, "turn 0 is answered otherwise")
+    assert collector.start_next() is None
+    assert (collector.failures, collector.progress().needed) == ({}, 3)
+    collector.finished(second)
+    collector.failed(third, BRANCH_DIFFERS, "again")
+    assert collector.outcome is None
+    collector.finished(fourth)
+    assert collector.outcome == "complete"
+    assert collector.refused == {"c/t_0/0.0": "turn 0 is answered otherwise", "c/t_0/1.0": "again"}
+
+
+def test_a_floor_that_only_refusals_keep_from_being_reached_is_lowered():
+    """Of two points with two rollouts each, one from each is enough; the first point is refused altogether."""
+    collector = Collector(branched(points=2, rollouts=2, floor=1, fraction=0.5))
+    keys = start_all(collector)
+    for key in keys:
+        if key.index < 2:
+            collector.failed(key, BRANCH_DIFFERS, "no")
+    collector.finished(keys[1])
+    assert collector.outcome is None, "two of the four were asked for, and two are possible"
+    collector.finished(keys[3])
+    assert collector.outcome == "complete"
+
+
+def test_what_was_refused_before_a_restart_is_not_started_again():
+    before = Collector(branched(points=2, rollouts=1))
+    first, _ = start_all(before)
+    before.failed(first, BRANCH_DIFFERS, "no")
+    after = Collector(branched(points=2, rollouts=1), [], 1, {first: "no"})
+    assert [key.index for key in start_all(after)] == [1]
+    assert after.refused == before.refused
 
 
 def test_ten_thousand_schedules():

@@ -73,9 +73,9 @@ class EnvironmentConfig:
     """Which environment the episodes run in."""
 
     name: str
-    """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), ``harness`` (an agent
-    of yours: docs/train_your_agent.md), or ``package.module:Class`` of your own
-    (docs/bring_your_own_environment.md)."""
+    """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), a world or a service of
+    docs/environments.md, ``harness`` (an agent of yours: docs/train_your_agent.md), or ``package.module:Class`` of
+    your own (docs/bring_your_own_environment.md)."""
     config: dict[str, Any] = field(default_factory=dict)
     """Options of the environment's pool; those of ``appworld`` are in docs/environment.md, of ``tools`` in
     docs/tools.md."""

@@ -1,0 +1,55 @@
+"""AppWorld behind a service: the same episode as in process, with the grader's reward."""
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from agent_environments.protocol import create_pool
+from agent_environments.services.server import EnvironmentServer
+from agent_environments.services.service_pool import TOKEN_VARIABLE
+from support.adapter_support import make_pool, needs_world, word_spans
+
+TOKEN = "a-token"
+ACTIONS = (
+    "```python\nprint(apis.api_docs.show_app_descriptions())\n```",
+    "no code",
+    "```python\n1 / 0\n```",
+    "```python\napis.supervisor.complete_task()\n```",
+)
+
+
+async def play(pool, task):
+    environment = await pool.acquire("episode")
+    opening = await environment.start(task)
+    steps = []
+    for action in ACTIONS:
+        steps.append(await environment.step(action))
+        if steps[-1].done:
+            break
+    grade = await environment.grade()
+    await environment.close()
+    return opening, steps, grade
+
+
+@pytest.mark.integration
+@needs_world
+async def test_a_served_episode_is_the_one_in_process(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    pool = make_pool(max_worlds=2)
+    await pool.open()
+    try:
+        server = TestServer(EnvironmentServer(pool, ["train", "dev"], TOKEN).application())
+        await server.start_server()
+        url = str(server.make_url("")).rstrip("/")
+        (task, *_) = pool.tasks("dev")
+        expected = await play(pool, task)
+        assert [step.done for step in expected[1]] == [False, False, False, True]
+        index = len(pool.tasks("train"))
+        for protocol, options in (("openenv", {}), ("agentgym", {"splits": {"dev": [index, index + 1]}})):
+            service = create_pool(protocol, {"url": url, "dataset": pool.dataset, **options}, word_spans)
+            await service.open()
+            assert await play(service, service.tasks("dev")[0]) == expected
+            await service.close()
+        await server.close()
+        assert pool.status().open_worlds == 0
+    finally:
+        await pool.close()

@@ -28,7 +28,7 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
-from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.batching import Sample, shortened
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     load_latest,
@@ -223,7 +223,7 @@ class LoopAppWorldRecipe:
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = [Sample.from_rollout(rollout, conf.update.unfinished_return) for rollout in rollouts]
         if conf.update.max_tokens_per_rollout is not None:
-            samples = [sample.beginning(conf.update.max_tokens_per_rollout) for sample in samples]
+            samples = shortened(samples, conf.update.max_tokens_per_rollout)
         trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration)
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)

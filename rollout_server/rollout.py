@@ -40,8 +40,9 @@ FAILURE_REASONS = (
 class Turn:
     """One agent turn: tokens ``[start, end)`` were sampled, by ``policy_version`` on ``server``, in one request.
 
-    ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length". In a rollout of text alone
-    the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
+    ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length"; or it is "cut", where an
+    agent of somebody's own asked for a stop text and the span ends with the token that completed it. In a rollout of
+    text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
     """
 
     start: int

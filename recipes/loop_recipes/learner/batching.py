@@ -141,6 +141,15 @@ def episodes(samples: Iterable[Sample]) -> list[list[Sample]]:
     return list(found.values())
 
 
+def shortened(samples: Iterable[Sample], length: int) -> list[Sample]:
+    """The first ``length`` tokens of each. A further sequence of an episode with none sampled among them is left out.
+
+    Raises:
+        ValueError: nor was any of an episode's first.
+    """
+    return [sample.beginning(length) for sample in samples if sample.segment == 0 or bool(sample.mask[:length].any())]
+
+
 def with_episode_counts(samples: Sequence[Sample]) -> list[Sample]:
     """The samples of a collection, in their order, each with its episode's sampled tokens and turns."""
     counts = {

@@ -12,6 +12,7 @@ from loop_recipes.learner.batching import (
     Sample,
     collate,
     micro_batches,
+    shortened,
 )
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
 from loop_recipes.learner.losses import ClippedPolicyLoss
@@ -73,6 +74,16 @@ def test_the_beginning_of_a_sample_is_that_of_the_record():
         assert beginning.reward == sample.reward
     with pytest.raises(ValueError, match="no sampled token"):
         sample.beginning(2)
+
+
+def test_sequences_that_begin_to_be_sampled_later_are_left_out():
+    ids, place = [5, 6, 7, 8, 9, 10, 11], {"episode_id": "c/t_1/0.0", "segments": 2}
+    first = Sample.from_rollout(record(ids, [(2, 4)], **place))
+    second = Sample.from_rollout(record(ids, [(5, 7)], rollout_id="c/t_1/0.0/1", segment=1, **place))
+    kept = {length: [(s.segment, s.tokens) for s in shortened([first, second], length)] for length in (4, 6, 9)}
+    assert kept == {4: [(0, 4)], 6: [(0, 6), (1, 6)], 9: [(0, 7), (1, 7)]}
+    with pytest.raises(ValueError, match="no sampled token"):
+        shortened([first, second], 2)
 
 
 def test_samples_without_anything_to_learn_or_predict_from_are_refused():

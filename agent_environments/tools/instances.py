@@ -8,6 +8,7 @@ new one takes its place.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,7 +49,8 @@ class Lease:
         """
         self.broken = True
         try:
-            shown = await deadline.call(self.instance.reset, {"task": dict(task)}, self._pool.deadline_s)
+            reset = functools.partial(self.instance.reset, dict(task))  # whatever it calls its parameter
+            shown = await deadline.call(reset, {}, self._pool.deadline_s)
         except (deadline.Raised, deadline.DeadlinePassed) as error:
             raise EnvironmentCrashed(f"the instance's reset failed on task {task['id']}: {error}") from error
         self.broken = False

@@ -126,3 +126,19 @@ async def test_an_instance_that_cannot_be_made_is_tried_again():
     works = True
     (await pool.acquire()).end()
     assert pool.instances == 1
+
+
+async def test_reset_may_be_async_and_call_its_parameter_what_it_likes():
+    class Lamp:
+        async def reset(self, state):
+            self.state = state
+            return f"It is {state['light']}."
+
+    pool = InstancePool(Lamp, 1, 10.0)
+    await pool.open()
+    lease = await pool.acquire()
+    task = {"id": "lamp_1", "light": "on"}
+    assert await lease.reset(task) == "It is on."
+    lease.instance.state["light"] = "off"
+    assert task["light"] == "on", "an episode's instance has a copy of its own"
+    lease.end()

@@ -102,10 +102,11 @@ def lines(rows: Mapping[str, Row]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a policy fails at, by template of tasks.")
-    parser.add_argument("rollouts", type=Path, nargs="+", help="files of rollouts (node/collections/*.jsonl)")
+    parser.add_argument("rollouts", type=Path, nargs="+", help="node/collections/*.jsonl; *.meta.jsonl are passed over")
     parser.add_argument("--world", type=Path, default=Path("worlds/synthetic"))
     arguments = parser.parse_args()
-    rollouts = (json.loads(line) for path in arguments.rollouts for line in path.read_text().splitlines())
+    paths = [path for path in arguments.rollouts if not path.name.endswith(".meta.jsonl")]
+    rollouts = (json.loads(line) for path in paths for line in path.read_text().splitlines())
     print("\n".join(lines(table(rollouts, arguments.world / "data" / "tasks"))))
 
 

@@ -14,13 +14,32 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Turn = dict[str, str]
-FLAWS = ("placeholder_password", "wrong_value", "skipped_lookup", "gave_up", "wrong_answer")
+FLAWS = (
+    "placeholder_password",
+    "several_cells",
+    "assumed_value",
+    "guessed_interface",
+    "wrong_value",
+    "skipped_lookup",
+    "gave_up",
+    "wrong_answer",
+)
+"""The first four are habits of the LOOP paper's agent before training. Each shows in a figure of
+:mod:`appworld_adapter.behavior`: ``dummy``, ``multiple_cells_per_turn``, ``assume`` and ``show_api_doc``. Most
+end in an error and in giving up, which is its ``give_up_rate``."""
+
 PLACEHOLDER_PASSWORD = "password123"
 GIVING_UP: Turn = {"thought": "It does not work, so I stop.", "code": "apis.supervisor.complete_task()"}
+NEXT_CELL = "\n```\n```python\n"
+"""Between two cells that one turn runs: in the turn's ``code``, which the caller puts into one fenced block."""
+GUESSED_PARAMETER = "data"
+ASSUMED = ((r"\d{1,9}", "1"), (r"\d+", "5550000000"), (r".*@.*", "someone@example.com"), (r".*", "someone"))
+"""What an agent assumes instead of looking it up, by the shape of the right value."""
 
 
 def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str) -> list[Turn]:
@@ -36,6 +55,12 @@ def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: r
     roles = demonstration["roles"]
     if flaw == "placeholder_password":
         return _placeholder_password(copies, demonstration)
+    if flaw == "several_cells":
+        return _several_cells(copies, demonstration)
+    if flaw == "assumed_value":
+        return _assumed_value(copies, demonstration, rng)
+    if flaw == "guessed_interface":
+        return _guessed_interface(copies, roles)
     if flaw == "gave_up":
         # Some look-ups are made, but the deed is not.
         stop = rng.randrange(1, roles.index("act"))
@@ -54,6 +79,9 @@ def possible_flaws(demonstration: Mapping[str, Any]) -> list[str]:
     slipping = {roles[slip["turn"]] for slip in demonstration["slips"]}
     possible = {
         "placeholder_password": "login" in roles,
+        "several_cells": "login" in roles,
+        "assumed_value": bool(_found_slips(demonstration)),
+        "guessed_interface": "docs" in roles,
         "wrong_value": "act" in slipping,
         "skipped_lookup": "act" in slipping and "lookup" in roles,
         "gave_up": "act" in roles,
@@ -64,16 +92,62 @@ def possible_flaws(demonstration: Mapping[str, Any]) -> list[str]:
 
 def _placeholder_password(turns: list[Turn], demonstration: Mapping[str, Any]) -> list[Turn]:
     """The passwords are not looked up; the first log-in fails, and the agent gives up."""
-    roles = demonstration["roles"]
-    first = roles.index("login")
+    first = _log_in_with_placeholder(turns, demonstration)
+    turns[first]["thought"] = turns[first]["thought"].removesuffix(".") + " with a dummy password."
+    return [*_without(turns[:first], demonstration["roles"], "passwords"), turns[first], dict(GIVING_UP)]
+
+
+def _several_cells(turns: list[Turn], demonstration: Mapping[str, Any]) -> list[Turn]:
+    """Look-up and log-in stand in one turn, so that the password is written before it was seen; then as above."""
+    first = _log_in_with_placeholder(turns, demonstration)
+    look_up, log_in = turns[first - 1], turns[first]
+    both = {"thought": look_up["thought"], "code": look_up["code"] + NEXT_CELL + log_in["code"]}
+    return [*turns[: first - 1], both, dict(GIVING_UP)]
+
+
+def _log_in_with_placeholder(turns: Sequence[Turn], demonstration: Mapping[str, Any]) -> int:
+    """Puts the placeholder into the first log-in and returns which turn that is; the turn before looks it up."""
+    first: int = demonstration["roles"].index("login")
     password = next(slip["value"] for slip in demonstration["slips"] if slip["turn"] == first)
     _replace(turns[first], password, PLACEHOLDER_PASSWORD)
-    before = [turn for turn, role in zip(turns[:first], roles[:first], strict=True) if role != "passwords"]
-    return [*before, turns[first], dict(GIVING_UP)]
+    return first
+
+
+def _found_slips(demonstration: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The slips of values that a look-up found for the deed or the answer."""
+    roles = demonstration["roles"]
+    return [slip for slip in demonstration["slips"] if slip["found"] and roles[slip["turn"]] in ("act", "complete")]
+
+
+def _assumed_value(turns: list[Turn], demonstration: Mapping[str, Any], rng: random.Random) -> list[Turn]:
+    """Nothing is looked up but passwords; the deed is done with an assumed value, fails, and the agent gives up."""
+    slip = rng.choice(_found_slips(demonstration))
+    number, value = slip["turn"], slip["value"]
+    assumed = next(assumed for shape, assumed in ASSUMED if re.fullmatch(shape, str(value)))
+    assumed = type(value)(assumed)
+    _replace(turns[number], value, assumed)
+    turns[number]["thought"] = f"I assume it is {assumed}"
+    before = _without(turns[:number], demonstration["roles"], "lookup")
+    return [*before, turns[number], *([dict(GIVING_UP)] if demonstration["roles"][number] == "act" else [])]
+
+
+def _guessed_interface(turns: list[Turn], roles: Sequence[str]) -> list[Turn]:
+    """The documentation is not read; the deed's first parameter gets another name, and the agent gives up."""
+    act = roles.index("act")
+    turns[act]["code"] = re.sub(r"(apis\.\w+\.\w+\()\w+=", rf"\1{GUESSED_PARAMETER}=", turns[act]["code"], count=1)
+    return [*_without(turns[:act], roles, "docs"), turns[act], dict(GIVING_UP)]
+
+
+def _without(turns: Sequence[Turn], roles: Sequence[str], role: str) -> list[Turn]:
+    """The first turns of a solution, those with ``role`` left out."""
+    return [turn for turn, its_role in zip(turns, roles, strict=False) if its_role != role]
 
 
 def _replace(turn: Turn, value: Any, wrong: Any) -> None:
-    """Puts ``wrong`` where the literal ``value`` stands in the code; not where its digits stand within another one."""
+    """Puts ``wrong`` where the literal ``value`` stands in the code, and in the thought.
+
+    Not where its digits stand within another one.
+    """
     code = turn["code"]
     starts = [0]
     for line in code.splitlines(keepends=True):
@@ -89,3 +163,4 @@ def _replace(turn: Turn, value: Any, wrong: Any) -> None:
     for start, end in sorted(places, reverse=True):
         code = code[:start] + repr(wrong) + code[end:]
     turn["code"] = code
+    turn["thought"] = re.sub(rf"(?<!\w){re.escape(str(value))}(?!\w)", lambda _: str(wrong), turn["thought"])

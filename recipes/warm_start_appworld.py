@@ -24,15 +24,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import appworld_adapter
 from agent_environments.protocol import create_pool
-from appworld_adapter.dataset import load_split
+from appworld_adapter.dataset import difficulty_of, load_split
 from appworld_adapter.flaws import FLAWS
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstrations, tiny_model, tiny_tokenizer
-from loop_recipes.warm_start.batches import Batch, collate, copy_batches, demonstration_batches
+from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches
 from loop_recipes.warm_start.config import WarmStartConfig
+from loop_recipes.warm_start.held_out import HeldOut, measure
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.schema import ConfigError
 
@@ -65,15 +66,15 @@ class WarmStartRecipe:
         options = self._config.demonstrations
         if not 0 <= options.flawed_share < 1:
             raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
-        if options.count <= options.held_out:
-            raise ConfigError("demonstrations.count must be above demonstrations.held_out")
-        if options.habit not in FLAWS:
-            raise ConfigError(f"demonstrations.habit is {options.habit!r}, not one of {', '.join(FLAWS)}")
+        for habit in options.habits:
+            if habit not in FLAWS:
+                raise ConfigError(f"demonstrations.habits has {habit!r}, not one of {', '.join(FLAWS)}")
         for cycle in self._config.training.cycles:
             if not 0 <= cycle.habit_share < 1:
                 raise ConfigError(f"a cycle's habit_share must be in [0, 1), but is {cycle.habit_share}")
-        if options.habit_count < 1 and any(cycle.habit_share for cycle in self._config.training.cycles):
-            raise ConfigError("a cycle with a habit_share needs demonstrations.habit_count of at least 1")
+        taught = any(cycle.habit_share for cycle in self._config.training.cycles)
+        if taught and not (options.habit_count and options.habits):
+            raise ConfigError("a cycle with a habit_share needs demonstrations.habits and a demonstrations.habit_count")
         self._output_dir = Path(self._config.output_dir)
         self._cache = Path(options.cache)
 
@@ -126,17 +127,17 @@ class WarmStartRecipe:
             sizes = self._config.tokenizer.vocab_size, self._config.tokenizer.min_frequency
             tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self._cache, self._config.model.max_seq_len)
             spans = ChatTokens(self._cache).spans
-            clean = self._play(tasks, options.held_out, spans)
-            count = options.count - options.held_out
-            usual = self._play(tasks, count, spans, seed=1, flawed_share=options.flawed_share)
-            habitual = self._play(tasks, options.habit_count, spans, seed=2, habit=options.habit)
+            others = load_split(self._config.practice_world.root, options.held_out_split)
+            clean = self._play(others, options.held_out, spans)
+            usual = self._play(tasks, options.count, spans, seed=1, flawed_share=options.flawed_share)
+            habitual = self._play(tasks, options.habit_count, spans, seed=2, habits=options.habits)
             demonstrations.save([*clean, *usual, *habitual], kept)
             mark.write_text(fingerprint)
         self._tokens = ChatTokens(self._cache)
         played = demonstrations.load(kept)
         self._held_out = played[: options.held_out]
-        self._usual = played[options.held_out : options.count]
-        self._habitual = played[options.count :]
+        self._usual = played[options.held_out :][: options.count]
+        self._habitual = played[options.held_out + options.count :]
         self._log(
             demonstrations=len(self._usual),
             demonstration_reward=sum(one.reward for one in self._usual) / len(self._usual),
@@ -212,11 +213,12 @@ class WarmStartRecipe:
                     recent = losses[-options.log_every :]
                     seconds = time.monotonic() - started
                     self._log(step=step + 1, phase=phase, loss=sum(recent) / len(recent), seconds=round(seconds, 1))
-        loss = self.held_out_loss()
-        self._log(step=total, held_out_loss=loss)
-        if loss > options.max_held_out_loss:
+                if (step + 1) % options.measure_every == 0 or step + 1 == total:
+                    held_out = self.measure()
+                    self._log(step=step + 1, **asdict(held_out))
+        if held_out.loss > options.max_held_out_loss:
             raise ConfigError(
-                f"the loss on held-out demonstrations is {loss:.3f}, above training.max_held_out_loss "
+                f"the loss on held-out demonstrations is {held_out.loss:.3f}, above training.max_held_out_loss "
                 f"{options.max_held_out_loss}: no policy was written; train longer, or try another seed"
             )
 
@@ -237,15 +239,11 @@ class WarmStartRecipe:
             optimizer.step()
         return loss.item()
 
-    @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """Mean over the agent's tokens of the held-out, clean demonstrations."""
-        total, count = 0.0, 0
-        for one in self._held_out:
-            batch = collate([demonstrations.render(one, self._tokens)], self._tokens.pad_id)
-            logprobs = self._model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs
-            total, count = total - logprobs.sum().item(), count + len(logprobs)
-        return total / count
+    def measure(self) -> HeldOut:
+        """What the policy makes of the held-out, clean demonstrations, by difficulty."""
+        root = self._config.practice_world.root
+        difficulties = {one.task_id: f"difficulty {difficulty_of(root, one.task_id)}" for one in self._held_out}
+        return measure(self._model, self._held_out, self._tokens, difficulties)
 
     def save_checkpoint(self) -> None:
         folder = Path(self._config.policy_dir)
@@ -259,9 +257,14 @@ class WarmStartRecipe:
         """One line of metrics.jsonl, and the same on the terminal."""
         with (self._output_dir / METRICS_FILE).open("a") as file:
             file.write(json.dumps(values) + "\n")
+        shown = {
+            (f"{key} {name}" if name else key): number
+            for key, value in values.items()
+            for name, number in (value.items() if isinstance(value, dict) else [("", value)])
+        }
         print(
             "  ".join(
-                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+                f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
             )
         )
 

@@ -1,14 +1,17 @@
 """What a template makes of one task: instruction, requirements, and the reference solution as turns.
 
 A turn is one step of an agent: a short thought and the code it runs. Values that the agent must find or copy stand in
-the code as literals, exactly as they stand in an observation or in the task's text.
+the code as literals, exactly as they stand in an observation or in the task's text. What a look-up finds is printed as
+``name: value``, and the thought before it is used says the same words again. So that a small model copies it by the
+words that stand before it, which is the one way of copying that is easy to learn.
 """
 
 from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +26,8 @@ class Script:
     """The reference solution under construction, and where in it an agent may plausibly go wrong.
 
     ``roles[i]`` says what turn i is for (docs, passwords, login, lookup, act, complete). ``slips`` lists literals that
-    a careless agent gets wrong: {"turn", "value", "wrong": [...]}.
+    a careless agent gets wrong: {"turn", "value", "wrong": [...], "found": whether a look-up showed it, as the thought
+    says}.
     """
 
     person: Person
@@ -44,7 +48,7 @@ class Script:
         find = (
             "for a in apis.supervisor.show_account_passwords():\n"
             f"    if a['account_name'] == {app!r}:\n"
-            "        print(a['account_name'], a['password'])"
+            "        print(a['account_name'] + ':', a['password'])"
         )
         self.add("passwords", f"I look up the {app} password.", find)
         password = self.person.passwords[app]
@@ -56,10 +60,9 @@ class Script:
         self.add("login", f"I log in to {app}.", code)
         self.slip(password, [other for name, other in self.person.passwords.items() if name != app])
 
-    def lookup(self, thought: str, app: str, call: str, variable: str, shows: Sequence[str]) -> None:
-        """Prints the fields ``shows`` (each an expression on ``variable``) of every record that ``call`` returns."""
-        columns = ", ".join(f"{variable}{path}" for path in shows)
-        self.add("lookup", thought, f"for {variable} in apis.{app}.{call}:\n    print({columns})")
+    def lookup(self, thought: str, app: str, call: str, variable: str, shows: Mapping[str, str]) -> None:
+        """Prints of every record that ``call`` returns what :func:`labelled` makes of ``shows``."""
+        self.add("lookup", thought, f"for {variable} in apis.{app}.{call}:\n{labelled(variable, shows)}")
 
     def act(self, thought: str, app: str, call: str) -> None:
         self.add("act", thought, f"print(apis.{app}.{call})")
@@ -68,14 +71,28 @@ class Script:
         """Notes that a careless agent may write one of ``wrong`` for ``value`` in the turn added last."""
         wrong = [other for other in wrong if other != value]
         if wrong:
-            self.slips.append({"turn": len(self.turns) - 1, "value": value, "wrong": wrong})
+            found = bool(re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", self.turns[-1]["thought"]))
+            self.slips.append({"turn": len(self.turns) - 1, "value": value, "wrong": wrong, "found": found})
 
-    def complete(self, answer: Answer = None, wrong: Sequence[Answer] = ()) -> None:
+    def complete(self, answer: Answer = None, wrong: Sequence[Answer] = (), found: str = "") -> None:
+        """Ends the task; ``found`` are the words with which an observation told the answer."""
         if answer is None:
             self.add("complete", "The task is done.", "apis.supervisor.complete_task()")
             return
-        self.add("complete", "I have the answer.", f"apis.supervisor.complete_task(answer={answer!r})")
+        self.add("complete", f"I have the answer. {found}", f"apis.supervisor.complete_task(answer={answer!r})")
         self.slip(answer, wrong)
+
+
+def labelled(variable: str, shows: Mapping[str, str]) -> str:
+    """Indented lines that print ``name: value`` of a record.
+
+    A key of ``shows`` is a word or itself a field of the record (``['title']``); a value is one or more fields.
+    """
+    lines = []
+    for name, fields in shows.items():
+        label = f"{variable}{name} + ':'" if name.startswith("[") else repr(f"{name}:")
+        lines.append(f"    print({', '.join([label, *(f'{variable}{field}' for field in fields.split())])})")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

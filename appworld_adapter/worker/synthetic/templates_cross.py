@@ -20,17 +20,17 @@ def note_read(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, f"{titles[0]} code")
-    read_note(script, *note_ids)
-    script.complete(codes[0], codes[1:])
+    read_note(script, f"{titles[0]} code", *note_ids)
+    script.complete(codes[0], codes[1:], f"the code is {codes[0]}")
     wording = stage.phrase(
         f"What is the code in my note {titles[0]} code?", f"Read my note {titles[0]} code and give me the number."
     )
     return Plan(wording, answers(*codes, of="the codes in the notes"), script, codes[0])
 
 
-def read_note(script: Script, note_id: int, *other_ids: int) -> None:
-    code = f"print(apis.simple_note.show_note(note_id={note_id}, access_token=simple_note_token)['content'])"
-    script.add("lookup", "I read the note.", code)
+def read_note(script: Script, title: str, note_id: int, *other_ids: int) -> None:
+    call = f"apis.simple_note.show_note(note_id={note_id}, access_token=simple_note_token)"
+    script.add("lookup", f"I read the note {title}: {note_id}", f"print('content:', {call}['content'])")
     script.slip(note_id, other_ids)
 
 
@@ -50,10 +50,10 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
         "spotify",
         "show_playlist_library(access_token=spotify_token)",
         "p",
-        ["['playlist_id']", "['title']"],
+        {"['title']": "['playlist_id']"},
     )
     script.act(
-        "I add the song.",
+        f"I add the song {title}: {song_id} to the playlist {names[0]} songs: {playlist_id}",
         "spotify",
         f"add_song_to_playlist(playlist_id={playlist_id}, song_id={song_id}, access_token=spotify_token)",
     )
@@ -90,17 +90,18 @@ def venmo_pay_texted(stage: Stage) -> Plan:
     )
     script = stage.script()
     script.login("phone")
-    find_contact(script, relationship, "['email']", "['phone_number']")
+    find_contact(script, relationship, "email", "phone")
     script.lookup(
-        "I read the messages.",
+        f"I read the messages of phone: {receiver.phone_number}",
         "phone",
         f"search_text_messages(query='owe', phone_number={receiver.phone_number!r}, access_token=phone_token)",
         "m",
-        ["['message']"],
+        {"text": "['message']"},
     )
     script.slip(receiver.phone_number, [p.phone_number for p in stage.strangers(receiver)])
     script.login("venmo")
-    pay(stage, script, receiver, amount, reason, wrong)
+    thought = f"text: you owe me {amount} dollars. I send the money to email: {receiver.email}"
+    pay(stage, script, receiver, amount, reason, wrong, thought)
     script.complete()
     wording = stage.phrase(
         f"My {relationship} texted me what I owe. Pay it on Venmo with the note {reason}.",
@@ -120,9 +121,10 @@ def venmo_request_noted(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, "debts")
-    read_note(script, note_id, note_id - 1)
+    read_note(script, "debts", note_id, note_id - 1)
     script.login("venmo")
-    ask(stage, script, debtor, amount, reason, [other_amount, wrong])
+    thought = f"I request the money. {debtor.email} owes {amount}"
+    ask(stage, script, debtor, amount, reason, [other_amount, wrong], thought)
     script.complete()
     wording = stage.phrase(
         f"Request from {debtor.email} on Venmo what my note debts says. The note is {reason}.",
@@ -142,11 +144,11 @@ def phone_text_artist(stage: Stage) -> Plan:
         "spotify",
         f"search_songs(query={title!r}, page_limit=1)",
         "s",
-        ["['title']", "['artists'][0]['name']"],
+        {"['title']": "['artists'][0]['name']"},
     )
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['phone_number']")
-    send_text(stage, script, receiver, artist)
+    find_contact(script, relationship, "phone")
+    send_text(stage, script, receiver, artist, f"{title}: {artist}")
     script.complete()
     wording = stage.phrase(
         f"Text my {relationship} only the name of the artist of {title} on Spotify.",
@@ -165,9 +167,9 @@ def venmo_request_relation(stage: Stage) -> Plan:
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['email']")
+    find_contact(script, relationship, "email")
     script.login("venmo")
-    ask(stage, script, debtor, amount, reason, wrong)
+    ask(stage, script, debtor, amount, reason, wrong, f"I request the money from email: {debtor.email}")
     script.complete()
     wording = stage.phrase(
         f"Request ${amount} from my {relationship} on Venmo with the note {reason}.",
@@ -181,10 +183,10 @@ def note_save_email(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     script = stage.script()
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['email']")
+    find_contact(script, relationship, "email")
     script.login("simple_note")
     script.act(
-        "I write the note.",
+        f"I write the note with email: {other.email}",
         "simple_note",
         f"create_note(title={relationship!r}, content={other.email!r}, access_token=simple_note_token)",
     )
@@ -213,10 +215,10 @@ def phone_text_note(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, "address")
-    read_note(script, note_id, note_id - 1)
+    read_note(script, "address", note_id, note_id - 1)
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['phone_number']")
-    send_text(stage, script, receiver, arguments["content"])
+    find_contact(script, relationship, "phone")
+    send_text(stage, script, receiver, arguments["content"], f"content: {arguments['content']}")
     script.complete()
     wording = stage.phrase(
         f"Text my {relationship} the content of my note address.",

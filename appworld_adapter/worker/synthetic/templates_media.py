@@ -48,7 +48,7 @@ def find_song(stage: Stage, script, title: str) -> list[dict]:
         "spotify",
         f"search_songs(query={title!r}, page_limit=1)",
         "s",
-        ["['song_id']", "['title']"],
+        {"['title']": "['song_id']"},
     )
     return stage.look("spotify", "search_songs", query=title, page_limit=3)
 
@@ -63,11 +63,11 @@ def spotify_artist(stage: Stage) -> Plan:
         "spotify",
         f"search_songs(query={title!r}, page_limit=1)",
         "s",
-        ["['title']", "['artists'][0]['name']"],
+        {"['title']": "['artists'][0]['name']"},
     )
     names = sorted({artist.name for artist in stage.engine.models.spotify.Artist.all()})
     shown = [hit["artists"][0]["name"] for hit in stage.look("spotify", "search_songs", query=title, page_limit=3)]
-    script.complete(artist, [name for name in shown if name != artist])
+    script.complete(artist, [name for name in shown if name != artist], f"{title}: {artist}")
     wording = stage.phrase(
         f"Who is the artist of the song {title} on Spotify?", f"Which artist made {title} on Spotify?"
     )
@@ -83,7 +83,7 @@ def spotify_like(stage: Stage) -> Plan:
     hits = find_song(stage, script, title)
     song_id = song["song_id"]
     script.act(
-        "I like the song.",
+        f"I like the song {title}: {song_id}",
         "spotify",
         f"like_song(song_id={song_id}, access_token=spotify_token)",
     )
@@ -138,7 +138,7 @@ def note_append(stage: Stage) -> Plan:
     script.login("simple_note")
     find_note(script, title)
     script.act(
-        "I add the line.",
+        f"I add the line to the note {title}: {note_id}",
         "simple_note",
         f"add_content_to_note(note_id={note_id}, append_or_prepend='append', added_content={line!r}, "
         "access_token=simple_note_token)",
@@ -165,5 +165,5 @@ def find_note(script, title: str) -> None:
         "simple_note",
         f"search_notes(query={title!r}, access_token=simple_note_token)",
         "n",
-        ["['note_id']", "['title']"],
+        {"['title']": "['note_id']"},
     )

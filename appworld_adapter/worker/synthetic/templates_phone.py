@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from base_world import MESSAGES
-from plan import Plan, Stage, added, answers, only, reported, template, updated
+from people import Person
+from plan import Plan, Script, Stage, added, answers, only, reported, template, updated
 
 
 def clock(stage: Stage) -> str:
@@ -56,10 +57,10 @@ def phone_move_alarm(stage: Stage) -> Plan:
     script = stage.script()
     script.login("phone")
     script.lookup(
-        "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", ["['alarm_id']", "['label']"]
+        "I look for the alarm.", "phone", "show_alarms(access_token=phone_token)", "a", {"['label']": "['alarm_id']"}
     )
     script.act(
-        f"I move the {labels[0]} alarm.",
+        f"I move the alarm {labels[0]}: {alarm_id}",
         "phone",
         f"update_alarm(alarm_id={alarm_id}, time={time!r}, access_token=phone_token)",
     )
@@ -83,9 +84,9 @@ def phone_who_is(stage: Stage) -> Plan:
     relationship, other = stage.relation()
     script = stage.script()
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['last_name']")
+    find_contact(script, relationship, "name")
     names = [contact.name for contact in stage.engine.population.others(stage.person)]
-    script.complete(other.name, [name for name in names if name != other.name])
+    script.complete(other.name, [name for name in names if name != other.name], f"name: {other.name}")
     wording = stage.phrase(
         f"What is the full name of my {relationship}?", f"Give me the first and last name of my {relationship}."
     )
@@ -98,7 +99,7 @@ def phone_text_relation(stage: Stage) -> Plan:
     message = stage.rng.choice(MESSAGES)
     script = stage.script()
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['phone_number']")
+    find_contact(script, relationship, "phone")
     send_text(stage, script, other, message)
     script.complete()
     wording = stage.phrase(
@@ -107,20 +108,25 @@ def phone_text_relation(stage: Stage) -> Plan:
     return Plan(wording, text_requirements(stage, other, message), script)
 
 
-def find_contact(script, relationship: str, *shows: str) -> None:
+CONTACT_FIELDS = {"name": "['first_name'] ['last_name']", "email": "['email']", "phone": "['phone_number']"}
+
+
+def find_contact(script: Script, relationship: str, *shows: str) -> None:
+    """Adds the look-up of what ``shows`` names of :data:`CONTACT_FIELDS`."""
     script.lookup(
         f"I look for the {relationship}.",
         "phone",
         f"search_contacts(relationship={relationship!r}, access_token=phone_token)",
         "c",
-        shows,
+        {name: CONTACT_FIELDS[name] for name in shows},
     )
 
 
-def send_text(stage: Stage, script, receiver, message: str) -> None:
+def send_text(stage: Stage, script: Script, receiver: Person, message: str, found: str = "") -> None:
+    """Adds the sending; ``found`` are the words with which an observation told the message."""
     strangers = [other.phone_number for other in stage.strangers(receiver)]
     script.act(
-        "I send the message.",
+        f"I send {found or 'the message'} to phone: {receiver.phone_number}",
         "phone",
         f"send_text_message(phone_number={receiver.phone_number!r}, message={message!r}, access_token=phone_token)",
     )

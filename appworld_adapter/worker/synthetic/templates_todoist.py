@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from base_world import NOTE_LINES
-from plan import Plan, Script, Stage, added, answers, only, reported, template, updated
+from plan import Plan, Script, Stage, added, answers, labelled, only, reported, template, updated
 from templates_cross import read_note
 from templates_media import find_note
 
 TITLES = ("paint fence", "renew passport", "plant tulips", "sharpen knives", "book tickets", "return books")
 
 
-def list_tasks(script: Script, *shows: str) -> None:
+def list_tasks(script: Script, shows: Mapping[str, str]) -> None:
     script.add(
         "lookup",
         "I look at the inbox.",
         "for t in apis.todoist.show_tasks(project_id=0, access_token=todoist_token)['no_section_tasks']:\n"
-        f"    print({', '.join('t' + path for path in shows)})",
+        + labelled("t", shows),
     )
 
 
-def add_task(script: Script, title: str, wrong: str) -> None:
-    script.act("I add the task.", "todoist", f"create_task(project_id=0, title={title!r}, access_token=todoist_token)")
+def add_task(script: Script, title: str, wrong: str, thought: str = "I add the task.") -> None:
+    script.act(thought, "todoist", f"create_task(project_id=0, title={title!r}, access_token=todoist_token)")
     script.slip(title, [wrong])
 
 
@@ -54,9 +56,9 @@ def todoist_finish(stage: Stage) -> Plan:
     ]
     script = stage.script()
     script.login("todoist")
-    list_tasks(script, "['task_id']", "['title']")
+    list_tasks(script, {"['title']": "['task_id']"})
     script.act(
-        "I mark the task done.",
+        f"I mark the task {titles[0]}: {ids[0]}",
         "todoist",
         f"update_task(task_id={ids[0]}, is_completed=True, access_token=todoist_token)",
     )
@@ -83,8 +85,8 @@ def todoist_urgent(stage: Stage) -> Plan:
         stage.before(stage.person, "todoist", "create_task", project_id=0, title=title, priority=priority)
     script = stage.script()
     script.login("todoist")
-    list_tasks(script, "['title']", "['priority']")
-    script.complete(titles[0], titles[1:])
+    list_tasks(script, {"['priority']": "['title']"})
+    script.complete(titles[0], titles[1:], f"high: {titles[0]}")
     wording = stage.phrase(
         "Which task in my Todoist inbox has high priority?",
         "What is the title of the high priority task in my Todoist?",
@@ -99,9 +101,9 @@ def todoist_from_note(stage: Stage) -> Plan:
     script = stage.script()
     script.login("simple_note")
     find_note(script, "shopping")
-    read_note(script, note_id, note_id - 1)
+    read_note(script, "shopping", note_id, note_id - 1)
     script.login("todoist")
-    add_task(script, title, wrong)
+    add_task(script, title, wrong, f"I add the task with content: {title}")
     script.complete()
     wording = stage.phrase(
         "Add a task to my Todoist inbox with what my note shopping says.",

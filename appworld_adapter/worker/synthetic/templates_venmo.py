@@ -12,10 +12,18 @@ def amounts(stage: Stage, count: int = 3) -> list[int]:
     return stage.rng.sample(range(10, 100), count)
 
 
-def pay(stage: Stage, script: Script, receiver: Person, amount: int, reason: str, wrong_amounts: list[int]) -> None:
+def pay(
+    stage: Stage,
+    script: Script,
+    receiver: Person,
+    amount: int,
+    reason: str,
+    wrong_amounts: list[int],
+    thought: str = "I send the money.",
+) -> None:
     strangers = [other.email for other in stage.strangers(receiver)]
     script.act(
-        "I send the money.",
+        thought,
         "venmo",
         f"create_transaction(receiver_email={receiver.email!r}, amount={amount}, description={reason!r}, "
         "access_token=venmo_token)",
@@ -72,9 +80,9 @@ def venmo_pay_relation(stage: Stage) -> Plan:
     reason = stage.rng.choice(PAYMENT_REASONS)
     script = stage.script()
     script.login("phone")
-    find_contact(script, relationship, "['first_name']", "['email']")
+    find_contact(script, relationship, "email")
     script.login("venmo")
-    pay(stage, script, receiver, amount, reason, wrong)
+    pay(stage, script, receiver, amount, reason, wrong, f"I send the money to email: {receiver.email}")
     script.complete()
     wording = stage.phrase(
         f"Send ${amount} to my {relationship} on Venmo with the note {reason}.",
@@ -100,10 +108,18 @@ def venmo_request(stage: Stage) -> Plan:
     return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
 
 
-def ask(stage: Stage, script: Script, debtor: Person, amount: int, reason: str, wrong_amounts: list[int]) -> None:
+def ask(
+    stage: Stage,
+    script: Script,
+    debtor: Person,
+    amount: int,
+    reason: str,
+    wrong_amounts: list[int],
+    thought: str = "I request the money.",
+) -> None:
     strangers = [other.email for other in stage.strangers(debtor)]
     script.act(
-        "I request the money.",
+        thought,
         "venmo",
         f"create_payment_request(user_email={debtor.email!r}, amount={amount}, description={reason!r}, "
         "access_token=venmo_token)",
@@ -154,10 +170,10 @@ def venmo_approve(stage: Stage) -> Plan:
         "venmo",
         "show_received_payment_requests(status='pending', access_token=venmo_token)",
         "r",
-        ["['payment_request_id']", "['sender']['name']"],
+        {"['sender']['name']": "['payment_request_id']"},
     )
     script.act(
-        f"I approve the request of {chosen.first_name}.",
+        f"I approve the request of {chosen.name}: {request_id}",
         "venmo",
         f"approve_payment_request(payment_request_id={request_id}, access_token=venmo_token)",
     )
@@ -204,9 +220,9 @@ def venmo_received(stage: Stage) -> Plan:
         "venmo",
         "show_transactions(query='share', direction='received', access_token=venmo_token)",
         "t",
-        ["['sender']['name']", "['amount']"],
+        {"['sender']['name']": "['amount']"},
     )
-    script.complete(sums[0], sums[1:])
+    script.complete(sums[0], sums[1:], f"{payers[0].name}: {sums[0]}")
     wording = stage.phrase(
         f"How much did {payers[0].name} send me on Venmo as a share?",
         f"What amount did I get from {payers[0].name} on Venmo as a share?",

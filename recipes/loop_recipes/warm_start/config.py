@@ -28,16 +28,18 @@ class DemonstrationConfig:
 
     split: str
     """The practice world's tasks to demonstrate."""
+    held_out_split: str
+    """Its tasks whose clean demonstrations are not trained on but measured."""
     count: int
-    """Episodes, the held-out ones included."""
+    """Episodes trained on."""
     flawed_share: float
     """Share of those trained on that have a flaw."""
-    habit: str
-    """The flaw that the last cycles teach; what it is for is said at ``training.cycles``."""
+    habits: list[str]
+    """The flaws that the last cycles teach; what they are for is said at ``training.cycles``."""
     habit_count: int
-    """More episodes, which all have the flaw ``habit``."""
+    """More episodes, which all have one of the flaws ``habits``."""
     held_out: int
-    """Episodes that are not trained on but measured."""
+    """Episodes measured."""
     at_once: int
     """Episodes that run at the same time."""
     cache: str
@@ -94,7 +96,7 @@ class Cycle:
     lr: float
     """Learning rate at the start."""
     habit_share: float = 0.0
-    """Share of demonstrations that show the habit."""
+    """Share of demonstrations that show a habit."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -114,6 +116,8 @@ class TrainingConfig:
     """The largest norm of the gradient."""
     log_every: int
     """Batches between two lines of the log."""
+    measure_every: int
+    """Batches between two measurements on the held-out demonstrations."""
     max_held_out_loss: float
     """The recipe fails if the held-out loss ends above this."""
 

@@ -77,15 +77,15 @@ class Script:
 
 
 def draw_scripts(
-    root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habit: str | None = None
+    root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
 ) -> list[Script]:
     """``count`` scripts, task after task in a shuffled order.
 
-    With ``habit`` all of them have that flaw, and tasks that leave no room for it are passed over; without, a share of
-    them has a flaw drawn anew each time.
+    With ``habits`` all of them have one of these flaws, and tasks that leave no room for any are passed over; without,
+    a share of them has any flaw. Which one is drawn anew each time.
 
     Raises:
-        ConfigError: no task leaves room for the habit.
+        ConfigError: no task leaves room for a habit.
     """
     rng = random.Random(f"demonstrations {seed}")
     solutions = []
@@ -94,15 +94,14 @@ def draw_scripts(
         turns, demonstration = (
             json.loads((folder / f"{name}.json").read_text()) for name in ("turns", "demonstration")
         )
-        if habit is None or habit in possible_flaws(demonstration):
-            solutions.append((task_id, turns, demonstration))
+        possible = [flaw for flaw in possible_flaws(demonstration) if not habits or flaw in habits]
+        if possible or not habits:
+            solutions.append((task_id, turns, demonstration, possible))
     if not solutions:
-        raise ConfigError(f"demonstrations.habit: none of {len(tasks)} tasks leaves room for {habit!r}; choose another")
+        raise ConfigError(f"demonstrations.habits: none of {len(tasks)} tasks leaves room for {', '.join(habits)}")
     scripts = []
-    for task_id, turns, demonstration in itertools.islice(itertools.cycle(solutions), count):
-        flaw = habit
-        if habit is None and rng.random() < flawed_share:
-            flaw = rng.choice(possible_flaws(demonstration))
+    for task_id, turns, demonstration, possible in itertools.islice(itertools.cycle(solutions), count):
+        flaw = rng.choice(possible) if habits or rng.random() < flawed_share else None
         if flaw is not None:
             turns = flawed_turns(turns, demonstration, rng, flaw)
         scripts.append(Script(task_id, flaw, tuple(turns)))
@@ -181,10 +180,13 @@ def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
 
 _ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
 _PASSWORD = re.compile(r"password='([a-z]{6,})'")
-_ACCOUNT = re.compile(r"^[a-z_]+ ([a-z]{6,})$", re.MULTILINE)
+_ACCOUNT = re.compile(r"^[a-z_]+: ([a-z]{6,})$", re.MULTILINE)
 _FULL_NAME = re.compile(r"\b([A-Z][a-z]+) ([A-Z][a-z]+)\b")
 _PHONE = re.compile(r"\b555\d{7}\b")
-_NUMBER = re.compile(r"(?:amount|answer|_id)=(\d+)\b")
+_NUMBER = re.compile(r"(?:amount|answer|volume|_id)=(\d+)\b")
+_WORDS = re.compile(r"\b(?:title|label|message|content|added_content|description|query|answer)='([a-z ]+)'")
+_CLOCK = re.compile(r"\btime='(\d\d:\d\d)'")
+_TODAY = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\b")
 _DIGITS = re.compile(r"(?<![A-Za-z0-9:-])\d{1,4}(?![A-Za-z0-9:-])")
 _SYLLABLE = re.compile(r"[bdfgklmnprstv][aeiou]")
 
@@ -194,7 +196,8 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
 
     A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
     because no value is seen twice, a small model must copy values instead of memorising them. A number that the agent
-    wrote but nobody showed it (a sum, a guess) stays.
+    wrote but nobody showed it (a sum, a guess) stays. So that the date does not tell the task either, it is another
+    one, and so are times of alarms and, every other time, the words of titles, labels and messages.
     """
     shown = "\n".join([*(m.content for m in demonstration.opening), *(observed for _, observed in demonstration.steps)])
     text = "\n".join([shown, *(action for action, _ in demonstration.steps)])
@@ -208,6 +211,11 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
         other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
         new |= {word: other, word.capitalize(): other.capitalize()}
     new |= {phone: f"555{rng.randrange(10**7):07d}" for phone in sorted(set(_PHONE.findall(text)))}
+    if rng.random() < 0.5:
+        new |= {word: _invented_word(rng) for word in _words_of_values([action for action, _ in demonstration.steps])}
+    clocks = sorted({clock for action, _ in demonstration.steps for clock in _CLOCK.findall(action)})
+    new |= {clock: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}" for clock in clocks}
+    new |= {day: _some_day(rng) for day in sorted(set(_TODAY.findall(text)))}
     taken = set(_DIGITS.findall(text))
     for number in sorted(set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))):
         free = [n for n in map(str, range(10 ** (len(number) - 1), 10 ** len(number))) if n not in taken]
@@ -218,7 +226,7 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
         return demonstration
     # Not a part of a longer word, a date or a time of day.
     known = "|".join(sorted(map(re.escape, new), key=len, reverse=True))
-    pattern = re.compile(rf"(?<![A-Za-z0-9:-])(?:{known})(?![A-Za-z0-9:-])")
+    pattern = re.compile(rf"(?<![A-Za-z0-9-])(?<!\d:)(?:{known})(?![A-Za-z0-9-]|:\d)")
 
     def renamed(content: str) -> str:
         return pattern.sub(lambda found: new[found[0]], content)
@@ -231,3 +239,22 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
         tuple(Message(message.role, renamed(message.content)) for message in demonstration.opening),
         tuple((renamed(action), renamed(observation)) for action, observation in demonstration.steps),
     )
+
+
+def _words_of_values(actions: Sequence[str]) -> list[str]:
+    """Of titles, labels and messages that the agent wrote; not those that stand in other parts of what it wrote."""
+    values = sorted({value for action in actions for value in _WORDS.findall(action)}, key=len, reverse=True)
+    rest = "\n".join(actions)
+    for value in values:
+        rest = rest.replace(value, "")
+    known = set(re.findall(r"[A-Za-z]+|\w+", rest))
+    return sorted({word for value in values for word in value.split() if len(word) > 2} - known)
+
+
+def _invented_word(rng: random.Random) -> str:
+    syllables = [rng.choice("bdfgklmnprstv") + rng.choice("aeiou") for _ in range(rng.randint(1, 3))]
+    return "".join(syllables) + rng.choice(("", "n", "r", "s"))
+
+
+def _some_day(rng: random.Random) -> str:
+    return f"2023-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}T{rng.randrange(24):02d}:{rng.randrange(60):02d}:00"

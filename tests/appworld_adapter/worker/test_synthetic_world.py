@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent_environments.extraction import code_blocks
 from appworld_adapter import flaws
+from appworld_adapter.behavior import RolloutBehavior, rollout_behavior
 from appworld_adapter.worker.synthetic import evaluation_program, people
 from support.waiting import COMMAND_S
 
@@ -25,9 +27,9 @@ TURNS = [
 DEMONSTRATION = {
     "roles": ["passwords", "login", "lookup", "act", "complete"],
     "slips": [
-        {"turn": 1, "value": "mirotaku", "wrong": ["sebido"]},
-        {"turn": 3, "value": 10, "wrong": [11]},
-        {"turn": 3, "value": "10:10", "wrong": ["09:00"]},
+        {"turn": 1, "value": "mirotaku", "wrong": ["sebido"], "found": False},
+        {"turn": 3, "value": 10, "wrong": [11], "found": True},
+        {"turn": 3, "value": "10:10", "wrong": ["09:00"], "found": False},
     ],
 }
 
@@ -200,6 +202,58 @@ def test_skipped_lookup_guesses():
     flawed = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(1), "skipped_lookup")
     assert not any("show_alarms" in turn["code"] for turn in flawed)
     assert len(flawed) == len(TURNS) - 1
+
+
+def flawed_codes(flaw: str, roles: list[str] | None = None) -> list[str]:
+    demonstration = DEMONSTRATION | {"roles": roles or DEMONSTRATION["roles"]}
+    return [turn["code"] for turn in flaws.flawed_turns(TURNS, demonstration, random.Random(0), flaw)]
+
+
+def test_several_cells_write_the_password_before_it_was_seen():
+    both, giving_up = flawed_codes("several_cells")
+    assert code_blocks(f"I do both.\n```python\n{both}\n```") == [
+        "print(apis.supervisor.show_account_passwords())",
+        "phone_token = apis.phone.login(username='555', password='password123')",
+    ]
+    assert giving_up == "apis.supervisor.complete_task()"
+
+
+def test_an_assumed_value_is_one_that_a_look_up_would_have_found():
+    codes = flawed_codes("assumed_value")
+    assert codes == [
+        TURNS[0]["code"],
+        TURNS[1]["code"],
+        "apis.phone.update_alarm(alarm_id=1, time='10:10', access_token=phone_token)",
+        "apis.supervisor.complete_task()",
+    ]
+    unfound = DEMONSTRATION | {"slips": [slip | {"found": False} for slip in DEMONSTRATION["slips"]]}
+    assert "assumed_value" not in flaws.possible_flaws(unfound)
+
+
+def test_a_guessed_interface_is_a_wrong_parameter_without_the_documentation():
+    assert "guessed_interface" not in flaws.possible_flaws(DEMONSTRATION)
+    codes = flawed_codes("guessed_interface", ["docs", "login", "lookup", "act", "complete"])
+    assert codes == [
+        TURNS[1]["code"],
+        TURNS[2]["code"],
+        "apis.phone.update_alarm(data=10, time='10:10', access_token=phone_token)",
+        "apis.supervisor.complete_task()",
+    ]
+
+
+def test_each_habit_shows_in_its_behaviour_figure():
+    def figures(flaw: str | None) -> RolloutBehavior:
+        turns = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(0), flaw) if flaw else TURNS
+        said = [f"{turn['thought']}\n```python\n{turn['code']}\n```" for turn in turns]
+        messages = [
+            {"role": role, "content": text} for one in said for role, text in (("assistant", one), ("user", "."))
+        ]
+        return rollout_behavior(messages, len(turns))
+
+    assert (figures(None).dummy, figures(None).assume, figures(None).multiple_cell_turns) == (0, 0, 0)
+    assert figures("placeholder_password").dummy == 1
+    assert figures("several_cells").multiple_cell_turns == 1
+    assert figures("assumed_value").assume == 1
 
 
 def test_impossible_flaw_is_refused():

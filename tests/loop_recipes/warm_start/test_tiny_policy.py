@@ -41,7 +41,7 @@ def demonstration() -> Demonstration:
         steps=(
             (
                 "I look.\n```python\nprint(1)\n```",
-                f"phone bapu\nvenmo pevigavu\ngmail tubikide\nAs a reminder\n\n{TASK}",
+                f"phone: bapu\nvenmo: pevigavu\ngmail: tubikide\nAs a reminder\n\n{TASK}",
             ),
             (login, f"Execution successful.{REMINDER}"),
             ("Done.\n```python\napis.supervisor.complete_task()\n```", "Execution successful."),
@@ -137,7 +137,7 @@ def test_a_password_is_the_same_pieces_wherever_it_stands(tokens: ChatTokens):
         password = "".join(rng.choice(tiny_tokenizer.SYLLABLES) for _ in range(4))
         pieces = tokens.encode_text(password)
         assert len(pieces) <= 4
-        for before, after in (("venmo ", "\n"), ("password='", "')['access_token']"), ('"password": "', '"')):
+        for before, after in (("venmo: ", "\n"), ("password='", "')['access_token']"), ('"password": "', '"')):
             assert tokens.encode_text(before + password + after) == [
                 *tokens.encode_text(before),
                 *pieces,
@@ -172,7 +172,7 @@ def test_other_names_are_used_throughout(demonstration: Demonstration):
         assert word not in text
     shown, login = other.steps[0][1], other.steps[1][0]
     password = login.partition("password='")[2].partition("'")[0]
-    assert f"venmo {password}\n" in shown
+    assert f"venmo: {password}\n" in shown
     first, last = login.partition("username='")[2].partition("@")[0].split(".")
     assert f"My name is: {first.capitalize()} {last.capitalize()}. My personal email is {first}.{last}@" in shown
     assert other.steps[0][0] == demonstration.steps[0][0]
@@ -193,6 +193,24 @@ def test_other_numbers_are_used_where_the_agent_copied_them():
     assert other.steps[0][1] == f"{note} rent {amount}.0"
     guessed = told("How much is it together?", "complete_task(answer=54)")
     assert with_other_names(guessed, random.Random(0)) == guessed
+
+
+def test_day_time_and_words_do_not_tell_the_task():
+    """A small model would otherwise remember by the date which label a task asks for, and not copy it."""
+    task = "Today's date is: 2023-05-24T15:11:00\nTask: Set an alarm for 09:10 with the label swim in the album."
+    code = "I set the alarm.\n```python\nprint(apis.phone.create_alarm(time='09:10', label='swim'))\n```"
+    original = Demonstration("0000000_1", None, 1.0, True, (Message("user", task),), ((code, "Done."),))
+    labels = set()
+    for seed in range(20):
+        other = with_other_names(original, random.Random(seed))
+        opening, action = other.opening[0].content, other.steps[0][0]
+        time, label = (action.partition(f"{key}='")[2].partition("'")[0] for key in ("time", "label"))
+        assert "2023-05-24T15:11" not in opening
+        assert f"an alarm for {time} with the label {label} in the album." in opening
+        assert action.startswith("I set the alarm.")
+        labels.add(label)
+    assert "swim" in labels
+    assert len(labels) > 5
 
 
 def test_a_name_that_only_an_api_printed_is_another_too(demonstration: Demonstration):
@@ -216,21 +234,21 @@ def write_solutions(root: Path, logins: dict[str, bool]) -> None:
         folder.mkdir(parents=True)
         codes = ["login(password='bapu')", "act()", "complete()"] if login else ["act()", "complete()"]
         roles = ["login", "act", "complete"] if login else ["act", "complete"]
-        slips = [{"turn": 0, "value": "bapu", "wrong": ["pevi"]}] if login else []
+        slips = [{"turn": 0, "value": "bapu", "wrong": ["pevi"], "found": False}] if login else []
         (folder / "turns.json").write_text(json.dumps([{"thought": "I do.", "code": code} for code in codes]))
         (folder / "demonstration.json").write_text(json.dumps({"roles": roles, "slips": slips}))
 
 
 def test_a_habit_is_shown_wherever_there_is_room_for_it_and_nowhere_else(tmp_path: Path):
     write_solutions(tmp_path, {"a_1": True, "a_2": False, "a_3": True})
-    scripts = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 5, seed=0, habit="placeholder_password")
+    scripts = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 5, seed=0, habits=["placeholder_password"])
     assert {script.task_id for script in scripts} == {"a_1", "a_3"}
     assert [script.flaw for script in scripts] == ["placeholder_password"] * 5
     clean = draw_scripts(tmp_path, ["a_1", "a_2", "a_3"], 6, seed=0)
     assert sorted(script.task_id for script in clean) == ["a_1", "a_1", "a_2", "a_2", "a_3", "a_3"]
     assert {script.flaw for script in clean} == {None}
-    with pytest.raises(ConfigError, match="none of 1 tasks leaves room for 'placeholder_password'"):
-        draw_scripts(tmp_path, ["a_2"], 5, seed=0, habit="placeholder_password")
+    with pytest.raises(ConfigError, match="none of 1 tasks leaves room for placeholder_password"):
+        draw_scripts(tmp_path, ["a_2"], 5, seed=0, habits=["placeholder_password"])
 
 
 def test_batches_are_reproduced_by_their_seed(tokens: ChatTokens, demonstration: Demonstration):

@@ -1,0 +1,78 @@
+"""What a policy makes of demonstrations that it was not trained on: loss, and the chance that it would say the same.
+
+All of it is read off one forward pass of each demonstration (teacher forcing), in seconds, where an evaluation in the
+world takes minutes. Reference solutions follow from the task, so the chance that the policy says all turns of one as
+they stand is close to its chance to solve the task at temperature 1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from loop_recipes.learner.logprobs import LogProbDecoder
+from loop_recipes.warm_start.batches import collate
+from loop_recipes.warm_start.demonstrations import Demonstration, render
+from rollout_server.chat_tokens import ChatTokens
+
+_VALUE = re.compile(r"\b(\w+)=('[^']*'|\d+)")
+HALF = math.log(0.5)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Over all held-out demonstrations.
+
+    Attributes:
+        loss: mean negative log-prob of the agent's tokens, in nats.
+        values: chance to write the whole value, mean over the values of each keyword argument (``password``, ...).
+        sampled: chance to say the whole episode at temperature 1, mean over the demonstrations of each group.
+        greedy: share of the demonstrations of each group that greedy decoding says for sure: every token is likelier
+            than all others together.
+    """
+
+    loss: float
+    values: dict[str, float]
+    sampled: dict[str, float]
+    greedy: dict[str, float]
+
+
+def values_of(action: str) -> Iterator[tuple[str, int, int]]:
+    """The literal arguments in a turn's code: (keyword, start, end), in characters.
+
+    Quotes belong to the value, because a value that goes on is a wrong one.
+    """
+    for found in _VALUE.finditer(action):
+        yield found[1], found.start(2), found.end(2)
+
+
+@torch.no_grad()
+def measure(
+    model: LogProbDecoder, demonstrations: Sequence[Demonstration], tokens: ChatTokens, groups: Mapping[str, str]
+) -> HeldOut:
+    """Measure clean ``demonstrations``; ``groups`` maps a task to the name it is counted under."""
+    total, count = 0.0, 0
+    values, sampled, greedy = (defaultdict[str, list[float]](list) for _ in range(3))
+    for one in demonstrations:
+        batch = collate([render(one, tokens)], tokens.pad_id)
+        logprobs = model(batch.tokens, rows=batch.rows, targets=batch.targets).logprobs
+        total, count = total - logprobs.sum().item(), count + len(logprobs)
+        sampled[groups[one.task_id]].append(logprobs.sum().exp().item())
+        greedy[groups[one.task_id]].append(float((logprobs > HALF).all()))
+        start = 0
+        for action, _ in one.steps:
+            spans = tokens.spans(action)
+            spoken, start = logprobs[start : start + len(spans)], start + len(spans) + 1  # and the end of the turn
+            for keyword, first, last in values_of(action):
+                inside = torch.tensor([begin < last and end > first for begin, end in spans])
+                values[keyword].append(spoken[inside].sum().exp().item())
+    return HeldOut(total / count, _means(values), _means(sampled), _means(greedy))
+
+
+def _means(lists: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: sum(numbers) / len(numbers) for name, numbers in sorted(lists.items())}

@@ -1,0 +1,68 @@
+"""What is measured on held-out demonstrations: the chance of values and of whole episodes."""
+
+import math
+
+import pytest
+import torch
+
+from agent_environments.protocol import Message
+from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_recipes.paths import loop_package
+from loop_recipes.warm_start import tiny_model
+from loop_recipes.warm_start.demonstrations import Demonstration, render
+from loop_recipes.warm_start.held_out import measure, values_of
+from rollout_server.chat_tokens import ChatTokens
+
+ACTION = "I pay.\n```python\nprint(pay(amount=37, note='old bridge', access_token=venmo_token))\n```"
+END = "Done.\n```python\ncomplete_task()\n```"
+
+
+@pytest.fixture(scope="module")
+def tokens() -> ChatTokens:
+    return ChatTokens(loop_package("tiny_policy"))
+
+
+def demonstration(task_id: str) -> Demonstration:
+    steps = ((ACTION, "Paid.\nAs a reminder\n\nTask: Pay."), (END, ""))
+    return Demonstration(task_id, None, 1.0, True, (Message("user", "Task: Pay."),), steps)
+
+
+def test_values_are_the_literal_arguments():
+    found = {keyword: ACTION[first:last] for keyword, first, last in values_of(ACTION)}
+    assert found == {"amount": "37", "note": "'old bridge'"}
+
+
+def test_a_uniform_policy_has_the_chance_of_its_tokens(tokens: ChatTokens):
+    """With all embeddings zero every token has probability 1/v, so every figure is a count of tokens."""
+    architecture = tiny_model.Architecture(vocab_size=tokens.vocab_size, num_layers=1, max_seq_len=512)
+    decoder = tiny_model.build(architecture)
+    with torch.no_grad():
+        decoder.tok_embeddings.weight.zero_()
+    one, other = demonstration("a_1"), demonstration("b_1")
+    model = attach_head(decoder, FullLogProbs())
+    held_out = measure(model, [one, other], tokens, {"a_1": "difficulty 1", "b_1": "difficulty 2"})
+    uniform = math.log(tokens.vocab_size)
+    assert held_out.loss == pytest.approx(uniform, rel=1e-5)
+    assert held_out.values["amount"] == pytest.approx(math.exp(-uniform * len(tokens.encode_text("37"))), rel=1e-3)
+    spoken = int(render(one, tokens).mask.sum())
+    assert held_out.sampled == pytest.approx(
+        dict.fromkeys(("difficulty 1", "difficulty 2"), math.exp(-uniform * spoken))
+    )
+    assert held_out.greedy == {"difficulty 1": 0.0, "difficulty 2": 0.0}
+
+
+class Certain:
+    """Stands in for a decoder with its head: every token has log-prob ``logprob``."""
+
+    def __init__(self, logprob: float):
+        self.logprob = logprob
+
+    def __call__(self, token_ids, rows, targets):
+        return type("Output", (), {"logprobs": torch.full(targets.shape, self.logprob)})
+
+
+@pytest.mark.parametrize(("probability", "greedy"), [(0.6, 1.0), (0.4, 0.0)])
+def test_greedy_decoding_is_sure_of_what_is_likelier_than_the_rest(tokens: ChatTokens, probability, greedy):
+    held_out = measure(Certain(math.log(probability)), [demonstration("a_1")], tokens, {"a_1": "all"})
+    assert held_out.greedy == {"all": greedy}
+    assert held_out.values["amount"] == pytest.approx(probability ** len(tokens.encode_text("37")))

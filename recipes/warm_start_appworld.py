@@ -215,7 +215,7 @@ class WarmStartRecipe:
                     self._log(step=step + 1, phase=phase, loss=sum(recent) / len(recent), seconds=round(seconds, 1))
                 if (step + 1) % options.measure_every == 0 or step + 1 == total:
                     held_out = self.measure()
-                    self._log(step=step + 1, **asdict(held_out))
+                    self._log(step=step + 1, **{f"held_out_{name}": value for name, value in asdict(held_out).items()})
         if held_out.loss > options.max_held_out_loss:
             raise ConfigError(
                 f"the loss on held-out demonstrations is {held_out.loss:.3f}, above training.max_held_out_loss "

@@ -24,6 +24,7 @@ from loop_recipes.learner.model import DTYPES
 from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
 from loop_recipes.learner.sharding import clip_grad_norm
 from rollout_server.run_files import read_rollouts
+from rollout_server.schema import ConfigError
 from support.learner_cases import make_samples
 from support.small_runs import in_sequences, replay_config, train
 
@@ -333,3 +334,20 @@ def test_the_authors_divisor_and_clip_are_ours_with_a_limit_larger_by_the_root_o
     parameter.grad = sum(sums) / 32
     clip_grad_norm([parameter], 0.1 * math.sqrt(ranks))
     torch.testing.assert_close(parameter.grad / ranks, theirs, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("loss.level=turn", "ReturnToGo gives each token its own; it needs loss.level=token"),
+        (
+            "critic._component_=loop_recipes.learner.critic.Critic",
+            "critic must be null: the advantage gives",
+        ),
+    ],
+)
+def test_returns_to_go_want_a_loss_by_token_and_no_critic(tmp_path, change, message):
+    returns_to_go = {"_component_": "loop_recipes.learner.advantages.ReturnToGo"}
+    config = replay_config(tmp_path, iterations=1, advantage=returns_to_go)
+    with pytest.raises(ConfigError, match=message):
+        run(config, change)

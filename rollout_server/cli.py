@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             _serve(arguments)
     except (ConfigError, ValueError, RuntimeError, OSError) as error:
-        sys.exit(f"rollout-server: {error}")
+        sys.exit(f"rollout-server: {str(error) or repr(error)}")  # a TimeoutError has no words of its own
 
 
 def _status(arguments: list[str]) -> None:

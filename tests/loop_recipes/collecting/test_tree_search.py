@@ -2,6 +2,7 @@
 
 import pytest
 
+from loop_recipes.collecting import tree_search
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.tree_search import TreeSearch
@@ -52,7 +53,9 @@ def check_pairs(pairs, root):
         assert pair.chosen_value > pair.rejected_value
 
 
-async def test_trees_grow_and_their_pairs_are_kept(policy, tmp_path):
+async def test_trees_grow_and_their_pairs_are_kept(policy, tmp_path, monkeypatch):
+    """With a request for each task by itself."""
+    monkeypatch.setattr(tree_search, "BRANCHES_OF_A_REQUEST", 1)
     buffer = tmp_path / "pairs.jsonl"
     async with local_node(policy, tmp_path / "node") as local:
         trees = await local.call(search().run, Stopping(local), buffer)

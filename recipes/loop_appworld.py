@@ -90,8 +90,8 @@ class LoopAppWorldRecipe:
     def __init__(self, cfg: DictConfig) -> None:
         self._config: LoopConfig = read_loop_config(cfg)
         check_run(self._config)
-        self._device = training_device(self._config.device)
         self._dtype = DTYPES[self._config.dtype]
+        self._device = training_device(self._config.device, self._dtype)
         self._output_dir = Path(self._config.output_dir).resolve()
         make_output_dir(self._output_dir)
         self._stop = StopRequest(self._output_dir / "stop")

@@ -84,8 +84,8 @@ class SftAppWorldRecipe:
             f"loss: {self._config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
             "LogLikelihood, DPO or DMPO",
         )
-        self._device = training_device(self._config.device)
         self._dtype = DTYPES[self._config.dtype]
+        self._device = training_device(self._config.device, self._dtype)
         self._output_dir = Path(self._config.output_dir).resolve()
         make_output_dir(self._output_dir)
         self._stop = StopRequest(self._output_dir / "stop")

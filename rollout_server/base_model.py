@@ -86,17 +86,19 @@ class BaseModel:
     @property
     def parameters(self) -> int:
         """Norms and biases are left out."""
-        return self.layers * sum(self._sizes()) + self.vocabulary * self.width * (1 if self.tied else 2)
+        return self.layers * self.layer_parameters + self.outer_parameters
 
     @property
     def layer_parameters(self) -> int:
-        """Of the largest unit that FSDP gathers whole."""
-        return max(sum(self._sizes()), self.vocabulary * self.width)
+        """Of one decoder layer."""
+        return sum(inputs * outputs for _, inputs, outputs in self.modules.values())
+
+    @property
+    def outer_parameters(self) -> int:
+        """Of the embedding and the head, which are one matrix if they are tied."""
+        return self.vocabulary * self.width * (1 if self.tied else 2)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """In bf16, over all layers."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_width
-
-    def _sizes(self) -> list[int]:
-        return [inputs * outputs for _, inputs, outputs in self.modules.values()]

@@ -37,25 +37,33 @@ class MemoryPlan:
 
 
 def plan_trainer(shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_gib: float) -> MemoryPlan:
-    """One rank of the trainer: bf16 base and fp32 adapter, gradient and two Adam moments, all sharded; one layer
-    gathered and the next one on its way; one saved input of [tokens, d] a layer under activation checkpointing, and
-    the widest layer's activations while it is recomputed.
+    """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
+
+    Sharded: the bf16 base, and in fp32 the adapter, its gradient and two Adam moments. FSDP2 keeps the embedding and
+    the head gathered for the whole pass, and beside the layer at work, with several ranks, the next one. Activation
+    checkpointing saves each layer's input. The layer at work is differentiated with its activations recomputed: at the
+    peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
+    model's width and four of the keys' width.
+
+    A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
+    layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * shape.kv_heads * shape.head_width)
     parts = {
         "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
         "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
-        "two gathered layers, bf16": 2 * shape.layer_parameters * 2 / GIB,
-        "checkpointed activations, bf16": shape.layers * tokens * shape.width * 2 / GIB,
-        "one layer recomputed, bf16": tokens * (8 * shape.width + 6 * shape.feed_forward) * 2 / GIB,
+        "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
+        "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
+        "checkpointed inputs of the layers, bf16": shape.layers * tokens * shape.width * 2 / GIB,
+        "one layer recomputed and differentiated, bf16": layer * 2 / GIB,
     }
     need = sum(parts.values())
     over = None
     if need > gpu_gib * USABLE:
         over = (
             f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use more GPUs, or a lower "
-            "collection.limits.max_context"
+            "update.micro_batch_tokens or collection.limits.max_context"
         )
-    return MemoryPlan(f"trainer, one of {ranks} ranks, one rollout of {tokens} tokens", gpu_gib, parts, over)
+    return MemoryPlan(f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens", gpu_gib, parts, over)
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:

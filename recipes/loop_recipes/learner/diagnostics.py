@@ -111,7 +111,7 @@ def stress(
     generator = torch.Generator().manual_seed(seed)
     tokens = max(length, micro_batch_tokens)
     count = -(-tokens // length)
-    samples = [_made_up(f"stress-{i}", tokens // count, vocab_size, generator) for i in range(count)]
+    samples = [made_up(f"stress-{i}", tokens // count, vocab_size, generator) for i in range(count)]
     started = time.perf_counter()
     rehearse(samples)
     return (
@@ -120,7 +120,8 @@ def stress(
     )
 
 
-def _made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> Sample:
+def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> Sample:
+    """A rollout of random tokens, all but the first sampled."""
     mask = torch.arange(length) > 0
     return Sample(
         rollout_id=name,

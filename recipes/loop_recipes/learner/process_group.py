@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from loop_recipes.learner.device_check import check_ranks
 from rollout_server.schema import ConfigError
 
 STEP_TIMEOUT_S = 900.0
@@ -35,11 +36,15 @@ class RemoteError(RuntimeError):
 
 
 def init_process_group(device: torch.device, waiting_timeout_s: float, always: bool = False) -> None:
-    """Join the torchrun job, if this is one; ``always`` makes a group of one otherwise (FSDP needs a group).
+    """Join the torchrun job, if this is one, and see that its ranks hear each other; ``always`` makes a group of one
+    otherwise (FSDP needs a group).
 
     Args:
         waiting_timeout_s: longest time a rank may wait for another outside an update, e.g. for rank 0 to finish a
             collection.
+
+    Raises:
+        ConfigError: the ranks could not add up a number over their devices.
     """
     global _waiting
     backend = "gloo" if device.type == "cpu" else f"{device.type}:nccl,cpu:gloo"
@@ -51,6 +56,7 @@ def init_process_group(device: torch.device, waiting_timeout_s: float, always: b
         dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
     if dist.is_initialized():
         _waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=waiting_timeout_s))
+        check_ranks(device)
 
 
 def destroy_process_group() -> None:

@@ -1,6 +1,11 @@
-"""The memory arithmetic, against figures known for Qwen2.5-32B."""
+"""The memory arithmetic, against figures known for Qwen2.5-32B and against a count on the learner's own code."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +13,8 @@ from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_train
 from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig
 from rollout_server.schema import from_mapping
+from support.processes import IMPORT_PATH
+from support.waiting import COMMAND_S
 
 QWEN2_5_32B = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -62,3 +69,42 @@ def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(
     episodes = int(four.notes[0].split(",")[1].split()[0])
     assert 15 <= episodes <= 30
     assert "raise servers.tensor_parallel_size" in plan_rollout_server(shape, _node(1), gpu_gib=79.0).over
+
+
+COUNTER = Path(__file__).parents[2] / "support/memory_count.py"
+SHAPES = {  # torchtune's builder: its sizes, and ranks
+    "lora_qwen2_5_1_5b_instruct": (BaseModel(28, 1536, 8960, 12, 2, 128, 151_936, tied=True), 1),
+    "lora_qwen2_5_7b_instruct": (BaseModel(28, 3584, 18_944, 28, 4, 128, 152_064, tied=False), 1),
+    "lora_qwen2_5_32b_instruct": (BaseModel(64, 5120, 27_648, 40, 8, 128, 152_064, tied=False), 8),
+}
+
+
+def counted(cases):
+    """GiB of each (builder, ranks, layers, tokens)."""
+    command = [sys.executable, str(COUNTER), *(":".join(map(str, case)) for case in cases)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line)["gib"] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.integration
+def test_the_trainers_plan_is_what_the_learner_allocates():
+    """Within 5 % at every size. Counted with few layers, since each further layer takes the same again."""
+    sizes = (8_192, 65_536)
+    cases = [
+        (builder, ranks, layers, tokens)
+        for builder, (_, ranks) in SHAPES.items()
+        for tokens in sizes
+        for layers in (2, 4)
+    ]
+    eight = ("lora_qwen2_5_1_5b_instruct", 1, 8, sizes[0])
+    found = dict(zip([*cases, eight], counted([*cases, eight]), strict=True))
+    for builder, (shape, ranks) in SHAPES.items():
+        for tokens in sizes:
+            two, four = (found[builder, ranks, layers, tokens] for layers in (2, 4))
+            for layers, count in ((2, two), (4, four), (shape.layers, two + (four - two) / 2 * (shape.layers - 2))):
+                planned = plan_trainer(replace(shape, layers=layers), 16, tokens, ranks, gpu_gib=79.0).sum
+                assert planned == pytest.approx(count, rel=0.05), (builder, layers, tokens)
+    two, four = (found["lora_qwen2_5_1_5b_instruct", 1, layers, sizes[0]] for layers in (2, 4))
+    assert found[eight] - four == pytest.approx(2 * (four - two), rel=0.01), "linear in the number of layers"

@@ -1,0 +1,174 @@
+"""Bytes that a rank of the trainer would allocate on its GPU, counted on shapes: no weights, no GPU, no other rank.
+
+The recipe's own parts run on fake tensors (``FakeTensorMode``): its decoder, head and layers for CUDA, FSDP2 over a
+process group whose collectives do nothing, activation checkpointing and the backward pass; two moments of each weight
+stand for AdamW. A
+dispatch mode counts the storages that are alive. Run as a program, it prints the counts as JSON; a case is
+``BUILDER:RANKS:LAYERS:TOKENS``:
+
+    python tests/support/memory_count.py lora_qwen2_5_32b_instruct:8:2:8192 lora_qwen2_5_32b_instruct:8:4:8192
+
+On a CPU build of torch no stream or autograd thread exists for ``cuda``, so the fake tensors say ``cpu``, and the
+layers' passes for CUDA are called by name. What CUDA's allocator rounds up, and its context, are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import weakref
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from loop_recipes.learner import cuda_layers, logprobs
+from loop_recipes.learner.batching import collate
+from loop_recipes.learner.diagnostics import made_up
+from loop_recipes.learner.model import adapter_parameters, meta_model
+from loop_recipes.learner.sharding import local_part, place_model
+
+GIB = 2**30
+LONGEST = 16_384
+CPU = torch.device("cpu")
+
+
+class LiveBytes(TorchDispatchMode):
+    """``live`` and ``peak`` bytes of the storages made inside, or given to :meth:`add`; FSDP's resizing included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._sizes = WeakIdKeyDictionary()
+
+    def __enter__(self) -> LiveBytes:
+        resize = torch.UntypedStorage.resize_
+
+        def counted(storage: torch.UntypedStorage, size: int) -> None:
+            resize(storage, size)
+            if storage in self._sizes:
+                self._count(storage, self._sizes[storage])
+
+        self._patch = mock.patch.object(torch.UntypedStorage, "resize_", counted)
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._patch.stop()
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self.add(value)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self._sizes:
+            size = self._sizes[storage] = [0]
+            self._count(storage, size)
+            weakref.finalize(storage, self._gone, size)
+
+    def _count(self, storage: torch.UntypedStorage, size: list[int]) -> None:
+        self.live += storage.nbytes() - size[0]
+        size[0] = storage.nbytes()
+        self.peak = max(self.peak, self.live)
+
+    def _gone(self, size: list[int]) -> None:
+        self.live -= size[0]
+
+
+class _FusedNorm(torch.autograd.Function):
+    """What CUDA's fused RMSNorm keeps: its input and one fp32 number a token."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return torch.empty_like(upstream), None
+
+
+def as_on_cuda(stack: contextlib.ExitStack) -> None:
+    """Have the recipe's layers take their passes for CUDA on any device."""
+
+    def packed(self, x, y=None, *, mask, input_pos):
+        return self.packed(x, mask, input_pos)
+
+    for owner, name, value in (
+        (cuda_layers.PackedAttention, "forward", packed),
+        (cuda_layers.FoldedLoRALinear, "forward", lambda self, x: self.folded(x)),
+        (cuda_layers.FusedRMSNorm, "forward", lambda self, x: _FusedNorm.apply(x, self.scale)),
+        (logprobs, "_require_half_on_cuda", lambda *_: None),
+    ):
+        stack.enter_context(mock.patch.object(owner, name, value))
+
+
+def count(builder: str, ranks: int, layers: int, tokens: int) -> float:
+    """Peak GiB of the second step of one of ``ranks``, on a packed row of ``tokens``, nearly all sampled.
+
+    Args:
+        builder: one of torchtune's LoRA builders for Qwen2.5; its first ``layers`` layers are taken.
+    """
+    model = meta_model(
+        {
+            "_component_": f"torchtune.models.qwen2_5.{builder}",
+            "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+            "apply_lora_to_mlp": True,
+            "lora_rank": 16,
+            "lora_alpha": 32,
+        },
+        torch.bfloat16,
+    )
+    model.layers = model.layers[:layers]
+    generator = torch.Generator().manual_seed(0)
+    lengths = [min(LONGEST, tokens - start) for start in range(0, tokens, LONGEST)]
+    batch = collate([made_up(f"rollout-{i}", n, 1000, generator) for i, n in enumerate(lengths)], 0, packed=True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weights = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
+        decoder = logprobs.attach_head(model, logprobs.TensorCoreLogProbs())
+        decoder = place_model(decoder, weights, {}, CPU, torch.bfloat16, activation_checkpointing=True, shard=True)
+    parameters = list(adapter_parameters(decoder).values())
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, LiveBytes() as bytes_:
+        for tensor in (*decoder.parameters(), *decoder.buffers()):
+            bytes_.add(local_part(tensor))
+        moments = [torch.zeros_like(local_part(parameter)) for parameter in parameters * 2]
+        inputs = {
+            name: fake.from_tensor(value) if isinstance(value, Tensor) else value
+            for name, value in batch.inputs().items()
+        }
+        decoder(**inputs).logprobs.sum().backward()
+        del moments
+    return bytes_.peak / GIB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", metavar="BUILDER:RANKS:LAYERS:TOKENS")
+    for case in parser.parse_args().cases:
+        builder, ranks, layers, tokens = case.split(":")
+        dist.init_process_group("fake", rank=0, world_size=int(ranks), store=FakeStore())
+        mesh = dist.device_mesh.init_device_mesh("cpu", (int(ranks),))
+        with contextlib.ExitStack() as stack:
+            as_on_cuda(stack)
+            # Made outside, since a fake tensor holds no ranks.
+            stack.enter_context(mock.patch.object(dist.device_mesh, "init_device_mesh", return_value=mesh))
+            gib = count(builder, int(ranks), int(layers), int(tokens))
+            print(json.dumps({"case": case, "gib": gib}), flush=True)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ Simulated: the i-th micro-batches of all ranks take as long as the costliest of 
 all ranks together. Lengths are log-normal (sigma 0.5), cut to 1,500 to 32,000 tokens. A step of 32 rollouts is a
 minibatch of the paper's setting, one of 216 the pass that recomputes old log-probs, or an algorithm of one step per
 collection. ``step_efficiency`` is the mean of ``--repeats`` steps, ``step_efficiency_min`` the worst of them;
+``step_efficiency_of_bound`` is the mean share of what no plan can exceed (see ``best_efficiency``);
 ``planning_seconds`` is the mean time to plan one.
 """
 
@@ -51,6 +52,16 @@ CASES: dict[str, Callable[[list[int], int, int], StepPlan]] = {
 }
 
 
+def best_efficiency(lengths: list[int], ranks: int, tokens: int) -> float:
+    """An upper bound of the efficiency of any plan within the budget.
+
+    No two rollouts longer than half of it share a micro-batch. So the i-th call lasts at least as long as the
+    (i * ranks)-th longest of those, from 0.
+    """
+    alone = sorted((length for length in lengths if 2 * length > tokens), reverse=True)
+    return min(1.0, sum(map(cost, lengths)) / ranks / max(sum(map(cost, alone[::ranks])), 1e-9))
+
+
 def drawn(median: int, rollouts: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     return [int(min(32_000, max(1_500, median * math.exp(0.5 * draw.gauss(0, 1))))) for _ in range(rollouts)]
@@ -66,7 +77,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
     print(f"{args.ranks} ranks, {args.tokens:,} tokens a micro-batch, {args.repeats} steps each; simulated")
-    print(f"{'case':<16}{'rollouts':>9}{'median':>8}{'efficiency':>12}{'worst':>8}{'planning s':>12}")
+    print(f"{'case':<16}{'rollouts':>9}{'median':>8}{'efficiency':>12}{'worst':>8}{'of bound':>10}{'planning s':>12}")
     rows = []
     for rollouts in args.rollouts:
         for median in args.medians:
@@ -77,11 +88,17 @@ def main() -> None:
                 seconds = (time.perf_counter() - started) / len(steps)
                 values = [step_efficiency(plan, lengths) for plan, lengths in zip(plans, steps, strict=True)]
                 mean, worst = sum(values) / len(values), min(values)
-                print(f"{case:<16}{rollouts:>9}{median:>8}{mean:>12.3f}{worst:>8.3f}{seconds:>12.3f}", flush=True)
+                bounds = [best_efficiency(lengths, args.ranks, args.tokens) for lengths in steps]
+                of_bound = sum(value / bound for value, bound in zip(values, bounds, strict=True)) / len(values)
+                print(
+                    f"{case:<16}{rollouts:>9}{median:>8}{mean:>12.3f}{worst:>8.3f}{of_bound:>10.3f}{seconds:>12.3f}",
+                    flush=True,
+                )
                 name = f"{case} {median} tokens x {rollouts} rollouts, budget {args.tokens}, {args.ranks} ranks"
                 for metric, value, unit in (
                     ("step_efficiency", mean, ""),
                     ("step_efficiency_min", worst, ""),
+                    ("step_efficiency_of_bound", of_bound, ""),
                     ("planning_seconds", seconds, "s"),
                 ):
                     rows.append({"case": name, "metric": metric, "value": round(value, 4), "unit": unit})

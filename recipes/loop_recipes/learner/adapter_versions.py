@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loop_recipes.learner.model import adapter_parameters
-from loop_recipes.learner.sharding import full_tensor, like_parameter, local_part
+from loop_recipes.learner.sharding import full_tensors, like_parameter, local_part
 
 
 class AdapterVersions:
@@ -47,7 +47,7 @@ class AdapterVersions:
     def full(self, version: int) -> dict[str, Tensor]:
         """The whole adapter of a version as CPU tensors; all ranks must call it."""
         with self.active(version):
-            return {name: full_tensor(parameter) for name, parameter in self._parameters.items()}
+            return full_tensors(self._parameters)
 
     @contextmanager
     def active(self, version: int) -> Iterator[None]:

@@ -12,6 +12,8 @@ None of this has been run on a GPU by this project; the arithmetic is tested on 
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import cast
 
 import torch
@@ -24,6 +26,8 @@ from torchtune.modules.peft import LoRALinear
 from loop_recipes.learner.batching import Documents
 
 HALF = (torch.bfloat16, torch.float16)
+VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+"""Whether this torch's ``varlen_attn`` can do what packed rows need: 2.13's can."""
 
 
 def enable_cuda_layers(model: nn.Module) -> None:
@@ -33,14 +37,16 @@ def enable_cuda_layers(model: nn.Module) -> None:
     them; micro-batches have a new shape each time.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
+    if torch.cuda.is_available() and not VARLEN:
+        warnings.warn(
+            f"torch {torch.__version__}: varlen_attn takes no window_size or enable_gqa, so packed rows go through "
+            "scaled_dot_product_attention rollout by rollout, which is slower; torch 2.13 has both",
+            stacklevel=2,
+        )
     for module in model.modules():
-        for plain, ours in (
-            (MultiHeadAttention, PackedAttention),
-            (LoRALinear, FoldedLoRALinear),
-            (RMSNorm, FusedRMSNorm),
-        ):
-            if type(module) is plain:
-                module.__class__ = ours
+        ours = OURS.get(type(module))
+        if ours is not None:
+            module.__class__ = ours
 
 
 class PackedAttention(MultiHeadAttention):
@@ -50,7 +56,7 @@ class PackedAttention(MultiHeadAttention):
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
     ) -> Tensor:
         dropout = self.training and self.attn_dropout > 0
-        if not (isinstance(mask, Documents) and x.is_cuda and x.dtype in HALF) or dropout:
+        if not (VARLEN and isinstance(mask, Documents) and x.is_cuda and x.dtype in HALF) or dropout:
             return super().forward(x, y, mask=mask, input_pos=input_pos)
         return self.packed(x, mask, input_pos)
 

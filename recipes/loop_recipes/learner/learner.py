@@ -25,7 +25,7 @@ from loop_recipes.learner.peft_export import export_adapter, read_adapter
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.process_group import on_main_rank
 from loop_recipes.learner.run_metrics import RunMetrics
-from loop_recipes.learner.sharding import full_tensor, place_critic, place_model
+from loop_recipes.learner.sharding import full_tensors, place_critic, place_model
 from loop_recipes.learner.token_statistics import TokenStatistics
 from loop_recipes.paths import METRICS_FILE
 
@@ -141,7 +141,7 @@ class Learner:
             state: what the recipe itself must remember, JSON-able, with ``iteration`` and ``policy_version``.
             best_iteration: whose checkpoint is kept however old it is.
         """
-        critic = {} if self._critic is None else {n: full_tensor(p) for n, p in self._critic.named_parameters()}
+        critic = {} if self._critic is None else full_tensors(dict(self._critic.named_parameters()))
         own = {"update": self.update.state_dict(), "optimizer_groups": optimizer_groups(self.optimizer)}
         adapters = {version: self.versions.full(version) for version in self.versions.versions}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)

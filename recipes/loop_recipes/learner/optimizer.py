@@ -13,7 +13,7 @@ from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.learner.checkpoint import TrainingState
 from loop_recipes.learner.model import adapter_parameters, trained_parameters
-from loop_recipes.learner.sharding import full_tensor, like_parameter, local_part
+from loop_recipes.learner.sharding import full_tensors, like_parameter, local_part
 
 
 def build_optimizer(
@@ -55,8 +55,8 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
                 raise ValueError(
                     f"{type(optimizer).__name__} keeps {attribute} as {type(value).__name__}, not a tensor"
                 )
-            tensors[f"{name}/{attribute}"] = full_tensor(value)
-    return tensors
+            tensors[f"{name}/{attribute}"] = value
+    return full_tensors(tensors)
 
 
 def optimizer_groups(optimizer: Optimizer) -> list[dict[str, Any]]:

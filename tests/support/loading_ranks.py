@@ -1,0 +1,90 @@
+"""Run under torchrun: each rank loads its part of a model from a file, and all of it is gathered again.
+
+Prints one line of JSON from rank 0: whether the tensors are those of the file, the most of it that a rank has read, and
+the collectives that gathering took.
+"""
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
+from loop_recipes.learner.model import meta_model, new_adapter
+from loop_recipes.learner.sharding import full_tensors, like_parameter, local_part, place_model
+
+MODEL = {
+    "_component_": "torchtune.models.qwen2.lora_qwen2",
+    "lora_attn_modules": ["q_proj", "v_proj"],
+    "apply_lora_to_mlp": True,
+    "vocab_size": 262_147,  # odd, so that no number of ranks divides it
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "embed_dim": 32,
+    "intermediate_dim": 50,
+    "max_seq_len": 64,
+    "lora_rank": 3,
+    "lora_alpha": 8,
+}
+
+
+def resident(file: Path) -> int:
+    """Bytes of a mapped file that this process has read."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            ours = line.endswith(str(file))
+        elif ours and first == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, file = dist.get_rank(), Path(sys.argv[1])
+    model = meta_model(MODEL, torch.float32)
+    if rank == 0:
+        generator = torch.Generator().manual_seed(0)
+        names = {name: tensor.shape for name, tensor in model.state_dict().items() if ".lora_" not in name}
+        save_file({name: torch.randn(shape, generator=generator) for name, shape in names.items()}, file)
+    dist.barrier()
+    with safe_open(file, "pt") as opened:
+        base = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    adapter = new_adapter(model, seed=1)
+    model = place_model(
+        attach_head(model, TiledLogProbs()), base, adapter, torch.device("cpu"), torch.float32, shard=True
+    )
+    parameters = dict(model.named_parameters())
+    with mock.patch.object(dist, "all_gather_into_tensor", wraps=dist.all_gather_into_tensor) as gather:
+        whole = full_tensors(parameters)
+    most = torch.tensor(resident(file))
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    if rank == 0:
+        again = (like_parameter(whole[name], parameter) for name, parameter in parameters.items())
+        print(
+            json.dumps(
+                {
+                    "equal": whole.keys() == (base | adapter).keys()
+                    and all(torch.equal(whole[name], tensor) for name, tensor in (base | adapter).items()),
+                    "placed_again": all(
+                        torch.equal(local_part(one), local_part(other.detach()))
+                        for one, other in zip(again, parameters.values(), strict=True)
+                    ),
+                    "read": most.item() / file.stat().st_size,
+                    "collectives": gather.call_count,
+                }
+            )
+        )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """The layers for CUDA: on a CPU torchtune's own run; their arithmetic, run here, is that of torchtune's."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -50,6 +51,18 @@ def test_the_arithmetic_is_torchtunes(monkeypatch):
     assert set(called) == {"attention", "lora"}
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=2e-6)
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=2e-6 * expected[1].abs().max().item())
+
+
+def test_an_older_torch_is_named_once_and_packed_rows_go_the_other_way(monkeypatch):
+    assert cuda_layers.VARLEN, "the locked torch has all of it"
+    monkeypatch.setattr(cuda_layers, "VARLEN", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.warns(UserWarning, match="varlen_attn takes no window_size or enable_gqa") as said:
+        model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    assert len(said) == 1
+    batch = collate(make_samples([31, 9]), 0, packed=True)
+    monkeypatch.setattr(PackedAttention, "packed", None)
+    assert loss_and_gradient(model, batch)[0].isfinite().all()
 
 
 def test_every_layer_of_a_decoder_is_ours():

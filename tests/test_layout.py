@@ -50,7 +50,6 @@ ELSEWHERE = {
     "integration/test_collect_solved.py": ["launch/collect_solved"],
     "loop_recipes/learner/test_checkpoint.py": [
         "learner/adapter_versions",
-        "learner/device_check",
         "learner/lr_schedules",
         "learner/optimizer",
     ],

@@ -186,13 +186,13 @@ def exactness(device: torch.device) -> dict[str, float]:
 
     groups = optimizer_groups(optimizer)
     state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, parameters).items()}
-    update(optimizer, 2048).run(samples, 1, 2)
+    update(optimizer, 2048).run(samples, 0, 2)
     versions.keep(2)
     went_on = versions.full(2)
     again = build(conf.optimizer, [{"params": list(parameters.values())}])
     restore_optimizer(again, parameters, state, groups)
     with versions.active(1):
-        update(again, 2048).run(samples, 1, 2)
+        update(again, 2048).run(samples, 0, 2)
         versions.keep(3)
     resumed = versions.full(3)
     destroy_process_group()

@@ -25,7 +25,7 @@ class Node(ReplaySource):
 
     def publish(self, version, folder, canary=None):
         if version == self.refused:
-            raise RolloutNodeError("the canary differs")
+            raise RolloutNodeError(422, "the canary differs")
         self.published[version] = (read_adapter(folder)[0], canary)
 
 

@@ -54,7 +54,7 @@ def place_model(
     for name, parameter in model.state_dict().items():
         rows = _own_rows(adapter[name] if name in adapter else base[name], parameter)
         # A base that nothing changes may stay in the file's pages; an adapter must be the model's own.
-        rows = rows.to(device, parameter.dtype, copy=name in adapter)
+        rows = rows.to(device, parameter.dtype, copy=name in adapter).contiguous()
         loaded[name] = _placed_like(rows, parameter)
     model.load_state_dict(loaded, assign=True)
     for module in model.modules():

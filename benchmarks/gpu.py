@@ -1,0 +1,289 @@
+"""Everything about the learner that one GPU can show, in one command: exactness, error, determinism, time, memory.
+
+    python benchmarks/gpu.py --json results.json                  # the paper's shapes, on one 80 GB GPU
+    python benchmarks/gpu.py --json results.json --parts heads    # one part
+    python benchmarks/gpu.py --device cpu --size tiny             # whether it runs, without a GPU
+
+Parts, each at most ten minutes long:
+
+- ``heads``: largest error of log-probs and of the hidden states' gradient against full logits in fp32, and how many of
+  the repeats differ from the first in any bit. ``cce_released`` is Cut Cross-Entropy's own function.
+- ``heads_speed``: seconds and peak memory by number of tokens (one case of logprobs.py each).
+- ``exactness``: in the config's precision, packed rollouts against one at a time, and an update that goes on from saved
+  tensors against one that never stopped.
+- ``update``: seconds, peak memory and model-FLOP use of an update (one case of large_model.py each).
+
+Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
+after the last of them; a case that could not run is said, and tried again. torch, torchtune, torchao and safetensors
+are enough; vLLM is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+PART_SECONDS = 600.0
+LENGTHS = (300, 120, 61)
+"""Of the rollouts of ``exactness``, two each; all fit into one micro-batch of 2,048 tokens."""
+UNITS = {
+    "seconds": "s",
+    "cpu_seconds": "s",
+    "recompute_seconds": "s",
+    "update_seconds": "s",
+    "tokens_per_s": "tokens/s",
+    "peak_mib": "MiB",
+    "peak_gib": "GiB",
+    "error": "nats",
+    "logprob_error": "nats",
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the cases are; ``layers`` None means all of the config's."""
+
+    config: str
+    dtype: str
+    width: int
+    vocabulary: int
+    heads: tuple[str, ...]
+    head_tokens: int
+    repeats: int
+    speed_heads: tuple[str, ...]
+    speed_tokens: tuple[int, ...]
+    update_tokens: tuple[int, ...]
+    layers: tuple[int | None, ...]
+
+
+HEADS = ("ours_tensor_cores", "ours_cce", "ours_tiled", "cce_released")
+SIZES = {
+    "full": Size(
+        config="loop_appworld/qwen2_5_32b",
+        dtype="bfloat16",
+        width=5120,
+        vocabulary=152_064,
+        heads=HEADS,
+        head_tokens=4096,
+        repeats=50,
+        speed_heads=("ours_tensor_cores", "ours_cce", "ours_tiled", "full_logits", "torchtune_chunked"),
+        speed_tokens=(1024, 4096, 16_384, 32_768),
+        update_tokens=(8000, 16_000, 32_000),
+        layers=(16, None),
+    ),
+    "tiny": Size(
+        config="loop_appworld/tiny_gpu",
+        dtype="bfloat16",
+        width=32,
+        vocabulary=512,
+        heads=("ours_tiled", "cce_released"),
+        head_tokens=64,
+        repeats=2,
+        speed_heads=("ours_tiled", "ours_tensor_cores"),
+        speed_tokens=(64,),
+        update_tokens=(96,),
+        layers=(1,),
+    ),
+}
+
+
+def released_cce(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return -linear_cross_entropy(hidden, weight, targets, reduction="none", filter_eps=None)
+
+
+def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
+    """Errors of one head against full logits in fp32, and how many repeats differ from the first."""
+    from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
+
+    head: Callable[[Tensor, Tensor, Tensor], Tensor] = {
+        "ours_tensor_cores": TensorCoreLogProbs(),
+        "ours_cce": CutCrossEntropyLogProbs(),
+        "ours_tiled": TiledLogProbs(),
+        "cce_released": released_cce,
+    }[name]
+    torch.manual_seed(0)
+    dtype = getattr(torch, size.dtype)
+    weight = (torch.randn(size.vocabulary, size.width, device=device) * size.width**-0.5).to(dtype)
+    hidden = torch.randn(size.head_tokens, size.width, device=device).to(dtype)
+    targets = torch.randint(0, size.vocabulary, (size.head_tokens,), device=device)
+    upstream = torch.randn(size.head_tokens, device=device)
+
+    def run(compute: Callable[[Tensor, Tensor, Tensor], Tensor], rows: slice, at: torch.dtype) -> tuple[Tensor, Tensor]:
+        leaf = hidden[rows].to(at).requires_grad_()
+        logprobs = compute(leaf, weight, targets[rows])
+        (gradient,) = torch.autograd.grad(logprobs, leaf, upstream[rows].to(logprobs.dtype))
+        return logprobs.detach().float(), gradient.float()
+
+    blocks = [slice(start, start + 512) for start in range(0, size.head_tokens, 512)]
+    exact = [
+        torch.cat(parts) for parts in zip(*(run(FullLogProbs(), block, torch.float32) for block in blocks), strict=True)
+    ]
+    found = [run(head, slice(None), dtype) for _ in range(size.repeats)]
+    logprobs, gradient = found[0]
+    return {
+        "logprob_error": (logprobs - exact[0]).abs().max().item(),
+        "gradient_error_of_largest": ((gradient - exact[1]).abs().max() / exact[1].abs().max()).item(),
+        "logprob_repeats_that_differ": sum(not torch.equal(other, logprobs) for other, _ in found),
+        "gradient_repeats_that_differ": sum(not torch.equal(other, gradient) for _, other in found),
+    }
+
+
+def exactness(device: torch.device) -> dict[str, float]:
+    """Largest differences of packed rollouts from one at a time, and of a resumed update from an uninterrupted one."""
+    from large_model import made_up, random_model
+
+    from loop_recipes.config.components import build
+    from loop_recipes.config.files import extended, load_config, read_config
+    from loop_recipes.config.loop_config import LoopConfig
+    from loop_recipes.learner.adapter_versions import AdapterVersions
+    from loop_recipes.learner.advantages import LeaveOneOut
+    from loop_recipes.learner.logprobs import AutoLogProbs
+    from loop_recipes.learner.model import trained_parameters
+    from loop_recipes.learner.optimizer import optimizer_groups, optimizer_tensors, restore_optimizer
+    from loop_recipes.learner.policy_update import PolicyUpdate
+    from loop_recipes.learner.process_group import destroy_process_group, init_process_group
+
+    conf = read_config(extended(load_config("loop_appworld/tiny_gpu")), LoopConfig)
+    init_process_group(device, 600.0, always=True)
+    model = random_model(conf, None, AutoLogProbs(), device)
+    versions, parameters = AdapterVersions(model), trained_parameters(model)
+
+    def update(optimizer: torch.optim.Optimizer, tokens: int) -> PolicyUpdate:
+        return PolicyUpdate(
+            model=model,
+            optimizer=optimizer,
+            loss=build(conf.loss),
+            advantage=LeaveOneOut(),
+            versions=versions,
+            config=replace(conf.update, epochs=1, minibatch_rollouts=None, micro_batch_tokens=tokens),
+            device=device,
+            seed=conf.seed,
+        )
+
+    samples = [
+        replace(sample, rollout_id=f"{length}-{sample.rollout_id}", task_id=str(length))
+        for length in LENGTHS
+        for sample in made_up(length, model.tok_embeddings.weight.shape[0])
+    ]
+    optimizer = build(conf.optimizer, [{"params": list(parameters.values())}])
+    update(optimizer, 2048).run(samples, 0, 1)  # so that the adapter is not zero
+    versions.keep(1)
+    alone, packed = (update(optimizer, tokens).logprobs(samples, 1) for tokens in (1, 2048))
+    difference = max((alone[name] - packed[name]).abs().max().item() for name in alone)
+
+    groups = optimizer_groups(optimizer)
+    state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, parameters).items()}
+    update(optimizer, 2048).run(samples, 0, 2)
+    versions.keep(2)
+    went_on = versions.full(2)
+    again = build(conf.optimizer, [{"params": list(parameters.values())}])
+    restore_optimizer(again, parameters, state, groups)
+    with versions.active(1):
+        update(again, 2048).run(samples, 0, 2)
+        versions.keep(3)
+    resumed = versions.full(3)
+    destroy_process_group()
+    return {
+        "packed_logprob_difference": difference,
+        "resumed_adapter_difference": max((went_on[n] - resumed[n]).abs().max().item() for n in went_on),
+    }
+
+
+def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]]]:
+    """For each part, its cases and the command that prints a case's metrics as JSON."""
+    python, device = sys.executable, ["--device", args.device]
+    own = [python, __file__, *device, "--size", args.size, "--case"]
+    logprobs = [python, str(FOLDER / "logprobs.py"), *device, "--dtype", size.dtype, "--width", str(size.width)]
+    logprobs += ["--vocab", str(size.vocabulary), "--repeats", "3"]
+    large = [python, str(FOLDER / "large_model.py"), *device, "--case", "--config", size.config, "--heads", "auto"]
+    large += [] if args.peak_tflops is None else ["--peak-tflops", str(args.peak_tflops)]
+    shape = f"{size.head_tokens} tokens, width {size.width}, vocabulary {size.vocabulary}"
+    model = size.config.rpartition("/")[2]
+    return {
+        "heads": {f"{head} {shape}, {size.repeats} repeats": [*own, "heads", "--head", head] for head in size.heads},
+        "heads_speed": {
+            f"{head} {tokens} tokens, width {size.width}, vocabulary {size.vocabulary}": [
+                *logprobs, "--case", head, "--tokens", str(tokens)
+            ]
+            for tokens in size.speed_tokens
+            for head in size.speed_heads
+        },
+        "exactness": {"ours tiny_gpu in bf16": [*own, "exactness"]},
+        "update": {
+            f"ours {model}, {layers or 'all'} layers, {tokens} tokens": [
+                *large, "--tokens", str(tokens), *([] if layers is None else ["--layers", str(layers)])
+            ]
+            for layers in size.layers
+            for tokens in size.update_tokens
+        },
+    }  # fmt: skip
+
+
+def measure(command: list[str], seconds: float) -> dict[str, Any]:
+    """What a case printed; ``left_out`` is the reason where it could not run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1.0), cwd=FOLDER)
+    except subprocess.TimeoutExpired:
+        return {"left_out": f"the part's {PART_SECONDS:.0f} s are over"}
+    if done.returncode:
+        return {"left_out": (done.stderr.strip().splitlines() or [f"ended by signal {-done.returncode}"])[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", choices=list(SIZES), default="full")
+    parser.add_argument("--parts", choices=["heads", "heads_speed", "exactness", "update"], nargs="+")
+    parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
+    parser.add_argument("--json", type=Path, help="write the rows here, and go on from those that are there")
+    parser.add_argument("--case", choices=["heads", "exactness"], help="measure in this process and print JSON")
+    parser.add_argument("--head", choices=HEADS, default=HEADS[0])
+    args = parser.parse_args()
+    size, device = SIZES[args.size], torch.device(args.device)
+    if args.case:
+        print(json.dumps(heads(size, device, args.head) if args.case == "heads" else exactness(device)))
+        return
+
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    machine = f"{name}, torch {torch.__version__}"
+    rows = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
+    done = {row["case"] for row in rows}
+    print(machine)
+    for part, commands in cases(size, args).items():
+        if args.parts and part not in args.parts:
+            continue
+        ends = time.monotonic() + PART_SECONDS
+        for case, command in commands.items():
+            full = f"{case}, {machine}"
+            if full in done:
+                print(f"{part}: {case}: done before")
+                continue
+            metrics = measure(command, ends - time.monotonic())
+            if "left_out" in metrics:
+                print(f"{part}: {case}: left out: {metrics['left_out']}", flush=True)
+                continue
+            for metric, value in metrics.items():
+                print(f"{part}: {case}: {metric} {value:.6g} {UNITS.get(metric, '')}".rstrip(), flush=True)
+                rows.append({"case": full, "metric": metric, "value": value, "unit": UNITS.get(metric, "")})
+            if args.json:
+                partial = args.json.with_suffix(".partial")
+                partial.write_text(json.dumps(rows, indent=1) + "\n")
+                partial.replace(args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Every part of benchmarks/gpu.py, at its tiny size on a CPU, so that its first GPU does not find a typo."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", FOLDER / "gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_case_runs_in_a_process_of_its_own_with_a_deadline(gpu):
+    def measured(code, seconds=60.0):
+        return gpu.measure([sys.executable, "-c", code], seconds)
+
+    assert measured("print('a line'); print('{\"seconds\": 1.5}')") == {"seconds": 1.5}
+    assert measured("raise SystemExit('no such kernel')") == {"left_out": "no such kernel"}
+    assert measured("import time; time.sleep(600)", 0.0) == {"left_out": "the part's 600 s are over"}
+
+
+def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, tmp_path):
+    """The cases' own programs, but in this process, which has torchtune already."""
+    ran = []
+
+    def in_this_process(command, seconds):
+        ran.append(command)
+        monkeypatch.setattr(sys, "argv", command[1:])
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(command[1], run_name="__main__")
+        except (ImportError, ValueError, SystemExit) as error:
+            return {"left_out": str(error)}
+        return json.loads(printed.getvalue().splitlines()[-1])
+
+    def main():
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results)])
+        gpu.main()
+        return capsys.readouterr().out
+
+    results = tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu, "measure", in_this_process)
+    said = main()
+    rows = json.loads(results.read_text())
+    metrics = {(row["case"].split()[0], row["metric"]): row["value"] for row in rows}
+    assert metrics["ours_tiled", "logprob_error"] < 1e-4
+    assert metrics["ours_tiled", "gradient_repeats_that_differ"] == 0
+    assert metrics["ours_tiled", "seconds"] > 0
+    assert metrics["ours", "packed_logprob_difference"] < 0.05
+    assert metrics["ours", "resumed_adapter_difference"] == 0
+    assert metrics["ours", "update_seconds"] > 0
+    assert {row["unit"] for row in rows} <= {"", "s", "MiB", "GiB", "nats", "tokens/s"}
+    # Kernels for CUDA say why they do not run here, in one line each.
+    left_out = [line for line in said.splitlines() if "left out" in line]
+    assert len(left_out) == 2
+    assert all("CUDA" in line or "cut_cross_entropy" in line or "triton" in line for line in left_out), left_out
+
+    ran.clear()
+    assert main().count("done before") == 4
+    assert len(ran) == 2, "those that were left out are tried again"
+    assert json.loads(results.read_text()) == rows

@@ -78,12 +78,13 @@ class SftAppWorldRecipe:
     def __init__(self, cfg: DictConfig) -> None:
         self._config: SftConfig = read_sft_config(cfg)
         check_learner(self._config)
-        self._pairs = build(self._config.loss).compares_pairs
+        loss = build(self._config.loss)
         require(
-            isinstance(build(self._config.loss), LogLikelihood),
+            isinstance(loss, LogLikelihood),
             f"loss: {self._config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
             "LogLikelihood, DPO or DMPO",
         )
+        self._pairs = loss.compares_pairs
         self._dtype = DTYPES[self._config.dtype]
         self._device = training_device(self._config.device, self._dtype)
         self._output_dir = Path(self._config.output_dir).resolve()

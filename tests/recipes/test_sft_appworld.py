@@ -114,8 +114,11 @@ def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
         train(cfg, f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]")
     with pytest.raises(ConfigError, match="no rollout is left"):
         train(cfg, "rollouts.exclude_collections=[made-up-*]")
-    with pytest.raises(ConfigError, match="ClippedPolicyLoss needs rollouts of the policy in training"):
-        train(cfg, "loss._component_=loop_recipes.learner.losses.ClippedPolicyLoss")
+    clipped = "loss._component_=loop_recipes.learner.losses.ClippedPolicyLoss"
+    with pytest.raises(ConfigError, match=r"loss_divisor: tokens is for a sum over tokens, and .*ClippedPolicyLoss is"):
+        train(cfg, clipped)
+    with pytest.raises(ConfigError, match=r"ClippedPolicyLoss needs rollouts of the policy in training"):
+        train(cfg, clipped, "update.loss_divisor=mean")
     train(cfg, "max_iterations=1", "rollouts.most_per_task=1")
     with pytest.raises(ConfigError, match="holds other rollouts than the run was started with"):
         train(cfg, "resume_from_checkpoint=True")

@@ -103,6 +103,10 @@ def _check_components(config: LearnerConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
     require(
+        config.update.loss_divisor != "tokens" or getattr(built["loss"], "sums_tokens", False),
+        f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is a mean; give mean",
+    )
+    require(
         not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
         "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",

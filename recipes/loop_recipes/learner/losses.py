@@ -51,6 +51,8 @@ class PolicyLoss(nn.Module):
 
     compares_pairs = False
     """Whether samples come in preference pairs, which an advantage with a method ``pairs`` finds."""
+    sums_tokens = False
+    """Whether a rollout's loss is a sum over its tokens, so that ``update.loss_divisor: tokens`` makes sense."""
 
     def __init__(self, kl_coefficient: float = 0.0) -> None:
         super().__init__()
@@ -196,6 +198,8 @@ class LogLikelihood(PolicyLoss):
     learned by heart and the others left out (rejection sampling, expert iteration). ``update.loss_divisor: tokens``
     makes it the mean over the tokens of a minibatch.
     """
+
+    sums_tokens = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from loop_recipes.learner.policy_update import minibatches
+from loop_recipes.learner.minibatches import minibatches
 from rollout_server.run_files import only_logs, read_rollouts
 
 

@@ -26,6 +26,7 @@ from loop_recipes.learner.advantages import ReturnToGo
 from loop_recipes.learner.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
+from loop_recipes.learner.minibatches import kept_together, minibatches
 from loop_recipes.learner.model import adapter_parameters, trained_parameters
 from loop_recipes.learner.preferences import PreferenceLoss, Preferences, ReturnPairs, paired, preference_metrics
 from loop_recipes.learner.process_group import sum_over_ranks
@@ -38,33 +39,6 @@ PAD_ID = 0  # never seen by anything: padding is on the right of causal attentio
 
 class NonFiniteLoss(RuntimeError):
     """The loss or the gradient is nan or infinite; the step was not taken."""
-
-
-def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full: bool = False) -> list[list[Sample]]:
-    """Shuffle, then cut into minibatches of about ``rollouts`` (None: one of all), whose sizes differ by one at most.
-
-    Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
-    of one rollout would weigh as much as a whole minibatch. ``full`` cuts minibatches of exactly ``rollouts`` and a
-    smaller last one of the rest. The two rollouts of a preference pair stay together; sizes are then even. An episode
-    of several rollouts counts as one, and is never cut.
-    """
-    units, count = _units(samples), len(episodes(samples))
-    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
-    if rollouts is not None and full:
-        size = max(1, rollouts * len(units) // count)
-        bounds = [*range(0, len(units), size), len(units)]
-    else:
-        parts = 1 if rollouts is None else min(len(units), max(1, round(count / rollouts)))
-        bounds = [len(units) * number // parts for number in range(parts + 1)]
-    return [[sample for i in order[low:high] for sample in units[i]] for low, high in itertools.pairwise(bounds)]
-
-
-def _units(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The preference pairs and single episodes among the samples, in the order of their first."""
-    units: dict[str, list[Sample]] = {}
-    for sample in samples:
-        units.setdefault(sample.pair or sample.episode, []).append(sample)
-    return list(units.values())
 
 
 class UpdateResult(NamedTuple):
@@ -369,7 +343,7 @@ class PolicyUpdate:
     def _divisor(self, minibatch: list[Sample]) -> float:
         """What the sum of a minibatch's losses is divided by."""
         if self.config.loss_divisor == "mean":
-            return len(_units(minibatch))
+            return len(kept_together(minibatch))
         if self.config.loss_divisor == "tokens":
             return sum(int(sample.mask.sum()) for sample in minibatch)
         return float(self.config.loss_divisor)

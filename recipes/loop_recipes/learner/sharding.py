@@ -95,13 +95,14 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     All ranks must call it with the same names. Sharded tensors are sharded by rows over one mesh, as FSDP2 does it.
     """
-    sharded = {name: tensor.detach() for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     whole: dict[str, Tensor] = {}
     for dtype in dict.fromkeys(tensor.dtype for tensor in sharded.values()):
         whole |= _gathered({name: tensor for name, tensor in sharded.items() if tensor.dtype == dtype})
     return {name: whole[name] if name in whole else tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
+@torch.no_grad()
 def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
     """The whole of tensors of one dtype. Ranks send their rows one after the other, padded to the same number."""
     mesh = next(iter(sharded.values())).device_mesh

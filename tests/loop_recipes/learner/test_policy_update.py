@@ -1,14 +1,11 @@
-"""An update: minibatches, exact entropy, losses that are not finite, half precision and its loss scale."""
+"""An update: exact entropy, losses that are not finite, half precision and its loss scale."""
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -21,11 +18,10 @@ from loop_recipes.learner.advantages import LeaveOneOut, ReturnToGo
 from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.losses import ClippedPolicyLoss
 from loop_recipes.learner.model import DTYPES
-from loop_recipes.learner.policy_update import NonFiniteLoss, minibatches
+from loop_recipes.learner.policy_update import NonFiniteLoss
 from loop_recipes.learner.sharding import clip_grad_norm
 from rollout_server.run_files import read_rollouts
 from rollout_server.schema import ConfigError
-from support.learner_cases import make_samples
 from support.small_runs import in_sequences, replay_config, train
 
 
@@ -34,28 +30,6 @@ def run(config: Path, *overrides: str) -> list[dict]:
     cfg = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(list(overrides)))
     train(cfg)
     return [json.loads(line) for line in Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()]
-
-
-@given(count=st.integers(1, 60), size=st.integers(1, 40) | st.none(), seed=st.integers(0, 5))
-def test_minibatches_use_every_rollout_once_and_differ_by_one_at_most(count, size, seed):
-    samples = make_samples([5] * count)
-    parts = minibatches(samples, size, seed)
-    assert sorted(sample.rollout_id for part in parts for sample in part) == sorted(s.rollout_id for s in samples)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert len(parts) == (1 if size is None else max(1, round(count / size)))
-    again = minibatches(samples, size, seed)
-    assert [[sample.rollout_id for sample in part] for part in again] == [[s.rollout_id for s in p] for p in parts]
-
-
-@given(count=st.integers(1, 100), size=st.integers(1, 40))
-def test_full_minibatches_leave_the_rest_to_the_last(count, size):
-    samples = make_samples([3] * count)
-    parts = minibatches(samples, size, 4, full=True)
-    assert [len(part) for part in parts[:-1]] == [size] * (count // size - (count % size == 0))
-    assert len(parts[-1]) == (count % size or size)
-    assert {sample.rollout_id for part in parts for sample in part} == {sample.rollout_id for sample in samples}
-    order = [sample.rollout_id for part in parts for sample in part]
-    assert order == [sample.rollout_id for part in minibatches(samples, None, 4) for sample in part]
 
 
 def test_cross_entropy_is_the_mean_over_a_minibatchs_tokens(tmp_path):
@@ -80,15 +54,6 @@ def test_cross_entropy_is_the_mean_over_a_minibatchs_tokens(tmp_path):
     assert line["steps"] == 1
     assert line["kept_fraction"] == len(logprobs) / 12
     assert line["loss"] == pytest.approx(-torch.cat(logprobs).mean().item(), rel=1e-5)
-
-
-def test_a_minibatch_holds_whole_episodes():
-    samples = [replace(s, episode_id=f"episode-{n % 7}", segment=n // 7) for n, s in enumerate(make_samples([5] * 20))]
-    parts = minibatches(samples, 2, 3)
-    assert sorted(sample.rollout_id for part in parts for sample in part) == sorted(s.rollout_id for s in samples)
-    of_part = [{sample.episode for sample in part} for part in parts]
-    assert sum(map(len, of_part)) == 7
-    assert {len(names) for names in of_part} <= {1, 2}
 
 
 def test_an_episode_trains_the_same_in_one_sequence_and_in_several(tmp_path):

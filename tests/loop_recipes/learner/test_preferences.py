@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from loop_recipes.learner.batching import collate, micro_batches
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
-from loop_recipes.learner.policy_update import minibatches
 from loop_recipes.learner.preferences import DMPO, DPO, ReturnPairs, paired
 from rollout_server.schema import ConfigError
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
@@ -120,19 +119,6 @@ def test_best_is_paired_with_worst_and_nobody_twice():
     assert ReturnPairs(per_task=1).pairs(rewards, groups) == [(1, 2)]
     assert ReturnPairs(threshold=0.2)(rewards, groups).tolist() == [0, 1, -1, 1, -1, 0, 0, 0]
     assert ReturnPairs().pairs(torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)) == [(0, 1)]
-
-
-@given(pairs=st.integers(1, 12), singles=st.integers(0, 5), size=st.integers(1, 9), seed=st.integers(0, 3))
-@settings(deadline=None)
-def test_minibatches_keep_pairs_together(pairs, singles, size, seed):
-    samples = make_samples([6] * (2 * pairs + singles))
-    samples = paired(samples, [(i, 2 * pairs - 1 - i) for i in range(pairs)])
-    parts = minibatches(samples, size, seed)
-    assert sorted(s.rollout_id for part in parts for s in part) == sorted(s.rollout_id for s in samples)
-    for part in parts:
-        names = [sample.pair for sample in part if sample.pair]
-        assert part
-        assert all(names.count(name) == 2 for name in names)
 
 
 def test_half_a_pair_is_refused():

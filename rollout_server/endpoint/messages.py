@@ -11,7 +11,6 @@ space at the ends, without its thoughts. :meth:`ChatMessage.key` does not see su
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from agent_environments.tool_calls import (
     tools_section,
 )
 
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+_THOUGHT_OPENS, _THOUGHT_CLOSES = "<think>", "</think>"
 
 
 class BadMessages(ValueError):
@@ -53,7 +52,12 @@ class ChatMessage:
     @property
     def key_without_thought(self) -> Hashable:
         """The key of the same message handed back without the ``<think>`` that it begins with."""
-        return ChatMessage(self.role, _THOUGHT.sub("", self.content, count=1), self.calls).key
+        opens = self.content.find(_THOUGHT_OPENS)
+        closes = self.content.find(_THOUGHT_CLOSES, opens)
+        if opens < 0 or closes < 0:
+            return self.key
+        content = self.content[:opens].rstrip() + self.content[closes + len(_THOUGHT_CLOSES) :]
+        return ChatMessage(self.role, content, self.calls).key
 
     @property
     def text(self) -> str:

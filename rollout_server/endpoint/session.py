@@ -11,9 +11,9 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_environments.harness.pool import HarnessEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
@@ -33,6 +33,8 @@ ENCODED_AT_ONCE = 20_000
 """Characters up to which messages are encoded in the event loop; more would hold up other episodes."""
 CUT = "cut"
 """The finish reason of a turn that a stop text ended."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Session:
         self._record = record
         self._calls: dict[str, _Call] = {}
         self._begun = 0
-        self._under_way: set[asyncio.Task[Completion]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
         self._wishes: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
@@ -128,6 +130,9 @@ class Session:
         harness = self.world.harness
         if not harness.has_world:
             raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
+        return await self._outcome(self._begin(self._step(harness, action)))
+
+    async def _step(self, harness: HarnessEnvironment, action: str) -> StepResult:
         self._check_going_on()
         try:
             async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
@@ -182,47 +187,59 @@ class Session:
         """
         call = self._calls.get(identity)
         if call is None or not (retried or call.lost):
-            if len(self._under_way) >= MAX_CALLS_AT_ONCE:
-                raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} calls are under way", RETRY_AFTER_S)
-            call = self._calls[identity] = _Call(asyncio.create_task(self._answer(request)))
-            self._under_way.add(call.answer)
-            call.answer.add_done_callback(self._under_way.discard)
+            call = self._calls[identity] = _Call(self._begin(self._answer(request)))
         else:
             self._counts["repeated"] += 1
         call.listeners.append(listens)
         try:
-            return await asyncio.shield(call.answer)
-        except ApiError:
+            return await self._outcome(call.answer)
+        except Exception:
             if self._calls.get(identity) is call:
                 del self._calls[identity]
-            raise
-        except asyncio.CancelledError:
-            if call.answer.cancelled():
-                raise self._over("the episode is over") from None
             raise
 
     def heard(self, identity: str) -> None:
         """The answer reached the client whole."""
         if identity in self._calls:
             self._calls[identity].heard = True
+            self._calls[identity].listeners.clear()  # each holds its request, and so its body
             if not self._record:
                 del self._calls[identity]
 
     async def close(self) -> None:
-        """End the calls that are under way."""
-        calls = list(self._under_way)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        """End the calls and steps that are under way. Those that come later are refused."""
+        self._done = True
+        work = list(self._under_way)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A call or a step in a task of its own, which :meth:`close` ends."""
+        if len(self._under_way) >= MAX_CALLS_AT_ONCE:
+            work.close()
+            raise ApiError(429, "too_many_calls", f"{MAX_CALLS_AT_ONCE} calls are under way", RETRY_AFTER_S)
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def _outcome(self, work: asyncio.Task[T]) -> T:
+        """What comes of it; a client that goes does not end it."""
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise self._over("the episode is over") from None
+            raise
 
     async def _answer(self, request: ChatRequest) -> Completion:
         self._check_going_on()
-        if self._begun >= self._limits.max_turns:
-            self.refused = "turn_limit"
-            raise self._over(f"the episode has had its {self._limits.max_turns} turns")
+        self._check_turns_left()
+        prompt = await self._prompt(request)
+        self._check_turns_left()  # other calls may have begun meanwhile
         number, self._begun = self._begun, self._begun + 1
         try:
-            prompt = await self._prompt(request)
             version, generation = await self._sampler.sample(
                 self.episode_id,
                 prompt.token_ids,
@@ -237,9 +254,6 @@ class Session:
             if not self.failure.done():
                 self.failure.set_result(error)
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
-        except ApiError:
-            self._begun -= 1
-            raise
         self.refused = self._unread = None
         generation, said, text = self._cut(generation, request.stops)
         spoken = spoken_message(said, with_tools=bool(request.tools))
@@ -257,6 +271,11 @@ class Session:
             completion_tokens=len(generation.token_ids),
             cached_tokens=generation.cached_tokens,
         )
+
+    def _check_turns_left(self) -> None:
+        if self._begun >= self._limits.max_turns:
+            self.refused = "turn_limit"
+            raise self._over(f"the episode has had its {self._limits.max_turns} turns")
 
     async def _prompt(self, request: ChatRequest) -> Prompt:
         try:

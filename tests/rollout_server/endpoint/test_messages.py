@@ -113,3 +113,22 @@ def test_a_turn_without_its_thought_is_known_and_one_with_another_is_not():
     [other] = read_messages([{"role": "assistant", "content": "<think>ha</think>Yes."}], [])
     assert without.key == spoken.key_without_thought != spoken.key
     assert other.key not in (spoken.key, spoken.key_without_thought)
+
+
+def test_a_thought_is_left_out_of_the_key_with_the_white_space_before_it():
+    def key(content):
+        return ChatMessage("assistant", content).key
+
+    for said, left in (
+        ("<think>a\nb</think>\n\nSo.", "So."),
+        ("Well.\n <think>a</think> So. <think>b</think>", "Well. So. <think>b</think>"),
+        ("<think>endless", "<think>endless"),
+        ("</think> late <think>", "</think> late <think>"),
+    ):
+        assert ChatMessage("assistant", said).key_without_thought == key(left)
+
+
+def test_a_turn_of_nothing_but_white_space_is_read_in_one_pass():
+    """Every turn that is sampled is looked at, in the event loop: 1,500 tokens may be 100,000 blanks."""
+    spaces = ChatMessage("assistant", " " * 10_000_000 + "x")
+    assert spaces.key_without_thought == ChatMessage("assistant", "x").key

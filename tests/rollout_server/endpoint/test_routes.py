@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import aiohttp
@@ -11,7 +12,8 @@ import pytest
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collection_request import Limits
 from rollout_server.endpoint import session as session_module
-from rollout_server.endpoint.session import Session
+from rollout_server.endpoint.session import Session, World
+from rollout_server.endpoint.wire import ApiError
 from support.counter_node import TOKEN, counter_request
 from support.waiting import DEADLINE_S
 
@@ -252,6 +254,59 @@ async def test_calls_end_with_their_session(running, opened):
     with pytest.raises(openai.APIStatusError, match="the episode is over"):
         await call
     running.vllm.answers = lambda body: True
+
+
+class SlowWorld:
+    """What a session asks of a harness; its steps never end."""
+
+    has_world = True
+
+    def __init__(self):
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def step(self, action):
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
+async def test_steps_end_with_their_session(running, opened):
+    """Nothing changes a world while it is graded: not a step under way, not one whose request came just before."""
+    world = SlowWorld()
+    opened.session.serve_world(World("reach3_1", [], world))
+    step = asyncio.create_task(opened.session.step("add(3)"))
+    await world.begun.wait()
+    await running.node.sessions.close(opened.key)
+    assert world.ended.is_set()
+    with pytest.raises(ApiError, match="the episode is over"):
+        await step
+    with pytest.raises(ApiError, match="the episode has ended"):
+        await opened.session.step("add(3)")
+
+
+async def test_a_call_that_is_refused_while_another_is_sampled_leaves_the_number_of_that_one(opened, monkeypatch):
+    """Two calls of one number would have one seed, and one id."""
+    monkeypatch.setattr(session_module, "ENCODED_AT_ONCE", 0)
+    encoding, may_encode = asyncio.Event(), threading.Event()
+    prompt, loop = opened.session._conversations.prompt, asyncio.get_running_loop()
+
+    def slow(messages):
+        if len(messages[0].content) > 1000:
+            loop.call_soon_threadsafe(encoding.set)
+            may_encode.wait(DEADLINE_S)
+        return prompt(messages)
+
+    monkeypatch.setattr(opened.session._conversations, "prompt", slow)
+    refused = asyncio.create_task(opened.ask([{"role": "user", "content": "long " * 5000}]))
+    await encoding.wait()
+    first = await opened.ask()
+    may_encode.set()
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        await refused
+    second = await opened.ask()
+    assert [first.id, second.id] == ["chatcmpl-0", "chatcmpl-1"]
 
 
 async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing(running):

@@ -218,6 +218,8 @@ class LearnerConfig:
     """Precision of the adapters that are exported and served."""
     enable_activation_checkpointing: bool = False
     """Recomputes each layer's activations in the backward pass."""
+    compile: bool = False
+    """Compiles each layer with ``torch.compile``; needs a C++ compiler, on a GPU triton."""
     initial_adapter: str | None = None
     """A PEFT adapter to begin with; null begins with a new one, which changes nothing at first."""
     resume_from_checkpoint: bool = False

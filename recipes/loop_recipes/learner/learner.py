@@ -80,6 +80,7 @@ class Learner:
             device,
             dtype,
             activation_checkpointing=conf.enable_activation_checkpointing,
+            compile_layers=conf.compile,
             shard=shard,
         )
         self._critic = None

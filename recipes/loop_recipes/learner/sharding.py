@@ -31,6 +31,7 @@ def place_model(
     dtype: torch.dtype,
     *,
     activation_checkpointing: bool = False,
+    compile_layers: bool = False,
     shard: bool = False,
 ) -> TransformerDecoder:
     """Give a meta model its storage: shard it if asked, load base and adapter (full CPU tensors), fill RoPE caches.
@@ -38,10 +39,14 @@ def place_model(
     Each rank takes its own rows of them. Of tensors mapped from a file, as torchtune's checkpointer gives them, no
     others are read, and a device never holds the whole of one that is sharded.
 
+    Layers are compiled one by one, inside what recomputes and gathers them, so that one compilation serves them all.
+
     Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
     ranks stay float32; the base is not stored twice.
     """
     share_rope_cache(model)
+    if compile_layers:
+        training.compile_model(model, verbose=False)
     if activation_checkpointing:
         training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
     if shard:

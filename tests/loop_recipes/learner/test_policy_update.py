@@ -136,6 +136,24 @@ def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path,
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
 
 
+@pytest.mark.parametrize(
+    ("backend", "packed"),
+    [("aot_eager", True), *(pytest.param("inductor", packed, marks=pytest.mark.drill) for packed in (False, True))],
+)
+def test_compiled_layers_take_the_same_steps(tmp_path, monkeypatch, backend, packed):
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", backend)  # read by torchtune
+    config = replay_config(tmp_path, iterations=2)
+    common = (f"update.packed={packed}", "update.micro_batch_tokens=150", "enable_activation_checkpointing=True")
+    runs = {
+        name: run(config, *common, f"compile={name == 'compiled'}", f"output_dir={tmp_path / name}")
+        for name in ("plain", "compiled")
+    }
+    for plain, compiled in zip(runs["plain"], runs["compiled"], strict=True):
+        assert plain["steps"] == compiled["steps"] > 1
+        for key in ("loss", "grad_norm", "gap_p99", "ratio_p90"):
+            assert compiled[key] == pytest.approx(plain[key], rel=1e-4, abs=1e-6), key
+
+
 def test_a_scale_that_overflows_is_halved_and_the_same_step_taken_also_after_a_resume(tmp_path, monkeypatch):
     """In fp16 from a scale far too large, and from the usual one: the same numbers up to fp16's rounding."""
     config, runs = replay_config(tmp_path, iterations=2), {}

@@ -38,7 +38,9 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    described = argparse.ArgumentParser("serve-environment", description=(__doc__ or "").split("\n\n")[0])
+    described = argparse.ArgumentParser(
+        "serve-environment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     described.add_argument("name", help="a registered environment, or module:Class")
     described.add_argument("--option", type=option, action="append", default=[], help="key=value of its config")
     described.add_argument("--splits", nargs="+", default=["train"], help="AgentGym's data_idx counts through them")

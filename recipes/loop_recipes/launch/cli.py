@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Exit status 0, or 1 with one line on stderr per thing that is wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, node_overrides = _split(words)
-    parser = argparse.ArgumentParser("loop-launch", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "loop-launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in (
         ("rollout-node", "run the rollout node of a training config"),

@@ -6,6 +6,7 @@ each request.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +48,11 @@ class OpenEnvPool(ServicePool):
 
 
 class OpenEnvLine(Line):
-    """A WebSocket, and the episode it holds."""
+    """A WebSocket, and the episode it holds.
+
+    It is read all the time, also while the policy thinks: a socket that nobody reads answers no ping, and the service
+    ends its episode (uvicorn's after 40 s).
+    """
 
     def __init__(self, pool: OpenEnvPool, socket: aiohttp.ClientWebSocketResponse) -> None:
         super().__init__()
@@ -55,6 +60,20 @@ class OpenEnvLine(Line):
         self._socket = socket
         self._reward: float = 0.0
         self._cut = False
+        self._answer: asyncio.Future[str] | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        """Hand each message to the request that waits; what nobody asked for is dropped."""
+        try:
+            while True:
+                text = await self._socket.receive_str()
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(text)
+        except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:  # TypeError: a frame that is no text
+            self._cut = True
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(LineLost(f"the socket ended: {error!r}"))
 
     @property
     def alive(self) -> bool:
@@ -65,6 +84,8 @@ class OpenEnvLine(Line):
 
     async def hang_up(self) -> None:
         self.kill()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
         await self._socket.close()
         await super().hang_up()
 
@@ -94,16 +115,11 @@ class OpenEnvLine(Line):
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         message = {"type": kind, "data": data} if kind != "state" else {"type": kind}
+        self._answer = asyncio.get_running_loop().create_future()
         try:
             await self._socket.send_str(json.dumps(message))
-            answer = json.loads(await self._socket.receive_str())
-        except (
-            aiohttp.ClientError,
-            OSError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:  # TypeError: a frame that is no text
+            answer = json.loads(await self._answer)
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise LineLost(f"the service ended at {kind!r}: {error!r}") from error
         match answer:
             case {"type": "error", "data": {"message": str(text), **more}}:

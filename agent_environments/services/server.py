@@ -20,7 +20,6 @@ import hmac
 import json
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -65,8 +64,8 @@ class EnvironmentServer:
         self._name = pool.dataset
         self._token = f"Bearer {token}".encode()
         self._idle_timeout_s = idle_timeout_s
-        self._sessions: dict[int, tuple[Session, float]] = {}
-        """AgentGym's sessions, and when each was last used."""
+        self._sessions: dict[int, Session] = {}
+        """AgentGym's."""
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._authenticate], client_max_size=MAX_BODY_BYTES)
@@ -111,15 +110,15 @@ class EnvironmentServer:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._idle_timeout_s / 4))
-            oldest = time.monotonic() - self._idle_timeout_s
-            for number, (_, used) in list(self._sessions.items()):
-                if used < oldest:
+            for number, session in list(self._sessions.items()):
+                if session.idle_s() > self._idle_timeout_s:
                     logger.warning("session %d was idle for %g s: it ends", number, self._idle_timeout_s)
                     await self._forget(number)
 
     async def _forget(self, number: int) -> None:
-        session, _ = self._sessions.pop(number)
-        await _closed(session)
+        session = self._sessions.pop(number, None)
+        if session is not None:  # while the reaper ended one session, a client may have closed the next
+            await _closed(session)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "healthy"})
@@ -169,7 +168,7 @@ class EnvironmentServer:
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES, heartbeat=HEARTBEAT_S)
         await socket.prepare(request)
-        session = Session(self._pool, f"openenv-{id(socket):x}")
+        session = Session(self._pool, f"openenv-{secrets.token_hex(8)}")
         try:
             async for message in socket:
                 if message.type != WSMsgType.TEXT:
@@ -188,7 +187,7 @@ class EnvironmentServer:
         """The answer to a message; None to "close"."""
         try:
             message = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _socket_error("INVALID_JSON", f"not JSON: {error}")
         data = message.get("data", {}) if isinstance(message, dict) else None
         if not isinstance(data, dict):
@@ -226,19 +225,17 @@ class EnvironmentServer:
 
     def _session(self, body: dict[str, Any]) -> Session:
         try:
-            number = int(body["id"])
-            session, _ = self._sessions[number]
-        except (KeyError, TypeError, ValueError):
+            session = self._sessions[int(body["id"])]
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise NoSession(f"there is no session {body.get('id')!r}; ask /create for one") from None
-        self._sessions[number] = session, time.monotonic()
+        session.touch()
         return session
 
     async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
         if len(self._sessions) >= MAX_SESSIONS:
             raise BadRequest(f"there are {MAX_SESSIONS} sessions; close some")
         number = secrets.randbelow(1 << 53)  # no client meets another's session, not even one of a server before this
-        session = Session(self._pool, f"agentgym-{number}")
-        self._sessions[number] = session, time.monotonic()
+        session = self._sessions[number] = Session(self._pool, f"agentgym-{number}")
         return {"id": number, **_agentgym_observation(session.last)}
 
     async def _reset(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -270,7 +267,7 @@ async def _closed(session: Session) -> None:
 async def _json_object(request: web.Request) -> dict[str, Any]:
     try:
         body = await request.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body is no JSON object")

@@ -76,8 +76,10 @@ class ServicePool(RemotePool):
         """
         token = os.environ.get(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # No proxy, and no time-out of its own: every call has a deadline.
-        self._http = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+        # No proxy, no time-out of its own (every call has a deadline), and no fewer connections than episodes.
+        self._http = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+        )
         try:
             async with asyncio.timeout(self.rules.start_timeout_s):
                 self._know(await self._tasks())
@@ -125,11 +127,13 @@ class ServicePool(RemotePool):
         A service that is not there is gone for all: no episode is charged with it, whatever it did last. What an agent
         can do to a service is the service's to prevent.
         """
+        deadline_s = self.rules.start_timeout_s
         try:
-            line = await self._connect()
-        except LineLost as error:
+            async with asyncio.timeout(deadline_s):
+                line = await self._connect()
+        except (LineLost, TimeoutError) as error:
             await asyncio.sleep(RETRY_S)
-            raise LineGone(str(error)) from error
+            raise LineGone(str(error) or f"no connection to {self.url} within {deadline_s:g} s") from error
         self._lines.add(line)
         return line
 

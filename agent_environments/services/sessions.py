@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ UNKNOWN_SESSION = "unknown_session"
 
 
 class NoEpisode(Exception):
-    """The session has no episode that could be stepped or graded."""
+    """The session has no episode that could be stepped or graded, or has ended."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,37 @@ class Session:
         self._pool = pool
         self._environment: NoVoiding | None = None
         self._turn = asyncio.Lock()
+        self._used = time.monotonic()
+        self._closed = False
+
+    def idle_s(self) -> float:
+        """Seconds since it was last used; 0 while a call is under way."""
+        return 0.0 if self._turn.locked() else time.monotonic() - self._used
+
+    def touch(self) -> None:
+        """It is in use."""
+        self._used = time.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        """Raises NoEpisode for a call that came after :meth:`close`, or waited for it: nobody would end its episode."""
+        async with self._turn:
+            if self._closed:
+                raise NoEpisode("the session has ended")
+            try:
+                yield
+            finally:
+                self.touch()
 
     async def reset(self, task_id: str) -> Answer:
         """Begin an episode, and end the one before.
 
         Raises:
             EnvironmentFault: as the environment's ``start``.
+            NoEpisode: the session has ended.
             TimeoutError: no place was free in time.
         """
-        async with self._turn:
+        async with self._call():
             await self._end()
             self._pool.check_tasks([task_id])
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
@@ -86,9 +110,9 @@ class Session:
         """One action. An episode that is over answers as it did last.
 
         Raises:
-            NoEpisode, EnvironmentFault: nothing was reset, or as the environment's ``step``.
+            NoEpisode, EnvironmentFault: nothing was reset, or the session has ended, or as the environment's ``step``.
         """
-        async with self._turn:
+        async with self._call():
             environment = self._running
             if self.last.done:
                 return self.last
@@ -100,7 +124,7 @@ class Session:
 
     async def grade(self) -> dict[str, Any]:
         """The grader's verdict on the state reached so far; raises as the environment's ``grade``, and NoEpisode."""
-        async with self._turn:
+        async with self._call():
             return asdict(await self._running.grade())
 
     @property
@@ -117,5 +141,6 @@ class Session:
 
     async def close(self) -> None:
         """End the episode; a call that is under way ends first."""
+        self._closed = True
         async with self._turn:
             await self._end()

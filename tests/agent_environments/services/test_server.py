@@ -1,6 +1,7 @@
 """The same episodes in process, through OpenEnv and through AgentGym; and what a service does to bad clients."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
@@ -17,8 +19,9 @@ from agent_environments.counter import TARGETS, CounterPool
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
 from agent_environments.services.server import MAX_BODY_BYTES, EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
+from agent_environments.services.sessions import NoEpisode, Session
 from support.adapter_support import word_spans
-from support.waiting import wait_until
+from support.waiting import DEADLINE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 SPLITS = ("train", "dev")
@@ -38,7 +41,7 @@ SCRIPT = (act("add(9)", "show()"), "no code", act("add(99)"), act("add(3)", "fin
 async def served(monkeypatch):
     """A counter pool and the address that serves it."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    pool = CounterPool(lambda text: [])
+    pool = CounterPool(lambda text: [], max_worlds=128)
     server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=300.0).application())
     await server.start_server()
     yield pool, str(server.make_url("")).rstrip("/")
@@ -120,6 +123,152 @@ async def test_an_idle_session_ends():
         answer = await (await http.post(server.make_url("/step"), json={"id": created["id"], "action": "x"})).json()
         assert "no session" in answer["error"]
     await server.close()
+
+
+class HeldPool(CounterPool):
+    """A counter pool whose worlds do not start, and do not close, before they may."""
+
+    def __init__(self):
+        super().__init__(lambda text: [])
+        self.starting, self.may_start = asyncio.Event(), asyncio.Event()
+        self.closing, self.may_close = asyncio.Event(), asyncio.Event()
+        for event in (self.may_start, self.may_close):
+            event.set()
+
+    async def acquire(self, episode_id):
+        environment = await super().acquire(episode_id)
+        start, close = environment.start, environment.close
+
+        async def held_start(task_id):
+            self.starting.set()
+            await self.may_start.wait()
+            return await start(task_id)
+
+        async def held_close():
+            self.closing.set()
+            await self.may_close.wait()
+            await close()
+
+        environment.start, environment.close = held_start, held_close
+        return environment
+
+
+async def test_idle_sessions_end_though_a_client_closes_one_of_them_meanwhile():
+    pool = HeldPool()
+    pool.may_close.clear()
+    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=0.5).application())
+    await server.start_server()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+
+        async def post(path, **body):
+            return await (await http.post(server.make_url(path), json=body)).json()
+
+        first, second = (await post("/create"))["id"], (await post("/create"))["id"]
+        await post("/reset", id=first, data_idx=0)
+        await pool.closing.wait()  # the reaper is at the first
+        await post("/close", id=second)
+        pool.may_close.set()
+        third = (await post("/create"))["id"]
+        await post("/reset", id=third, data_idx=0)
+        await wait_until(lambda: pool.status().open_worlds == 0)
+    await server.close()
+
+
+async def test_a_session_at_work_is_not_idle():
+    pool = HeldPool()
+    pool.may_start.clear()
+    session = Session(pool, "s")
+    begun = session.idle_s()
+    resetting = asyncio.create_task(session.reset(TASK))
+    await pool.starting.wait()
+    assert session.idle_s() == 0.0 <= begun
+    pool.may_start.set()
+    await resetting
+    await session.close()
+    assert pool.status().open_worlds == 0
+
+
+async def test_a_reset_that_waited_for_the_end_of_its_session_opens_no_world():
+    pool = HeldPool()
+    session = Session(pool, "s")
+    await session.reset(TASK)
+    pool.may_close.clear()
+    closing = asyncio.create_task(session.close())
+    await pool.closing.wait()
+    late = asyncio.create_task(session.reset(TASK))
+    pool.may_close.set()
+    with pytest.raises(NoEpisode, match="has ended"):
+        await late
+    await closing
+    assert pool.status().open_worlds == 0
+
+
+async def test_a_service_that_takes_a_connection_and_says_nothing_is_gone_in_time(served, monkeypatch):
+    """No wait without an end, and no agent is charged with it: the attempt is repeated."""
+    monkeypatch.setattr("agent_environments.services.service_pool.RETRY_S", 0.0)
+    monkeypatch.setattr("agent_environments.remote.episode.GONE_PER_REQUEST", 2)
+    _, url = served
+    service = client("openenv", url, start_timeout_s=60.0)
+    await service.open()
+    service.rules = dataclasses.replace(service.rules, start_timeout_s=0.2)
+
+    async def silent(request):
+        await asyncio.Event().wait()
+
+    application = web.Application()
+    application.router.add_get("/ws", silent)
+    server = TestServer(application)
+    await server.start_server()
+    service.url = str(server.make_url("")).rstrip("/")
+    environment = await service.acquire("episode")
+    with pytest.raises(EnvironmentCrashed, match="no connection"):
+        await environment.start(TASK)
+    await environment.close()
+    await service.close()
+    await server.close()
+
+
+async def test_pings_are_answered_while_the_policy_thinks(served):
+    """A service ends the episode of a socket that answers none, and a turn may be sampled for minutes."""
+    _, url = served
+    service = client("openenv", url)
+    await service.open()
+    answered = asyncio.Event()
+
+    async def pinging(request):
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        await socket.ping(b"are you there?")
+        if (await socket.receive()).type is web.WSMsgType.PONG:
+            answered.set()
+        await socket.receive()
+        return socket
+
+    application = web.Application()
+    application.router.add_get("/ws", pinging)
+    server = TestServer(application)
+    await server.start_server()
+    service.url = str(server.make_url("")).rstrip("/")
+    line = await service.lease()
+    async with asyncio.timeout(DEADLINE_S):
+        await answered.wait()
+    assert line.alive
+    await service.give_back(line)
+    await service.close()
+    await server.close()
+
+
+async def test_as_many_episodes_as_there_are_places_are_connected_at_once(served):
+    """aiohttp has 100 connections unless told otherwise."""
+    pool, url = served
+    service = client("openenv", url, max_worlds=110)
+    await service.open()
+    environments = [await service.acquire(f"episode{number}") for number in range(110)]
+    await asyncio.gather(*(environment.start(TASK) for environment in environments))
+    assert pool.status().open_worlds == 110
+    await asyncio.gather(*(environment.close() for environment in environments))
+    await service.close()
+    await wait_until(lambda: pool.status().open_worlds == 0)
 
 
 async def test_agentgyms_words(served):

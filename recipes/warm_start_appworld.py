@@ -75,6 +75,9 @@ class WarmStartRecipe:
         taught = any(cycle.habit_share for cycle in self._config.training.cycles)
         if taught and not (options.habit_count and options.habits):
             raise ConfigError("a cycle with a habit_share needs demonstrations.habits and a demonstrations.habit_count")
+        size, fewest = self._config.tokenizer.vocab_size, tiny_tokenizer.FEWEST_PIECES
+        if size < fewest:
+            raise ConfigError(f"tokenizer.vocab_size must be at least {fewest}, but is {size}")
         self._output_dir = Path(self._config.output_dir)
         self._cache = Path(options.cache)
 

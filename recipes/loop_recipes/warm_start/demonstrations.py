@@ -76,6 +76,27 @@ class Script:
     turns: tuple[Mapping[str, str], ...]
 
 
+_GIVEN = re.compile(r"\b(\w+)=('\d\d:\d\d'|\d+)")
+
+
+def quoting(turns: Sequence[Mapping[str, str]], roles: Sequence[str], task: str) -> list[dict[str, str]]:
+    """``turns``, where the thought of a deed first quotes each number and time that the text of the task gives it.
+
+    "Send $48, so amount: 48. I send the money." A small model copies what stands behind words that it has just written;
+    the words that lead to a number in the task are others than the code's, and the quotation joins them.
+    """
+    quoted = []
+    for turn, role in zip(turns, roles, strict=True):
+        said = ""
+        for name, literal in _GIVEN.findall(turn["code"] if role == "act" else ""):
+            value = literal.strip("'")
+            found = re.search(rf"(?:\S+ ){{0,2}}(?<!\w)\$?{value}(?![\w:])", task)
+            if found and not name.endswith("_id"):
+                said += f"{found[0]}, so {name}: {value}. "
+        quoted.append({**turn, "thought": said + turn["thought"]})
+    return quoted
+
+
 def draw_scripts(
     root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
 ) -> list[Script]:
@@ -90,10 +111,12 @@ def draw_scripts(
     rng = random.Random(f"demonstrations {seed}")
     solutions = []
     for task_id in rng.sample(list(tasks), len(tasks)):
-        folder = root / "data" / "tasks" / task_id / "ground_truth"
+        folder = root / "data" / "tasks" / task_id
         turns, demonstration = (
-            json.loads((folder / f"{name}.json").read_text()) for name in ("turns", "demonstration")
+            json.loads((folder / "ground_truth" / f"{name}.json").read_text()) for name in ("turns", "demonstration")
         )
+        task = json.loads((folder / "specs.json").read_text())["instruction"]
+        turns = quoting(turns, demonstration["roles"], task)
         possible = [flaw for flaw in possible_flaws(demonstration) if not habits or flaw in habits]
         if possible or not habits:
             solutions.append((task_id, turns, demonstration, possible))

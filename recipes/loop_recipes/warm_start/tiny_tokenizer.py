@@ -3,18 +3,18 @@
 What a small model has to copy out of an observation (passwords, e-mail addresses, ids) must fall into the same few
 pieces wherever it stands. So unlike Qwen2.5's own rule the pre-tokeniser never joins a quote, bracket or blank to the
 letters after it (a blank goes with the lower-case word before it), keeps an identifier with its underscores in one
-piece (API names become single tokens) and cuts numbers into pairs of digits from the left. And pairs of digits and open
-syllables, which the names of the synthetic world are made of, are merged before anything else.
+piece (API names become single tokens) and cuts numbers into pairs of digits from the left. Pairs of digits and open
+syllables, which the names of the synthetic world are made of, are the only merges: other pieces are whole pre-tokens.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_TOKEN, STOP_TOKEN = "<|endoftext|>", "<|im_end|>"
@@ -25,7 +25,9 @@ punctuation (with single blanks inside, as in `": "`), a line break with its ind
 
 DIGIT_PAIRS = tuple(f"{number:02d}" for number in range(100))
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstv" for vowel in "aeiou")
-MERGED_FIRST = (*DIGIT_PAIRS, *SYLLABLES, *(syllable.capitalize() for syllable in SYLLABLES))
+MERGED = (*DIGIT_PAIRS, *SYLLABLES, *(syllable.capitalize() for syllable in SYLLABLES))
+FEWEST_PIECES = len(SPECIAL_TOKENS) + len(pre_tokenizers.ByteLevel.alphabet()) + len(MERGED)
+"""The smallest ``vocab_size``: one without a whole word."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -43,27 +45,26 @@ def piece_spans(text: str) -> Sequence[tuple[int, int]]:
 def train(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
     """Train on ``texts``; the special tokens come last, as in Qwen2.5, and take their share of ``vocab_size``.
 
-    A pair of pieces seen fewer than ``min_frequency`` times is not merged, which keeps single passwords and names from
-    becoming tokens that are too rare to be learnt; the vocabulary may then stay smaller than asked.
+    The most frequent pre-tokens, seen at least ``min_frequency`` times, become one piece each; single passwords and
+    names are too rare for that. All others are cut into pairs of digits, open syllables and bytes. Byte-pair merges of
+    words would leave more pieces behind, such as the ``lar`` of ``dollars``: where a name has it, the name falls into a
+    piece that means something else in all other places, and is not copied.
     """
-    texts = list(texts)
-    # A pair of characters stands about once in a text, so that these pieces come out on top.
-    first = ["\n".join(MERGED_FIRST)] * (4 * len(texts))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    cut = pre_tokenizers.Sequence([split, to_bytes])
+    seen = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text))
+    pieces = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), *MERGED])
+    words = [word for word, count in seen.most_common() if count >= min_frequency and word not in pieces]
+    pieces |= dict.fromkeys(words[: vocab_size - FEWEST_PIECES])
+    model = models.BPE(
+        vocab={piece: number for number, piece in enumerate(pieces)},
+        merges=[(piece[0], piece[1]) for piece in MERGED],
+        ignore_merges=True,  # what is a piece as a whole is not put together from others
     )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = cut
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL_TOKENS),
-        min_frequency=min_frequency,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(chain(texts, first), trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return tokenizer
 

@@ -14,7 +14,7 @@ from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
-from loop_recipes.warm_start.demonstrations import Demonstration, draw_scripts, render, with_other_names
+from loop_recipes.warm_start.demonstrations import Demonstration, draw_scripts, quoting, render, with_other_names
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.schema import ConfigError
 
@@ -145,6 +145,14 @@ def test_a_password_is_the_same_pieces_wherever_it_stands(tokens: ChatTokens):
             ]
 
 
+def test_no_piece_of_a_frequent_word_stands_in_a_name():
+    """Such a piece means the word everywhere else, and a small model does not copy it."""
+    tokenizer = tiny_tokenizer.train(["alarms for large dollars"] * 30, vocab_size=1280, min_frequency=24)
+    assert tokenizer.encode("alarms for dollars").tokens == ["alarmsĠ", "forĠ", "dollars"]
+    assert tokenizer.decode(tokenizer.encode("alarms for dollars").ids) == "alarms for dollars"
+    assert tokenizer.encode("pilar.gumes").tokens == ["pi", "la", "r", ".", "gu", "me", "s"]
+
+
 def test_mask_covers_what_the_agent_says_and_its_end_mark(tokens: ChatTokens, demonstration: Demonstration):
     example = render(demonstration, tokens)
     spoken = tokens.decode(example.token_ids[example.mask].tolist())
@@ -237,6 +245,7 @@ def write_solutions(root: Path, logins: dict[str, bool]) -> None:
         slips = [{"turn": 0, "value": "bapu", "wrong": ["pevi"], "found": False}] if login else []
         (folder / "turns.json").write_text(json.dumps([{"thought": "I do.", "code": code} for code in codes]))
         (folder / "demonstration.json").write_text(json.dumps({"roles": roles, "slips": slips}))
+        (folder.parent / "specs.json").write_text(json.dumps({"instruction": "Act."}))
 
 
 def test_a_habit_is_shown_wherever_there_is_room_for_it_and_nowhere_else(tmp_path: Path):
@@ -266,6 +275,20 @@ def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: 
     turns = [int((row == tokens.im_end).sum()) - 2 for batch in batches for row in batch.tokens]
     assert set(turns) <= {1, 5}
     assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
+
+
+def test_a_thought_quotes_the_numbers_and_times_that_the_task_gives():
+    def thought(task: str, code: str, role: str = "act") -> str:
+        return quoting([{"thought": "I do.", "code": code}], [role], task)[0]["thought"]
+
+    pay = "print(apis.venmo.create_transaction(receiver_email='a.b@c.d', amount=48))"
+    assert thought("Pay a.b@c.d $48 on Venmo.", pay) == "Pay a.b@c.d $48, so amount: 48. I do."
+    assert thought("Pay a.b@c.d $48 on Venmo.", pay, role="lookup") == "I do."
+    assert thought("Pay what the note says. It has 148 words.", pay) == "I do."
+    move = "print(apis.phone.update_alarm(alarm_id=7, time='07:30'))"
+    assert thought("My yoga alarm should ring at 07:30. Change it.", move) == "ring at 07:30, so time: 07:30. I do."
+    volume = "print(apis.spotify.set_volume(volume=1))"
+    assert thought("Set the volume to 1.", volume) == "volume to 1, so volume: 1. I do."
 
 
 def test_documentation_never_reaches_the_tokenizer(demonstration: Demonstration):

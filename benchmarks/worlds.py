@@ -27,11 +27,10 @@ from typing import Any
 
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import Grade, create_pool
-from agent_environments.worlds.commands import message_of
 from agent_environments.worlds.pool import WorldPool
 
 REPOSITORY = Path(__file__).parents[1]
-WORLDS = ("textcraft", "babyai", "textworldexpress", "scienceworld")
+WORLDS = ("textcraft", "babyai", "textworldexpress", "scienceworld", "tau2_telecom")
 CONCURRENCY = 64
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -94,7 +93,7 @@ async def play(pool: WorldPool, task: str, commands: Sequence[str]) -> Grade:
     try:
         await environment.start(task)
         for command in commands:
-            if (await environment.step(message_of(command))).done:
+            if (await environment.step(pool.message(command))).done:
                 break
         return await environment.grade()
     finally:

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_environments.observation import FAILURE_HEAD, observation
+from agent_environments.observation import FAILURE_HEAD
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -28,7 +28,6 @@ LOSSES_PER_REQUEST = 3
 GONE_PER_REQUEST = 10
 """Lines that may have ended before they were asked, by the doing of others; after that the attempt has failed."""
 CLOSE_TIMEOUT_S = 30.0
-NO_COMMAND = "There is no command in this message."
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
 
 _numbers = itertools.count(1)
@@ -49,6 +48,8 @@ class EpisodeHost(Protocol):
 
     rules: EpisodeRules
     replays: int
+    no_command: str
+    """What the agent is told after a message without a command."""
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
     async def lease(self) -> Line:
@@ -63,6 +64,10 @@ class EpisodeHost(Protocol):
 
     def command(self, message: str) -> str:
         """What of an assistant message is sent; "" for a message without a command."""
+        ...
+
+    def shown(self, observation: str) -> str:
+        """What the agent is shown of the observation in an answer to "step"."""
         ...
 
     def release(self, environment: RemoteEnvironment) -> None: ...
@@ -127,7 +132,7 @@ class RemoteEnvironment:
             raise EnvironmentCrashed("this episode has no world: it was not started, or has ended")
         command = self._pool.command(action)
         if not command:
-            return StepResult(NO_COMMAND, done=False, failed=False, empty_action=True)
+            return StepResult(self._pool.no_command, done=False, failed=False, empty_action=True)
         self._running = asyncio.create_task(self._step(command))
         return await asyncio.shield(self._running)  # cancelled or not, what it does is done and will be graded
 
@@ -151,13 +156,10 @@ class RemoteEnvironment:
         self._history.append((command, answer))
         self._over = answer["done"]
         empty = answer.get("empty_action", False)
-        return StepResult(self._shown(answer["observation"]), answer["done"], answer["failed"], empty)
+        return StepResult(self._pool.shown(answer["observation"]), answer["done"], answer["failed"], empty)
 
     def _end(self, ungradable: str) -> None:
         self._over, self._ungradable = True, ungradable
-
-    def _shown(self, text: str) -> str:
-        return observation(text, None, self._rules.observation_max_tokens, self._rules.token_spans)
 
     async def _ask(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
         """The answer of the episode's world, which is brought back where that is needed.

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_environments.observation import observation as cut_observation
 from agent_environments.protocol import EnvironmentCrashed, Message, PoolStatus, TokenSpans, UnknownTask
 from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
 from agent_environments.remote.line import Line
+
+NO_COMMAND = "There is no command in this message."
 
 
 class RemotePool:
@@ -22,6 +25,8 @@ class RemotePool:
         step_timeout_s: time for one command, and for a grade.
         start_timeout_s: time for the other side, and for a task there, to start.
     """
+
+    no_command = NO_COMMAND
 
     def __init__(
         self,
@@ -64,6 +69,10 @@ class RemotePool:
     def command(self, message: str) -> str:
         """What of an assistant message is sent."""
         raise NotImplementedError
+
+    def shown(self, observation: str) -> str:
+        """An observation cut to what the policy may see of it."""
+        return cut_observation(observation, None, self.rules.observation_max_tokens, self.rules.token_spans)
 
     async def _close_lines(self) -> None:
         """Cut all lines."""

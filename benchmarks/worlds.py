@@ -5,8 +5,9 @@
 
 The expert's commands are played in a collection of all tasks at once, through the pool as a rollout node uses it
 (``ours``), and one after another in a plain loop inside the world's interpreter (``bare``). Finding the expert's
-commands is not timed. CPU time is that of this process, the workers and their Java machines. ``--json`` adds to the
-rows of other worlds that are in the file.
+commands is not timed. The plain loop has one Java machine where the pool has ``--machines``, so compare the two by CPU
+time there, not by episodes a minute. CPU time is that of this process, the workers and their Java machines. ``--json``
+adds to the rows of other worlds that are in the file.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from agent_environments.worlds.pool import WorldPool
 
 REPOSITORY = Path(__file__).parents[1]
 WORLDS = ("textcraft", "babyai", "textworldexpress", "scienceworld", "tau2_telecom")
+JAVA_WORLDS = ("textworldexpress", "scienceworld")
 CONCURRENCY = 64
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -106,7 +108,7 @@ async def collect(pool: WorldPool, plans: Sequence[tuple[str, Sequence[str]]]) -
 
 async def ours(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[str, list[str]]], Path]:
     """The rows of one world, the expert's plans and the worker's file."""
-    places = {} if name in ("textcraft", "babyai") else {"max_worlds": args.machines}
+    places = {"max_worlds": args.machines} if name in JAVA_WORLDS else {}
     pool = create_pool(name, {"python": args.python, **places}, lambda text: [])
     assert isinstance(pool, WorldPool)
     await pool.open()

@@ -81,9 +81,9 @@ async def test_wrong_calls_are_observations(pool):
 
 
 async def test_a_new_bill_has_the_same_number_in_every_play(pool):
-    customer = {"customer_id": "C1001"}
+    customer = {"customer_id": "C1002"}  # has no draft bill yet
     messages = [
-        render_tool_call(ToolCall("refuel_data", {**customer, "line_id": "L1002", "gb_amount": 2.0})),
+        render_tool_call(ToolCall("refuel_data", {**customer, "line_id": "L1004", "gb_amount": 2.0})),
         render_tool_call(ToolCall("get_bills_for_customer", {**customer, "limit": 12})),
     ]
     first = await play(pool, REFUEL_TASK, messages)

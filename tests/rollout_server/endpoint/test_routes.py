@@ -3,49 +3,24 @@
 import asyncio
 import json
 import threading
-import time
 
 import aiohttp
 import openai
 import pytest
 
-from rollout_server.collecting.policy_sampler import PolicySampler
-from rollout_server.collection_request import Limits
 from rollout_server.endpoint import session as session_module
-from rollout_server.endpoint.session import Session, World
+from rollout_server.endpoint.session import World
 from rollout_server.endpoint.wire import ApiError
-from support.counter_node import TOKEN, counter_request
+from support.counter_node import TOKEN
+from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
 
-HELLO = [{"role": "user", "content": "Hello."}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-
-
-class Opened:
-    """A session of a running node, and clients of it."""
-
-    def __init__(self, running, **limits):
-        bounds = {"max_turns": 50, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": DEADLINE_S}
-        request = counter_request(policy_mode="latest", limits=Limits(**{**bounds, **limits}))
-        node = running.node
-        sampler = PolicySampler(request.sampling, request.limits, 0, None, node._services)
-        deadline = time.monotonic() + DEADLINE_S
-        self.url = running.url
-        self.session = Session("e", 7, request.limits, deadline, sampler, node.tokens)
-        self.key = node.sessions.open(self.session)
-
-    def client(self, **options):
-        settings = {"base_url": f"{self.url}/v1", "api_key": self.key, "max_retries": 0, "timeout": DEADLINE_S}
-        return openai.AsyncOpenAI(**{**settings, **options})
-
-    async def ask(self, messages=HELLO, **options):
-        async with self.client() as client:
-            return await client.chat.completions.create(model="gpt-4o", messages=messages, **options)
 
 
 @pytest.fixture
 async def opened(running):
-    return Opened(running)
+    return OpenSession(running)
 
 
 async def test_an_answer_is_what_was_sampled(running, opened):
@@ -143,7 +118,7 @@ async def test_what_cannot_be_done_is_refused(opened, wish, why):
 
 
 async def test_a_full_context_has_openais_code(running):
-    opened = Opened(running, max_context=20)
+    opened = OpenSession(running, max_context=20)
     with pytest.raises(openai.BadRequestError, match="maximum context length is 20 tokens") as refused:
         await opened.ask([{"role": "user", "content": "word " * 20_000}])
     assert refused.value.code == "context_length_exceeded"
@@ -151,7 +126,7 @@ async def test_a_full_context_has_openais_code(running):
 
 
 async def test_after_its_last_turn_an_episode_is_over(running):
-    opened = Opened(running, max_turns=1)
+    opened = OpenSession(running, max_turns=1)
     await opened.ask()
     with pytest.raises(openai.APIStatusError, match="has had its 1 turns") as refused:
         await opened.ask()
@@ -227,7 +202,7 @@ async def test_bodies_are_bounded(opened):
 
 async def test_a_flood_of_calls_is_held_off_and_the_others_are_exact(running, opened, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 4)
-    other = Opened(running)
+    other = OpenSession(running)
     may_answer = asyncio.Event()
     running.vllm.answers = lambda body: may_answer.is_set()
     calls = [asyncio.create_task(opened.ask([{"role": "user", "content": str(n)}])) for n in range(40)]

@@ -1,0 +1,146 @@
+"""Agents that mean harm, over raw sockets: the node lives, and an episode beside them is what it would be alone."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+import pytest
+
+from rollout_server.endpoint import routes
+from support.open_session import HELLO, OpenSession
+from support.waiting import DEADLINE_S
+
+MEBIBYTE = b" " * (1 << 20)
+BODY = b'{"stream": true, "messages": [{"role": "user", "content": "Hello."}]}'
+
+
+class Attacker:
+    """Raw connections to the node with the key of an episode."""
+
+    def __init__(self, opened):
+        self.key = opened.key
+        self.host, port = opened.url.removeprefix("http://").split(":")
+        self.port = int(port)
+        self.writers = []
+
+    async def connect(self):
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    def head(self, *lines):
+        said = ["POST /v1/chat/completions HTTP/1.1", "Host: node", f"Authorization: Bearer {self.key}", *lines]
+        return "".join(f"{line}\r\n" for line in [*said, ""]).encode()
+
+    async def status(self, reader):
+        async with asyncio.timeout(DEADLINE_S):
+            return int((await reader.readuntil(b"\r\n")).split()[1])
+
+    async def leave(self):
+        for writer in self.writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def attacker(running):
+    made = Attacker(OpenSession(running))
+    yield made
+    await made.leave()
+
+
+async def play(running):
+    """Four turns of an honest agent; what is stored of them."""
+    opened = OpenSession(running)
+    messages = list(HELLO)
+    for number in range(4):
+        answer = await opened.ask(messages)
+        said = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"and {number}?"}]
+    [segment] = opened.session.segments()
+    await running.node.sessions.close(opened.key)
+    return segment.token_ids, segment.mask, segment.sampler_logprobs
+
+
+async def played_beside(running, attack):
+    """An honest episode alone, then beside an attack: both are the same."""
+    alone = await play(running)
+    harm = asyncio.create_task(attack)
+    beside = await play(running)
+    await harm
+    assert beside == alone == await play(running)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_of_a_hundred_megabytes(running, attacker, chunked):
+    async def attack():
+        reader, writer = await attacker.connect()
+        told = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {100 * len(MEBIBYTE)}"
+        writer.write(attacker.head(told))
+        with contextlib.suppress(ConnectionError):  # the node need not take it all
+            for _ in range(100):
+                writer.write(b"%x\r\n%s\r\n" % (len(MEBIBYTE), MEBIBYTE) if chunked else MEBIBYTE)
+                await writer.drain()
+        assert await attacker.status(reader) == 413
+
+    await played_beside(running, attack())
+
+
+async def test_bodies_that_never_come_whole(running, attacker, monkeypatch):
+    monkeypatch.setattr(routes, "BODY_DEADLINE_S", 0.5)
+
+    async def attack():
+        readers = []
+        for _ in range(20):
+            reader, writer = await attacker.connect()
+            writer.write(attacker.head("Content-Length: 1000") + b'{"mess')
+            readers.append(reader)
+        assert {await attacker.status(reader) for reader in readers} == {408}
+
+    await played_beside(running, attack())
+
+
+async def test_a_flood_of_connections(running, attacker):
+    """Some say nothing, some half a request, some have guessed a key."""
+
+    async def attack():
+        guesses = []
+        for number in range(400):
+            reader, writer = await attacker.connect()
+            match number % 4:
+                case 1:
+                    writer.write(attacker.head()[:40])
+                case 2:
+                    writer.write(b"\0" * 100)
+                case 3:
+                    writer.write(b"GET /sessions/sk-%d/v1/models HTTP/1.1\r\nHost: node\r\n\r\n" % number)
+                    guesses.append(reader)
+        assert {await attacker.status(reader) for reader in guesses} == {401}
+
+    await played_beside(running, attack())
+
+
+async def test_a_hang_up_in_mid_stream_loses_no_answer(running, attacker):
+    """It resets the connection after the first bytes of a stream, and again. Every turn that was sampled is kept."""
+    session = running.node.sessions.find(attacker.key)
+
+    async def attack():
+        for turn in range(1, 6):
+            reader, writer = await attacker.connect()
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.write(attacker.head(f"Content-Length: {len(BODY)}", f"Idempotency-Key: {turn}") + BODY)
+            assert await attacker.status(reader) == 200
+            writer.transport.abort()
+            reader, writer = await attacker.connect()
+            writer.write(attacker.head(f"Content-Length: {len(BODY)}", f"Idempotency-Key: {turn}") + BODY)
+            async with asyncio.timeout(DEADLINE_S):
+                await reader.readuntil(b"data: [DONE]")
+            assert session.turns == turn
+
+    await played_beside(running, attack())
+    segments = session.segments()
+    assert len(segments) == 5
+    served = [body["token_ids"] for body in running.vllm.requests if body["request_id"].rpartition("-")[0] == "e"]
+    assert all(segment.token_ids[: segment.turns[0].start] in served for segment in segments)

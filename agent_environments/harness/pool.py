@@ -214,10 +214,18 @@ class HarnessPool:
         self.dataset = dataset if self._world is None else self._world.dataset
         self._places = asyncio.Semaphore(max_worlds)
         self._open_worlds = 0
+        self._waiting = 0
         self._offers: list[Offer] = []
         self._offered = asyncio.Event()
 
     async def open(self) -> None:
+        """Open the world.
+
+        Raises:
+            FileNotFoundError: there is no such program; else every episode would be lost over it, or be worth nothing.
+        """
+        _require_program("command", self.command, self.variables.get("PATH"))
+        _require_program("grade_command", self.grade_command)
         if self._world is not None:
             await self._world.open()
             self.dataset = self._world.dataset
@@ -239,13 +247,20 @@ class HarnessPool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
-        await self._places.acquire()
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
         self._open_worlds += 1
+        world = None
         try:
             world = None if self._world is None else await self._world.acquire(episode_id)
             return HarnessEnvironment(self, episode_id, world)
         except BaseException:
             self.release()
+            if world is not None:
+                await world.close()
             raise
 
     def release(self) -> None:
@@ -282,11 +297,16 @@ class HarnessPool:
 
     def status(self) -> PoolStatus:
         inner = PoolStatus() if self._world is None else self._world.status()
-        return PoolStatus(self._open_worlds, inner.waiting, inner.restarts, inner.details)
+        return PoolStatus(self._open_worlds, self._waiting + inner.waiting, inner.restarts, inner.details)
 
     async def close(self) -> None:
         if self._world is not None:
             await self._world.close()
+
+
+def _require_program(key: str, command: Sequence[str] | None, path: str | None = None) -> None:
+    if command is not None and shutil.which(command[0], path=path) is None:
+        raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")
 
 
 def _found(command: Sequence[str]) -> list[str]:

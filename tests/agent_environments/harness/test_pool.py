@@ -6,6 +6,7 @@ import pytest
 
 from agent_environments.harness.pool import Connection, HarnessPool
 from agent_environments.protocol import UnknownTask
+from support.waiting import wait_until
 
 TASKS = {"train": ["t_1", "t_2"]}
 CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1")
@@ -122,3 +123,39 @@ async def test_steps_go_to_the_world_and_its_grade_counts():
     assert (await environment.step("```python\nadd(3)\nfinish()\n```")).done
     assert (await environment.grade()).success
     await environment.close()
+
+
+@pytest.mark.parametrize("key", ["command", "grade_command"])
+async def test_a_program_that_is_not_there_is_named_before_any_episode(key):
+    commands = {"command": python("pass"), "grade_command": python("pass"), key: ["/nowhere/agent"]}
+    with pytest.raises(FileNotFoundError, match=f"{key} cannot be run: there is no program /nowhere/agent"):
+        await pool(**commands, accept_reward=False).open()
+
+
+async def test_a_program_is_looked_for_where_its_own_variables_say(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\n")
+    agent.chmod(0o755)
+    await pool(command=["agent"], variables={"PATH": str(tmp_path)}).open()
+
+
+async def test_who_waits_for_a_place_is_counted():
+    full = pool(command=python("pass"), max_worlds=1)
+    first = await full.acquire("e")
+    second = asyncio.create_task(full.acquire("f"))
+    await wait_until(lambda: full.status().waiting == 1)
+    await first.close()
+    await (await second).close()
+    assert (full.status().open_worlds, full.status().waiting) == (0, 0)
+
+
+async def test_an_episode_without_a_folder_leaves_no_world(monkeypatch):
+    harness_pool = pool(world={"name": "counter"}, accept_reward=False)
+
+    def full(prefix):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("agent_environments.harness.pool.tempfile.mkdtemp", full)
+    with pytest.raises(OSError, match="no space"):
+        await harness_pool.acquire("e")
+    assert harness_pool._world.status().open_worlds == harness_pool.status().open_worlds == 0

@@ -111,6 +111,8 @@ class WarmStartRecipe:
         for source in (
             PROMPTS / f"{self._config.environment.config['prompt']}.txt",
             Path(appworld_adapter.__file__).with_name("flaws.py"),
+            Path(demonstrations.__file__),
+            Path(tiny_tokenizer.__file__),
         ):
             digest.update(source.read_bytes())
         return digest.hexdigest()

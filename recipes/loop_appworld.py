@@ -28,7 +28,7 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
-from loop_recipes.learner.batching import Sample, shortened
+from loop_recipes.learner.batching import episodes, training_samples
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     load_latest,
@@ -52,7 +52,7 @@ from loop_recipes.learner.run_metrics import behavior_metrics, environment_metri
 from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from rollout_server.collection_request import CollectionRequest
-from rollout_server.rollout import Rollout
+from rollout_server.rollout import Rollout, by_episode
 from rollout_server.schema import ConfigError
 
 log = utils.get_logger("INFO")
@@ -216,17 +216,18 @@ class LoopAppWorldRecipe:
         """Train on one collection (the same list on every rank, texts on rank 0 only); returns metrics.
 
         Raises:
+            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from.
             NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
         conf = self._config
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
-        samples = [Sample.from_rollout(rollout, conf.update.unfinished_return) for rollout in rollouts]
-        if conf.update.max_tokens_per_rollout is not None:
-            samples = shortened(samples, conf.update.max_tokens_per_rollout)
+        samples = training_samples(rollouts, conf.update)
         trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration)
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
+        if conf.update.max_tokens_per_rollout is not None:
+            metrics["left_out_rollouts"] = len(by_episode(rollouts)) - len(episodes(samples))
         self._learner.end_iteration()
         if metrics["steps"]:
             self._policy_version += 1

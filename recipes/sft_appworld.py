@@ -23,7 +23,7 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import check_learner, make_output_dir
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
-from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.batching import Sample, training_samples
 from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.learner.device_check import training_device
 from loop_recipes.learner.diagnostics import peak_memory_gib
@@ -98,35 +98,38 @@ class SftAppWorldRecipe:
         """Rollouts, model, optimizer and run state."""
         conf = self._config
         fixed_set = read_fixed_set(conf.rollouts)
+        samples = training_samples(fixed_set.rollouts, conf.update)
+        require(
+            not self._pairs or all(sample.segment == 0 for sample in samples),
+            f"loss: {conf.loss['_component_']} takes episodes of one sequence, and rollouts.logs holds some of several",
+        )
         init_process_group(self._device, LONGEST_WAIT_S, always=self._dtype != torch.float32)
         self._rank = utils.get_world_size_and_rank()[1]
         torch.manual_seed(conf.seed)
         self._stop.listen()
         checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
         model, base = load_base(conf, self._dtype)
-        check_context(
-            model, max(len(rollout.token_ids) for rollout in fixed_set.rollouts), "rollouts.logs: the longest"
-        )
+        check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
         self._learner = Learner(conf, model, base, self._device, checkpoint)
-        self._setup_set(fixed_set)
+        self._setup_set(fixed_set, samples)
         if checkpoint is not None:
             self._restore(checkpoint)
         on_main_rank(self._open_metrics)
 
-    def _setup_set(self, fixed_set: FixedSet) -> None:
-        samples = [Sample.from_rollout(rollout) for rollout in fixed_set.rollouts]
+    def _setup_set(self, fixed_set: FixedSet, samples: list[Sample]) -> None:
         self._samples = self._learner.update.prepare(samples)
-        require(self._samples, f"rollouts.logs: none of {len(samples)} rollouts counts under the advantage; see there")
+        read = len(fixed_set.rollouts)
+        require(self._samples, f"rollouts.logs: none of {read} rollouts counts under the advantage; see there")
         used = {sample.rollout_id for sample in self._samples}
         self._rollouts = [rollout for rollout in fixed_set.rollouts if rollout.rollout_id in used]
         self._digest = fixed_set.digest
         tasks = len({sample.task_id for sample in self._samples})
-        utils.log_rank_zero(log, f"training on {len(used)} of {len(samples)} rollouts, of {tasks} tasks")
+        utils.log_rank_zero(log, f"training on {len(used)} of {read} rollouts, of {tasks} tasks")
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
         require(
-            state["set"] == self._digest,
+            state.get("set") == self._digest,
             "resume_from_checkpoint: rollouts.logs holds other rollouts than the run was started with",
         )
         self._iterations_done = state["iteration"]
@@ -141,9 +144,9 @@ class SftAppWorldRecipe:
         conf = self._config
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             self._log(iteration, self.update(iteration))
-            self.save_checkpoint()
             if iteration % conf.export_every == 0 or iteration == conf.max_iterations:
-                self._export(iteration)
+                self._export(iteration)  # before it is saved: a resumed run would not come back to it
+            self.save_checkpoint()
             if any_rank(bool(self._stop)) and iteration < conf.max_iterations:
                 utils.log_rank_zero(log, f"stopped after iteration {iteration}: asked to")
                 on_main_rank(self._stop.done)

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
 from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from rollout_server.schema import ConfigError, fields_of
 from sft_appworld import SftAppWorldRecipe
@@ -98,6 +99,21 @@ def test_resuming_after_death_in_mid_epoch_equals_never_stopping(tmp_path, chang
         assert file.read_bytes() == other.read_bytes(), file.name
 
 
+def test_a_policy_is_exported_before_its_iteration_counts_as_done(tmp_path, monkeypatch):
+    """A resumed run never comes back to an iteration that was saved."""
+    cfg = sft_config(tmp_path, max_iterations=2)
+
+    def die(*args):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "export", die)
+        with pytest.raises(Killed):
+            train(cfg, "export_every=2")
+    train(cfg, "export_every=2", "resume_from_checkpoint=True")
+    assert [path.name for path in (tmp_path / "run/policies").iterdir()] == ["policy-v0002"]
+
+
 def test_pairs_are_learned_against_the_policy_that_the_run_began_with(tmp_path):
     lines = train(sft_config(tmp_path, **PAIRS, update=STEP, max_iterations=6))
     assert lines[0]["loss"] == pytest.approx(math.log(2), rel=1e-5)
@@ -119,6 +135,10 @@ def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
         train(cfg, clipped)
     with pytest.raises(ConfigError, match=r"ClippedPolicyLoss needs rollouts of the policy in training"):
         train(cfg, clipped, "update.loss_divisor=mean")
+    with pytest.raises(ConfigError, match=r"update\.exact_entropy must be left out"):
+        train(cfg, "update.exact_entropy=True")
+    with pytest.raises(ConfigError, match=r"max_tokens_per_rollout is 1, and none of \d+ rollouts"):
+        train(cfg, "update.max_tokens_per_rollout=1")
     train(cfg, "max_iterations=1", "rollouts.most_per_task=1")
     with pytest.raises(ConfigError, match="holds other rollouts than the run was started with"):
         train(cfg, "resume_from_checkpoint=True")

@@ -128,7 +128,8 @@ class UpdateConfig:
     """Return of a rollout that ran into its turns, context or deadline: what the grader gives, as in the authors' code,
     or 0."""
     max_tokens_per_rollout: PositiveInt | None = None
-    """Learns from so many first tokens of a rollout (the authors' code: 32000 of up to 32768); null from all."""
+    """Learns from so many first tokens of a rollout (the authors' code: 32000 of up to 32768), and leaves out one
+    with no sampled token so early; null learns from all."""
     max_trajectory_log_ratio: PositiveFloat | None = None
     """Leaves out a step, and the iteration's later ones, where the log-ratio to the sampling policy, summed over each
     rollout's tokens, is further than this from 0 in the minibatch's mean (the authors' code: 20); null never."""

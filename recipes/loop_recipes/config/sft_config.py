@@ -38,6 +38,14 @@ class SftConfig(LearnerConfig):
     export_every: PositiveInt = 1
     """Iterations between two policies in ``policies/``; the last one is always exported."""
 
+    def __post_init__(self) -> None:
+        for key in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio", "clip_critic_grad_norm"):
+            require(
+                not getattr(self.update, key),
+                f"update.{key} must be left out: a fixed set is trained on without a critic, and without log-probs of "
+                "the policy that sampled it",
+            )
+
 
 def read_sft_config(cfg: DictConfig | Mapping[str, Any]) -> SftConfig:
     """The recipe's config, as far as it can be judged by itself; preflight.py looks at what it names.

@@ -19,8 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.step_plan import plan_step
 from rollout_server.rollout import Rollout
+from rollout_server.schema import require
 
 
 @dataclass(frozen=True)
@@ -141,13 +143,25 @@ def episodes(samples: Iterable[Sample]) -> list[list[Sample]]:
     return list(found.values())
 
 
-def shortened(samples: Iterable[Sample], length: int) -> list[Sample]:
-    """The first ``length`` tokens of each. A further sequence of an episode with none sampled among them is left out.
+def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[Sample]:
+    """The samples of the rollouts, with the return and up to the length that ``config`` says.
+
+    A rollout with no sampled token within ``max_tokens_per_rollout`` has nothing to learn from and is left out.
 
     Raises:
-        ValueError: nor was any of an episode's first.
+        ConfigError: none is left.
     """
-    return [sample.beginning(length) for sample in samples if sample.segment == 0 or bool(sample.mask[:length].any())]
+    samples = [Sample.from_rollout(rollout, config.unfinished_return) for rollout in rollouts]
+    length = config.max_tokens_per_rollout
+    if length is None:
+        return samples
+    kept = [sample.beginning(length) for sample in samples if bool(sample.mask[:length].any())]
+    require(
+        kept,
+        f"update.max_tokens_per_rollout is {length}, and none of {len(samples)} rollouts has a sampled token so early; "
+        "it must be longer than their prompts",
+    )
+    return kept
 
 
 def with_episode_counts(samples: Sequence[Sample]) -> list[Sample]:

@@ -41,6 +41,8 @@ METRICS: dict[str, str] = {
     **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
+    "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
+    "that is given",
     "groups": "tasks with at least one rollout",
     "groups_without_signal": "tasks none of whose rollouts was kept",
     "advantage_std": "standard deviation of the advantage over all rollouts (with a critic: over all sampled tokens)",
@@ -88,7 +90,7 @@ METRICS: dict[str, str] = {
 
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
-    | {"preference_margin", "preference_accuracy"}
+    | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
     | {"environments"}

@@ -7,16 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.batching import (
     Documents,
     Sample,
     collate,
     micro_batches,
-    shortened,
+    training_samples,
 )
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
 from loop_recipes.learner.losses import ClippedPolicyLoss
 from rollout_server.rollout import Rollout, Turn
+from rollout_server.schema import ConfigError
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
 
 many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
@@ -78,12 +80,21 @@ def test_the_beginning_of_a_sample_is_that_of_the_record():
 
 def test_sequences_that_begin_to_be_sampled_later_are_left_out():
     ids, place = [5, 6, 7, 8, 9, 10, 11], {"episode_id": "c/t_1/0.0", "segments": 2}
-    first = Sample.from_rollout(record(ids, [(2, 4)], **place))
-    second = Sample.from_rollout(record(ids, [(5, 7)], rollout_id="c/t_1/0.0/1", segment=1, **place))
-    kept = {length: [(s.segment, s.tokens) for s in shortened([first, second], length)] for length in (4, 6, 9)}
-    assert kept == {4: [(0, 4)], 6: [(0, 6), (1, 6)], 9: [(0, 7), (1, 7)]}
-    with pytest.raises(ValueError, match="no sampled token"):
-        shortened([first, second], 2)
+    first = record(ids, [(2, 4)], **place)
+    second = record(ids, [(5, 7)], rollout_id="c/t_1/0.0/1", segment=1, **place)
+    kept = {
+        length: [
+            (s.segment, s.tokens)
+            for s in training_samples([first, second], UpdateConfig(max_tokens_per_rollout=length))
+        ]
+        for length in (4, 6, 9, None)
+    }
+    assert kept == {4: [(0, 4)], 6: [(0, 6), (1, 6)], 9: [(0, 7), (1, 7)], None: [(0, 7), (1, 7)]}
+    late = record(ids, [(5, 7)], rollout_id="c/t_1/0.1")
+    learned = training_samples([first, second, late], UpdateConfig(max_tokens_per_rollout=4))
+    assert [sample.rollout_id for sample in learned] == [first.rollout_id]
+    with pytest.raises(ConfigError, match=r"max_tokens_per_rollout is 2, and none of 2 rollouts"):
+        training_samples([first, second], UpdateConfig(max_tokens_per_rollout=2))
 
 
 def test_samples_without_anything_to_learn_or_predict_from_are_refused():

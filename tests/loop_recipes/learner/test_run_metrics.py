@@ -41,7 +41,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     train(cfg)
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     elsewhere = {"value_loss", "dev_iteration", "dev_reward", "dev_success", "preference_margin", "preference_accuracy"}
-    written = set(line) | elsewhere  # which tests of their own look at
+    written = set(line) | elsewhere | {"left_out_rollouts"}  # which tests of their own look at
     assert written == set(METRICS)
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0

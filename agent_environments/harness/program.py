@@ -15,6 +15,8 @@ GRACE_S = 2.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 KEPT_OUTPUT = 4096
 READ_AT_ONCE = 1 << 16
+READ_REST_S = 2.0
+"""How long after the end of a command its last output is read, if a process that it left holds the pipe open."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,26 @@ async def run_program(
         OSError: it cannot be started.
     """
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
-    process = await asyncio.create_subprocess_exec(
-        *guard,
-        cwd=folder,
-        env={**_inherited(), **variables},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    reading = asyncio.create_task(_last_output(process))
+    read_end, write_end = os.pipe()
+    try:
+        # A pipe of our own: asyncio waits for the end of those that it makes, and a process that has got away from the
+        # guard may hold one open for ever.
+        process = await asyncio.create_subprocess_exec(
+            *guard,
+            cwd=folder,
+            env={**_inherited(), **variables},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    output = bytearray()
+    reading = asyncio.create_task(_keep_last(read_end, output))
     try:
         async with asyncio.timeout(timeout_s):
             status: int | None = await process.wait()
@@ -56,8 +68,9 @@ async def run_program(
         status = None
     finally:
         await asyncio.shield(asyncio.ensure_future(_end(process)))
-        output = await reading
-    return Ended(status, output)
+        await asyncio.wait([reading], timeout=READ_REST_S)
+        reading.cancel()
+    return Ended(status, output.decode(errors="replace"))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -72,12 +85,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _last_output(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None, "asked for"
-    kept = b""
-    while data := await process.stdout.read(READ_AT_ONCE):
-        kept = (kept + data)[-KEPT_OUTPUT:]
-    return kept.decode(errors="replace")
+async def _keep_last(read_end: int, output: bytearray) -> None:
+    """Read the pipe to its end, keep the last bytes in ``output``, and close it."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", 0)
+    )
+    try:
+        while data := await stream.read(READ_AT_ONCE):
+            output += data
+            del output[:-KEPT_OUTPUT]
+    finally:
+        transport.close()
 
 
 def _inherited() -> dict[str, str]:

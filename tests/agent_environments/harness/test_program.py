@@ -1,6 +1,8 @@
 """A command that ends, that does not, and what it leaves behind."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,6 +49,23 @@ async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_p
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not lives(file.read_text())
+
+
+async def test_a_program_that_kills_its_guard_and_leaves_a_process_is_not_waited_for(tmp_path):
+    file = tmp_path / "pid"
+    child = f"import os, time; os.setsid(); open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = (
+        f"import os, pathlib, signal, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"pid = pathlib.Path({str(file)!r})\n"
+        "while not (pid.exists() and pid.read_text()): time.sleep(0.01)\n"
+        "print('bye', flush=True); os.kill(os.getppid(), signal.SIGKILL)"
+    )
+    try:
+        ended = await asyncio.wait_for(run_program(python(code), {}, tmp_path), 120)
+    finally:
+        if file.exists() and lives(file.read_text()):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+    assert (ended.status, ended.output) == (-signal.SIGKILL, "bye\n")
 
 
 async def test_a_time_limit(tmp_path):

@@ -21,9 +21,7 @@ from loop_recipes.collecting.plan import run_name
 from loop_recipes.collecting.solved import Found, SolvedSearch, search
 from loop_recipes.collecting.source import SOURCE_ERRORS
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_rollout_node, make_output_dir
 from loop_recipes.launch.cli import compose
-from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.schema import require
 
 SOLVED = "solved"
@@ -61,6 +59,8 @@ def collect_solved(options: argparse.Namespace) -> Found:
     Raises:
         ConfigError: of the config or the options; and the errors of the node.
     """
+    from loop_recipes.config.preflight import check_rollout_node, make_output_dir  # torch, which --help does without
+
     conf = read_loop_config(compose(options.config, options.overrides))
     require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
     check_rollout_node(conf)
@@ -89,6 +89,8 @@ def collect_solved(options: argparse.Namespace) -> Found:
 def _adapter(conf: LoopConfig, scratch: Path) -> Path:
     if conf.initial_adapter is not None:
         return Path(conf.initial_adapter)
+    from loop_recipes.learner.peft_export import write_empty_adapter
+
     return write_empty_adapter(scratch / "base", conf.checkpointer["checkpoint_dir"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.learner.batching import Sample
 from rollout_server.ids import segment_id
 from rollout_server.rollout import Rollout, Turn
 from support import random_policy
@@ -208,3 +210,10 @@ class ByPosition:
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return torch.arange(len(rewards), dtype=torch.float32) % 3 - 1.0
+
+
+class ByTokenPosition(ByPosition):
+    """Gives each sampled token its number within the rollout."""
+
+    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+        return [torch.arange(int(sample.mask.sum()), dtype=torch.float32) for sample in samples]

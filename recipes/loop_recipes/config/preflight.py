@@ -12,6 +12,7 @@ from pathlib import Path
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig
 from loop_recipes.config.rollout_node import check_token
+from loop_recipes.learner.advantages import PairingAdvantage, TokenAdvantage
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.config import NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
@@ -33,7 +34,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         check_component("critic", config.critic, positional=1)
         pairs = getattr(build(config.loss), "compares_pairs", False)
         require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
-        by_token = hasattr(build(config.advantage), "of_tokens")
+        by_token = isinstance(build(config.advantage), TokenAdvantage)
         require(not by_token, "critic must be null: the advantage gives each token its own already")
     check_rollout_node(config, starts_now)
 
@@ -107,12 +108,12 @@ def _check_components(config: LearnerConfig) -> None:
         f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is a mean; give mean",
     )
     require(
-        not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
+        not getattr(built["loss"], "compares_pairs", False) or isinstance(built["advantage"], PairingAdvantage),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
         "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",
     )
     require(
-        not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",
+        not isinstance(built["advantage"], TokenAdvantage) or getattr(built["loss"], "level", "token") == "token",
         f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     check_component("optimizer", config.optimizer, positional=1)

@@ -3,7 +3,9 @@
 Every component maps ``(rewards [b], groups [b])`` to advantages [b]. A group holds the rollouts of one task that were
 really finished (four to six of six under early stop); its real size n enters the formulas, never the number asked for.
 A group of one has nothing to be compared with: its advantage is 0, and the low-advantage filter drops it.
-:class:`ReturnToGo` also gives every token its own, from log-probs that are known only later.
+
+Two kinds have one method more. A :class:`TokenAdvantage` also gives every token its own, from log-probs that are known
+only later. A :class:`PairingAdvantage` also finds the pairs that a preference loss compares.
 """
 
 from __future__ import annotations
@@ -11,9 +13,39 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from loop_recipes.learner.batching import Sample, filled
+
+
+class Advantage(Protocol):
+    """What every component for advantages does."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        """[b], of rollouts with these returns [b] and the number of each one's task [b]."""
+        ...
+
+
+@runtime_checkable
+class TokenAdvantage(Advantage, Protocol):
+    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had."""
+
+    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
+        model, ``ref_logprobs``."""
+        ...
+
+
+@runtime_checkable
+class PairingAdvantage(Advantage, Protocol):
+    """Also pairs the rollouts of a task, for a loss that compares pairs; the advantage is then 1, -1, or 0 unpaired."""
+
+    def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
+        """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
+        ...
 
 
 def _group_statistics(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,18 +140,12 @@ class ReturnToGo:
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return BatchNormalized(floor=self.floor)(rewards, groups)
 
-    def of_tokens(self, rewards: Sequence[float], penalties: Sequence[Tensor]) -> list[Tensor]:
-        """
-        Args:
-            rewards: of each rollout.
-            penalties: [n] of each rollout: ``log pi_old - log pi_ref`` of its sampled tokens, in order.
-
-        Returns:
-            [n] of each rollout, float32.
-        """
+    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """See :meth:`TokenAdvantage.of_tokens`."""
+        penalties = [filled(sample.old_logprobs) - filled(sample.ref_logprobs) for sample in samples]
         returns = [
-            reward - self.kl_coefficient * penalty.double().flip(0).cumsum(0).flip(0)
-            for reward, penalty in zip(rewards, penalties, strict=True)
+            sample.reward - self.kl_coefficient * penalty.double().flip(0).cumsum(0).flip(0)
+            for sample, penalty in zip(samples, penalties, strict=True)
         ]
         every = torch.cat(returns)
         spread = every.std(correction=0).clamp(min=self.floor)

@@ -7,14 +7,18 @@ neither the micro-batch split nor the number of ranks can change the total. Ever
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loop_recipes.learner.batching import MicroBatch
+from loop_recipes.learner.batching import MicroBatch, Sample
+
+if TYPE_CHECKING:  # preferences.py imports this module
+    from loop_recipes.learner.preferences import Preferences
 
 Level = Literal["token", "turn", "trajectory"]
 ClipForm = Literal["symmetric", "reciprocal"]
@@ -50,7 +54,7 @@ class PolicyLoss(nn.Module):
     """
 
     compares_pairs = False
-    """Whether samples come in preference pairs, which an advantage with a method ``pairs`` finds."""
+    """Whether samples come in preference pairs, which the advantage finds, and :meth:`compare` is there."""
     sums_tokens = False
     """Whether a rollout's loss is a sum over its tokens, so that ``update.loss_divisor: tokens`` makes sense."""
 
@@ -64,6 +68,14 @@ class PolicyLoss(nn.Module):
     def needs_reference(self) -> bool:
         """Whether ``batch.ref_logprobs`` must be there."""
         return self.kl_coefficient > 0
+
+    def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
+        """The pairs of a minibatch, before its step; see :class:`~loop_recipes.learner.preferences.PreferenceLoss`.
+
+        Raises:
+            NotImplementedError: this loss compares no pairs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compares no pairs of rollouts")
 
     def _finish(
         self,

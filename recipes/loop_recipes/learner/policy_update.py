@@ -22,13 +22,13 @@ from tqdm import tqdm
 
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
-from loop_recipes.learner.advantages import ReturnToGo
+from loop_recipes.learner.advantages import Advantage, PairingAdvantage, TokenAdvantage
 from loop_recipes.learner.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
 from loop_recipes.learner.critic import Critic, token_advantages, value_loss
 from loop_recipes.learner.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.learner.minibatches import kept_together, minibatches
 from loop_recipes.learner.model import adapter_parameters, trained_parameters
-from loop_recipes.learner.preferences import PreferenceLoss, Preferences, ReturnPairs, paired, preference_metrics
+from loop_recipes.learner.preferences import Preferences, paired, preference_metrics
 from loop_recipes.learner.process_group import sum_over_ranks
 from loop_recipes.learner.sharding import clip_grad_norm
 from loop_recipes.learner.token_statistics import TokenStatistics
@@ -67,10 +67,10 @@ class PolicyUpdate:
     Args:
         model: a decoder with a log-prob head.
         optimizer: of :func:`~loop_recipes.learner.model.trained_parameters`.
-        advantage: ``(rewards [b], groups [b]) -> [b]``; for a loss on pairs ``ReturnPairs``, which finds them.
+        advantage: for a loss that compares pairs a ``PairingAdvantage``, which finds them.
         versions: the adapters that old log-probs are computed with.
         critic: gives each token its own advantage in place of the rollout's; the filter then does not apply. Neither
-            does it with ``ReturnToGo``, which does the same.
+            does it with a ``TokenAdvantage``, which does the same.
         token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
     """
 
@@ -79,7 +79,7 @@ class PolicyUpdate:
         model: nn.Module,
         optimizer: Optimizer,
         loss: PolicyLoss,
-        advantage: Callable[[Tensor, Tensor], Tensor],
+        advantage: Advantage,
         versions: AdapterVersions,
         config: UpdateConfig,
         device: torch.device,
@@ -127,7 +127,7 @@ class PolicyUpdate:
             NonFiniteLoss: before the step that it would have spoilt.
         """
         samples = self._with_advantages(samples)
-        by_token = self.critic is not None or isinstance(self.advantage, ReturnToGo)
+        by_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         kept = samples if by_token else self._with_signal(samples)
         started = time.perf_counter()
         kept = self._with_old_logprobs(kept, version)
@@ -169,7 +169,7 @@ class PolicyUpdate:
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
-        if self.critic is not None or isinstance(self.loss, PreferenceLoss):
+        if self.critic is not None or self.loss.compares_pairs:
             samples = [replace(s, token_advantages=torch.ones_like(s.sampler_logprobs)) for s in samples]
         self.model.train()
         for batch in micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
@@ -190,7 +190,7 @@ class PolicyUpdate:
         advantages = self.advantage(rewards, groups).tolist()
         of_episode = {first.episode: value for first, value in zip(firsts, advantages, strict=True)}
         samples = [replace(sample, advantage=of_episode[sample.episode]) for sample in samples]
-        if isinstance(self.advantage, ReturnPairs):
+        if isinstance(self.advantage, PairingAdvantage):
             if len(firsts) < len(samples):
                 raise ValueError("preference pairs need episodes of one sequence")
             samples = paired(samples, self.advantage.pairs(rewards, groups))
@@ -219,17 +219,16 @@ class PolicyUpdate:
             samples = [replace(sample, entropy=old[sample.rollout_id][:, 1]) for sample in samples]
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
         samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
-        if not (self.loss.needs_reference or isinstance(self.advantage, ReturnToGo)):
+        if not (self.loss.needs_reference or isinstance(self.advantage, TokenAdvantage)):
             return samples
         with disable_adapter(self.model):
             reference = self._per_token(samples, self._logprobs)
         return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
 
     def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
-        """Each token's return to go, or its return less the critic's value before the update."""
-        if isinstance(self.advantage, ReturnToGo):
-            penalties = [filled(sample.old_logprobs) - filled(sample.ref_logprobs) for sample in samples]
-            of_tokens = self.advantage.of_tokens([sample.reward for sample in samples], penalties)
+        """Each token's own by the advantage, or its return less the critic's value before the update."""
+        if isinstance(self.advantage, TokenAdvantage):
+            of_tokens = self.advantage.of_tokens(samples)
             return [replace(sample, token_advantages=own) for sample, own in zip(samples, of_tokens, strict=True)]
         advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
         return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
@@ -334,7 +333,7 @@ class PolicyUpdate:
 
     def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
         """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""
-        if not isinstance(self.loss, PreferenceLoss):
+        if not self.loss.compares_pairs:
             return None
         preferences = self.loss.compare(minibatch, self._per_token(minibatch, self._logprobs))
         self.model.train()

@@ -15,6 +15,7 @@ from loop_recipes.learner.advantages import (
     Solved,
     StdNormalized,
 )
+from loop_recipes.learner.batching import Sample
 
 returns = st.floats(0, 1, allow_subnormal=False).map(lambda x: round(x, 4))
 groups_of_returns = st.lists(st.lists(returns, min_size=2, max_size=6), min_size=1, max_size=5)
@@ -97,6 +98,23 @@ def test_batch_normalized_has_unit_spread_over_the_batch(group_baseline):
     torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
+def sample_with_kl(reward, kl):
+    """A rollout all of whose tokens but the first are sampled, ``kl`` nats each from the reference."""
+    old = torch.tensor(kl, dtype=torch.float64)
+    return Sample(
+        rollout_id="rollout",
+        task_id="task",
+        token_ids=torch.arange(len(kl) + 1),
+        mask=torch.arange(len(kl) + 1) > 0,
+        turn_ids=torch.tensor([-1] + [0] * len(kl)),
+        sampler_logprobs=torch.zeros(len(kl)),
+        policy_versions=torch.zeros(len(kl), dtype=torch.long),
+        reward=reward,
+        old_logprobs=old,
+        ref_logprobs=torch.zeros_like(old),
+    )
+
+
 @given(
     rollouts=st.lists(st.tuples(returns, st.lists(st.floats(-2, 2), min_size=1, max_size=8)), min_size=2, max_size=6),
     coefficient=st.sampled_from([0.0, 0.01, 0.5]),
@@ -106,8 +124,7 @@ def test_return_to_go_is_the_return_less_the_kl_that_is_to_come_normalised_over_
     to_go = [[reward - coefficient * math.fsum(kl[t:]) for t in range(len(kl))] for reward, kl in rollouts]
     tokens = [value for rollout in to_go for value in rollout]
     component = ReturnToGo(kl_coefficient=coefficient)
-    penalties = [torch.tensor(kl, dtype=torch.float64) for _, kl in rollouts]
-    results = component.of_tokens([reward for reward, _ in rollouts], penalties)
+    results = component.of_tokens([sample_with_kl(reward, kl) for reward, kl in rollouts])
     spread = max(std(tokens), 1e-7)
     if spread < 1e-5:  # nothing but rounding
         return

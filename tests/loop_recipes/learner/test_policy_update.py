@@ -276,8 +276,9 @@ def test_reinforce_plus_plus_trains_on_returns_to_go_of_the_learners_own_log_pro
     seen = {}
     of_tokens = ReturnToGo.of_tokens
 
-    def recording(self, rewards, penalties):
-        seen["penalties"], seen["advantages"] = penalties, of_tokens(self, rewards, penalties)
+    def recording(self, samples):
+        seen["penalties"] = [sample.old_logprobs - sample.ref_logprobs for sample in samples]
+        seen["advantages"] = of_tokens(self, samples)
         return seen["advantages"]
 
     monkeypatch.setattr(ReturnToGo, "of_tokens", recording)
@@ -304,6 +305,15 @@ def test_reinforce_plus_plus_trains_on_returns_to_go_of_the_learners_own_log_pro
         torch.testing.assert_close(
             advantages.double(), (values - tokens.mean()) / tokens.std(correction=0), atol=1e-3, rtol=0
         )
+
+
+def test_an_advantage_of_ones_own_that_knows_tokens_gives_each_token_its_own(tmp_path):
+    config = replay_config(tmp_path, 1, advantage={"_component_": "support.small_runs.ByTokenPosition"})
+    (line,) = run(config)
+    sampled = [sum(rollout.mask) for rollout in read_rollouts(tmp_path / "logs/made-up-i0001.jsonl")]
+    expected = torch.cat([torch.arange(count, dtype=torch.float64) for count in sampled])
+    assert line["kept_fraction"] == 1.0
+    assert line["advantage_std"] == pytest.approx(expected.std(correction=0).item())
 
 
 def logprobs_by_hand(model, rollout):

@@ -11,7 +11,7 @@ ROOTS = {
     "agent_environments": ROOT / "agent_environments",
     "appworld_adapter": ROOT / "appworld_adapter",
 }
-OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/")
+OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/", "agent_environments/sandbox/")
 ELSEWHERE = {
     "agent_environments/services/test_server.py": [
         "agent_environments/services/agentgym_client",

@@ -97,7 +97,8 @@ class AppWorldPool(DatasetPool):
 
     Args:
         memory_limit_mb: what the interpreter, and the world it acts on, may each allocate beyond what they start with.
-        sandbox_minimum: refuse to run below this level (worker/sandbox.py). The strongest one that works is used.
+        sandbox_minimum: refuse to run below this level (agent_environments/sandbox). The strongest one that works is
+            used.
         options: see :class:`DatasetPool`.
     """
 

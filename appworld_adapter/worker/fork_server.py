@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(1, os.path.abspath(os.path.join(__file__, "../../../agent_environments/sandbox")))
 
 import sandbox
 from channel import Channel, ChannelClosed, ChannelGarbage

@@ -1,6 +1,6 @@
 """What an interpreter on the real engine holds and shares, seen from outside, with and without bubblewrap.
 
-What it may call is tested in tests/appworld_adapter/worker/test_sandbox.py, what its programs come to in
+What it may call is tested in tests/agent_environments/sandbox/test_sandbox.py, what its programs come to in
 test_adapter_attacks.py.
 """
 

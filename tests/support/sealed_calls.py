@@ -1,6 +1,6 @@
 """Seals itself as an interpreter does, then tries what agent code tried; prints what got through, as JSON.
 
-Run as a program with one argument, JSON: ``worker`` (the folder of sandbox.py), ``landlock`` (at most this version),
+Run as a program with one argument, JSON: ``sandbox`` (the folder of sandbox.py), ``landlock`` (at most this version),
 ``secret`` (a file it must learn nothing of), ``victim`` (a process of the same user), ``queue`` and ``segment`` (ids of
 System V). An attempt is a function that raises OSError where it is refused.
 """
@@ -105,7 +105,7 @@ def attempts(told: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    sys.path.insert(0, told["worker"])
+    sys.path.insert(0, told["sandbox"])
     import sandbox
 
     real = sandbox.landlock_abi()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
 from appworld_adapter.pool.forked import AppWorldPool, token_key
 from appworld_adapter.pool.run_folder import RunFolder
@@ -120,8 +121,8 @@ def test_a_token_tests_no_guess_of_an_answer(dataset):
         token_key(dataset)
 
 
-def test_levels_are_those_of_the_worker():
-    sys.path.insert(0, str(forked.__file__).replace("pool/forked.py", "worker"))
+def test_levels_are_those_of_the_sandbox():
+    sys.path.insert(0, str(SANDBOX_FOLDER))
     import sandbox
 
     assert forked.SANDBOX_LEVELS == sandbox.LEVELS

@@ -1,6 +1,6 @@
 """The system calls that agent code may make, and the seccomp filter that refuses all others.
 
-The list is what the engine's shell, its API client and the standard library were seen to need (strace of the reference
+The list is what AppWorld's shell, its API client and the standard library were seen to need (strace of the reference
 solutions and of the attacks). No call on it names a process, an IPC object or, but for ``openat``, a path: Landlock
 says what may be opened and nothing else, so whoever may ask about a path could read the size of a file that is closed
 to it. What a later kernel brings is refused because it is not on the list.

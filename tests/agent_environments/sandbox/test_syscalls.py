@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "appworld_adapter" / "worker"))
+from agent_environments.sandbox import SANDBOX_FOLDER
+
+sys.path.insert(0, str(SANDBOX_FOLDER))
 
 import syscalls
 

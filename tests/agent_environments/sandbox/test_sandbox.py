@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap
 from support import sealed_calls
 
-WORKER = Path(__file__).parents[3] / "appworld_adapter" / "worker"
 NOBODY = 65534
 IPC_CREAT, IPC_RMID = 0o1000, 0
 
@@ -66,7 +66,7 @@ def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
         [[*_prefix(secret.parent, shown, contained), python] for python, shown in pythons.items()], identity
     )
     victim = subprocess.Popen(["sleep", "600"], **identity)
-    told = {"worker": str(WORKER), "landlock": landlock, "secret": str(secret), "victim": victim.pid}
+    told = {"sandbox": str(SANDBOX_FOLDER), "landlock": landlock, "secret": str(secret), "victim": victim.pid}
     told |= {"queue": queue, "segment": segment}
     try:
         command += [sealed_calls.__file__, json.dumps(told)]

@@ -1,8 +1,8 @@
 """The behaviour metrics of the LOOP paper's appendix A.1, and API-call sequences, over any set of rollouts.
 
-Input is text only: a rollout's messages and how many agent turns it has. The agent's turns are the last
-``turn_count`` assistant messages, because a prompt may hold a worked example that also has assistant messages. What
-the paper leaves open is decided here once:
+Input is text only: the agent's turns (:mod:`agent_environments.agent_turns`) in one episode, with what answered them.
+Where an episode has several sequences, these are the turns of all of them, so that a call which failed in one and
+succeeds in another has recovered. What the paper leaves open is decided here once:
 
 - A turn counts in "number of turns" when the environment answered it ("agent submissions followed by environment
   responses"); the per-turn shares divide by that number and only look at those turns. Counts of text (code
@@ -17,38 +17,14 @@ the paper leaves open is decided here once:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
-from agent_environments.extraction import code_blocks
-from agent_environments.observation import FAILURE_HEAD
+from agent_environments.agent_turns import AgentTurn
 
 _ENDPOINT = re.compile(r"\bapis\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _SHOW_API_DOC = re.compile(r"\bapis\.api_docs\.show_api_doc\s*\(")
 _ASSUME = re.compile(r"assum(?:e|ing)")  # "assume" also finds "assumed", once
-
-
-@dataclass(frozen=True)
-class AgentTurn:
-    """What the agent wrote in one turn and what the environment answered (None: it did not)."""
-
-    text: str
-    observation: str | None
-
-    @property
-    def blocks(self) -> list[str]:
-        """The contents of its python blocks, in order."""
-        return code_blocks(self.text)
-
-    @property
-    def endpoints(self) -> list[str]:
-        """``app.api`` as named in its blocks, in order, with repetitions."""
-        return [f"{app}.{api}" for block in self.blocks for app, api in _ENDPOINT.findall(block)]
-
-    @property
-    def failed(self) -> bool:
-        """Whether the environment answered with an execution error."""
-        return self.observation is not None and self.observation.startswith(FAILURE_HEAD)
 
 
 @dataclass(frozen=True)
@@ -105,27 +81,6 @@ BEHAVIOR_FIGURES: dict[str, tuple[str, str]] = {
 """The figures of :class:`Behavior` by their names there: (title in tables and pictures, meaning)."""
 
 
-def agent_turns(messages: Sequence[Mapping[str, str]], turn_count: int) -> list[AgentTurn]:
-    """The agent's turns with their observations.
-
-    Args:
-        messages: the whole conversation, opening messages included, as {"role", "content"}.
-        turn_count: how many turns the agent had: the last that many assistant messages are its own.
-
-    Raises:
-        ValueError: there are fewer assistant messages than that.
-    """
-    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    if turn_count < 0 or len(places) < turn_count:
-        raise ValueError(f"{turn_count} agent turns, but the conversation has {len(places)} assistant messages")
-    turns = []
-    for place in places[len(places) - turn_count :]:
-        answer = messages[place + 1] if place + 1 < len(messages) else None
-        observation = answer["content"] if answer is not None and answer["role"] == "user" else None
-        turns.append(AgentTurn(messages[place]["content"], observation))
-    return turns
-
-
 def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
     """(failed, recovered) of one rollout, appendix A.1's steps 3(a) to 3(d).
 
@@ -136,7 +91,7 @@ def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
     failing: set[str] = set()
     failed = recovered = 0
     for turn in turns:
-        attempted = set(turn.endpoints)
+        attempted = set(_endpoints(turn))
         if turn.failed:
             failed += len(attempted - failing)
             failing |= attempted
@@ -146,9 +101,8 @@ def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
     return failed, recovered
 
 
-def rollout_behavior(messages: Sequence[Mapping[str, str]], turn_count: int) -> RolloutBehavior:
-    """Count one rollout; arguments as for :func:`agent_turns`."""
-    turns = agent_turns(messages, turn_count)
+def rollout_behavior(turns: Sequence[AgentTurn]) -> RolloutBehavior:
+    """Count one episode."""
     answered = [turn for turn in turns if turn.observation is not None]
     failed, recovered = give_up_counts(answered)
     return RolloutBehavior(
@@ -162,11 +116,6 @@ def rollout_behavior(messages: Sequence[Mapping[str, str]], turn_count: int) -> 
         assume=sum(len(_ASSUME.findall(turn.text)) for turn in turns),
         dummy=sum(turn.text.count("dummy") for turn in turns),
     )
-
-
-def combined(sequences: Sequence[RolloutBehavior]) -> RolloutBehavior:
-    """The counts of an episode, of those of its sequences."""
-    return RolloutBehavior(*(sum(values) for values in zip(*map(astuple, sequences), strict=True)))
 
 
 def aggregate(rollouts: Sequence[RolloutBehavior]) -> Behavior:
@@ -195,6 +144,11 @@ def aggregate(rollouts: Sequence[RolloutBehavior]) -> Behavior:
     )
 
 
-def api_calls(messages: Sequence[Mapping[str, str]], turn_count: int) -> tuple[str, ...]:
-    """The endpoints a rollout named, in order: the sequence by which rollouts of one task are compared."""
-    return tuple(call for turn in agent_turns(messages, turn_count) for call in turn.endpoints)
+def api_calls(turns: Iterable[AgentTurn]) -> tuple[str, ...]:
+    """The endpoints an agent named, in order: the sequence by which rollouts of one task are compared."""
+    return tuple(call for turn in turns for call in _endpoints(turn))
+
+
+def _endpoints(turn: AgentTurn) -> list[str]:
+    """``app.api`` as named in its blocks, in order, with repetitions."""
+    return [f"{app}.{api}" for block in turn.blocks for app, api in _ENDPOINT.findall(block)]

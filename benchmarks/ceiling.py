@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent_environments.agent_turns import agent_turns
 from agent_environments.extraction import extract_code
-from appworld_adapter.behavior import agent_turns
 
 Call = tuple[str, dict[str, str]]
 
@@ -85,7 +85,7 @@ def table(rollouts: Iterable[Mapping[str, Any]], tasks: Path) -> dict[str, Row]:
         if rollout["success"]:
             row.solved += 1
             continue
-        turns = agent_turns(rollout["messages"], len(rollout["turns"]))
+        turns = agent_turns(rollout["messages"], [turn.get("message") for turn in rollout["turns"]])
         reference = [turn["code"] for turn in json.loads((truth / "turns.json").read_text())]
         row.departures[departure([extract_code(turn.text) for turn in turns], reference)] += 1
     return dict(sorted(rows.items(), key=lambda item: (item[1].difficulty, item[0])))

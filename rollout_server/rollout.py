@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
+from agent_environments.agent_turns import AgentTurn, agent_turns
+
 SCHEMA_VERSION = 2
 """What is written. Schema 1 is read too: its episodes are of one sequence, and it says nothing of that."""
 
@@ -43,6 +45,8 @@ class Turn:
     ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length"; or it is "cut", where an
     agent of somebody's own asked for a stop text and the span ends with the token that completed it. In a rollout of
     text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
+    ``message`` is its place in the rollout's messages; None in records of earlier versions, whose turns are the last
+    assistant messages.
     """
 
     start: int
@@ -54,6 +58,7 @@ class Turn:
     environment_seconds: float
     failed: bool = False
     cached_tokens: int = 0
+    message: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,9 @@ class Rollout:
             self._check_text()
         else:
             self._check_tokens()
+        for number, turn in enumerate(self.turns):
+            if turn.message is not None and self.messages and not self._is_assistant(turn.message):
+                self._refuse(f"turn {number} is message {turn.message}, which is no assistant message")
         if self.turns_before < 0:
             self._refuse(f"it goes on after {self.turns_before} turns")
         if not 0.0 <= self.reward <= 1.0:
@@ -162,6 +170,9 @@ class Rollout:
         if not 0 <= self.segment < self.segments or (self.episode_id == self.rollout_id) != (self.segment == 0):
             self._refuse(f"sequence {self.segment} of {self.segments} of episode {self.episode_id}")
         return self
+
+    def _is_assistant(self, place: int) -> bool:
+        return 0 <= place < len(self.messages) and self.messages[place]["role"] == "assistant"
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(f"rollout {self.rollout_id}: {what}")
@@ -241,3 +252,16 @@ def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
     for rollout in rollouts:
         episodes.setdefault(rollout.episode_id, []).append(rollout)
     return [sorted(segments, key=lambda rollout: rollout.segment) for segments in episodes.values()]
+
+
+def episode_turns(sequences: Iterable[Rollout]) -> list[AgentTurn]:
+    """The turns of an episode, as text, with what answered each: those of all its sequences.
+
+    Raises:
+        ValueError: the messages lack a turn.
+    """
+    return [
+        turn
+        for rollout in sequences
+        for turn in agent_turns(rollout.messages, [turn.message for turn in rollout.turns])
+    ]

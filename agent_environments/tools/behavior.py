@@ -1,10 +1,11 @@
-"""What an agent does with its tools, counted in the texts of a rollout."""
+"""What an agent does with its tools, counted in the texts of its turns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent_environments.agent_turns import AgentTurn
 from agent_environments.tool_calls import CALL_OPENS, BadCall, parse_tool_calls, render_tool_response
 from agent_environments.tools.answer import FAILED, UNKNOWN_TOOL, WRONG_ARGUMENTS
 
@@ -38,11 +39,10 @@ def has_tools(messages: Sequence[Mapping[str, str]]) -> bool:
     return bool(messages) and messages[0]["role"] == "system" and CALL_OPENS in messages[0]["content"]
 
 
-def tool_behavior(messages: Sequence[Mapping[str, str]]) -> ToolBehavior:
-    """Count one rollout that begins with a system and a user message."""
-    turns = [message["content"] for message in messages if message["role"] == "assistant"]
-    calls = [parse_tool_calls(turn) for turn in turns]
-    observations = [message["content"] for message in messages[2:] if message["role"] == "user"]
+def tool_behavior(turns: Sequence[AgentTurn]) -> ToolBehavior:
+    """Count one episode."""
+    calls = [parse_tool_calls(turn.text) for turn in turns]
+    observations = [turn.observation for turn in turns if turn.observation is not None]
 
     def answered(head: str) -> int:
         return sum(observation.count(_RESPONSE + head) for observation in observations)
@@ -58,12 +58,12 @@ def tool_behavior(messages: Sequence[Mapping[str, str]]) -> ToolBehavior:
     )
 
 
-def tool_metrics(rollouts: Iterable[Sequence[Mapping[str, str]]]) -> dict[str, float]:
-    """The figures of :data:`TOOL_FIGURES` over the conversations of rollouts; {} if none of them had tools.
+def tool_metrics(episodes: Iterable[Sequence[AgentTurn]]) -> dict[str, float]:
+    """The figures of :data:`TOOL_FIGURES` over the turns of episodes that had tools; {} if there are none.
 
     A share is left out where there is nothing that it could be a share of.
     """
-    counts = [tool_behavior(messages) for messages in rollouts if has_tools(messages)]
+    counts = [tool_behavior(turns) for turns in episodes]
     if not counts:
         return {}
 

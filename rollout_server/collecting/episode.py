@@ -148,6 +148,7 @@ class Episode(Attempt):
                 environment_seconds=environment_seconds,
                 failed=failed,
                 cached_tokens=spoken.cached_tokens,
+                message=len(self._messages) - 1,
             )
         )
         self._on_phase("environment", environment_seconds)

@@ -163,6 +163,7 @@ def _segment(path: Sequence[_Node], told: set[_Node]) -> Segment:
                 sampling_seconds=generation.seconds,
                 environment_seconds=0.0,
                 cached_tokens=generation.cached_tokens,
+                message=number,
             )
         )
     return segment

@@ -2,33 +2,20 @@
 
 import pytest
 
+from agent_environments.agent_turns import AgentTurn
 from appworld_adapter.behavior import (
-    AgentTurn,
-    agent_turns,
     aggregate,
     api_calls,
     give_up_counts,
     rollout_behavior,
 )
 
-OPENING = [
-    {"role": "system", "content": "You assume nothing."},
-    {"role": "user", "content": "An example."},
-    {"role": "assistant", "content": "I assume dummy.\n```python\napis.api_docs.show_api_doc()\n```"},
-    {"role": "user", "content": "Execution failed. Traceback: of the example"},
-    {"role": "assistant", "content": "```python\napis.supervisor.complete_task()\n```"},
-    {"role": "user", "content": "Task: do it."},
-]
 FAILED = "Execution failed. Traceback:\n  boom"
 
 
-def conversation(*pairs):
-    messages = list(OPENING)
-    for text, observation in pairs:
-        messages.append({"role": "assistant", "content": text})
-        if observation is not None:
-            messages.append({"role": "user", "content": observation})
-    return messages
+def episode(*pairs):
+    """The behaviour of an agent that wrote the first text of each pair and got the second."""
+    return rollout_behavior([AgentTurn(*pair) for pair in pairs])
 
 
 def code(*lines, language="python"):
@@ -67,27 +54,17 @@ def test_give_up_ignores_failures_without_endpoints_and_prose():
 
 
 def test_give_up_rate_is_pooled_over_rollouts_not_averaged():
-    first = rollout_behavior(
-        conversation((code("apis.x.a(); apis.x.b(); apis.x.c()"), FAILED), (code("apis.x.a()"), "ok")), 2
-    )
-    second = rollout_behavior(conversation((code("apis.x.a()"), FAILED), (code("apis.x.a()"), "ok")), 2)
+    first = episode((code("apis.x.a(); apis.x.b(); apis.x.c()"), FAILED), (code("apis.x.a()"), "ok"))
+    second = episode((code("apis.x.a()"), FAILED), (code("apis.x.a()"), "ok"))
     assert (first.failed_calls, first.recovered_calls) == (3, 1)
     assert (second.failed_calls, second.recovered_calls) == (1, 1)
     assert aggregate([first, second]).give_up_rate == pytest.approx((4 - 2) / 4)  # the mean of rates would be 1/3
 
 
 def test_give_up_rate_is_undefined_without_failures():
-    behavior = aggregate([rollout_behavior(conversation((code("apis.x.a()"), "ok")), 1)])
+    behavior = aggregate([episode((code("apis.x.a()"), "ok"))])
     assert behavior.give_up_rate is None
     assert "behavior_give_up_rate" not in behavior.as_metrics()
-
-
-def test_the_prompts_worked_example_is_not_the_agents():
-    messages = conversation((code("apis.x.a()"), "ok"))
-    behavior = rollout_behavior(messages, 1)
-    assert (behavior.turns, behavior.show_api_doc_calls, behavior.assume, behavior.dummy) == (1, 0, 0, 0)
-    assert behavior.failed_turns == 0
-    assert api_calls(messages, 1) == ("x.a",)
 
 
 def test_every_count_of_a_rollout():
@@ -100,11 +77,8 @@ def test_every_count_of_a_rollout():
     second = "dummy dummy\n" + code("apis.x.a()") + "\n```json\n{}\n```\n"
     third = "no code, I assume"
     unanswered = "```python\napis.x.b("
-    behavior = rollout_behavior(
-        conversation(
-            (first, "ok\nExecution failed. is not at the start"), (second, FAILED), (third, ""), (unanswered, None)
-        ),
-        4,
+    behavior = episode(
+        (first, "ok\nExecution failed. is not at the start"), (second, FAILED), (third, ""), (unanswered, None)
     )
     lines = "print(apis.api_docs.show_api_doc(app='x'))\ny = apis.api_docs.show_api_doc (1)"
     assert behavior.turns == 3
@@ -118,8 +92,8 @@ def test_every_count_of_a_rollout():
 
 
 def test_aggregate_divides_by_rollouts_and_by_turns():
-    one = rollout_behavior(conversation((code("a") + code("b"), "ok"), (code("c"), FAILED)), 2)
-    other = rollout_behavior(conversation((code("d"), "ok"), (code("e"), "ok")), 2)
+    one = episode((code("a") + code("b"), "ok"), (code("c"), FAILED))
+    other = episode((code("d"), "ok"), (code("e"), "ok"))
     behavior = aggregate([one, other])
     assert behavior.turns == 2.0
     assert behavior.code_characters == (3 * 1 + 2 * 1) / 2
@@ -128,14 +102,13 @@ def test_aggregate_divides_by_rollouts_and_by_turns():
 
 
 def test_api_calls_keep_order_and_repetitions_across_blocks_and_turns():
-    messages = conversation(
-        (code("apis.b.x(apis.a.y())") + code("map(apis.c.z, [])"), "ok"), (code("apis.a.y()"), "ok")
-    )
-    assert api_calls(messages, 2) == ("b.x", "a.y", "c.z", "a.y")
+    turns = [
+        AgentTurn(code("apis.b.x(apis.a.y())") + code("map(apis.c.z, [])"), "ok"),
+        AgentTurn(code("apis.a.y()"), "ok"),
+    ]
+    assert api_calls(turns) == ("b.x", "a.y", "c.z", "a.y")
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="3 agent turns, but the conversation has 2 assistant messages"):
-        agent_turns(OPENING, 3)
+def test_no_rollouts_are_refused():
     with pytest.raises(ValueError, match="at least one rollout"):
         aggregate([])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, combined, rollout_behavior
+from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, rollout_behavior
 from appworld_adapter.dataset import scenario_of
 from appworld_adapter.goal_completion import (
     GoalCompletion,
@@ -20,7 +20,7 @@ from appworld_adapter.goal_completion import (
     scenario_success,
 )
 from loop_recipes.evaluation.statistics import Interval, rate_interval
-from rollout_server.rollout import Rollout
+from rollout_server.rollout import Rollout, episode_turns
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TaskResult:
             seconds=rollout.seconds,
             failed_requirements=[item["text"] for item in rollout.requirements if not item["passed"]],
             tampered=rollout.tampered,
-            behavior=combined([rollout_behavior(s.messages, len(s.turns)) for s in sequences]),
+            behavior=rollout_behavior(episode_turns(sequences)),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agent_environments.mixed import environment_of
-from agent_environments.tools.behavior import TOOL_FIGURES, tool_metrics
-from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, combined, rollout_behavior
+from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metrics
+from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
 from loop_recipes.paths import METRICS_FILE
-from rollout_server.rollout import Rollout, by_episode
+from rollout_server.rollout import Rollout, by_episode, episode_turns
 from rollout_server.run_files import read_lines, write_whole
 from rollout_server.schema import ConfigError
 
@@ -211,14 +211,11 @@ def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     rollouts = [rollout for rollout in rollouts if rollout.messages]
     if not rollouts:
         return {}
-    behavior = aggregate(
-        [
-            combined([rollout_behavior(r.messages, len(r.turns)) for r in sequences])
-            for sequences in by_episode(rollouts)
-        ]
-    )
+    episodes = by_episode(rollouts)
+    behavior = aggregate([rollout_behavior(episode_turns(sequences)) for sequences in episodes])
     metrics = {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
-    return metrics | tool_metrics([rollout.messages for rollout in rollouts])
+    with_tools = by_episode(rollout for rollout in rollouts if has_tools(rollout.messages))
+    return metrics | tool_metrics(episode_turns(sequences) for sequences in with_tools)
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

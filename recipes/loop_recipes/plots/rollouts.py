@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.typing import ColorType
 
+from agent_environments.agent_turns import agent_turns
 from appworld_adapter.behavior import (
     BEHAVIOR_FIGURES,
     Behavior,
     RolloutBehavior,
     aggregate,
     api_calls,
-    combined,
     rollout_behavior,
 )
 from loop_recipes.plots.style import COLOURS, save
@@ -59,15 +59,13 @@ def read_attempts(log: Path) -> list[Attempt]:
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record.get("episode_id", line.number)):
         sequences = [line.record for line in lines]
-        told = [(record["messages"], len(record["turns"])) for record in sequences]
-        attempts.append(
-            Attempt(
-                sequences[0]["task_id"],
-                sequences[0]["success"],
-                combined([rollout_behavior(messages, turns) for messages, turns in told]),
-                tuple(call for messages, turns in told for call in api_calls(messages, turns)),
-            )
-        )
+        turns = [
+            turn
+            for record in sequences
+            for turn in agent_turns(record["messages"], [turn.get("message") for turn in record["turns"]])
+        ]
+        first = sequences[0]
+        attempts.append(Attempt(first["task_id"], first["success"], rollout_behavior(turns), api_calls(turns)))
     return attempts
 
 

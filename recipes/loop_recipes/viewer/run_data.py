@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
+from agent_environments.agent_turns import agent_turns
 from appworld_adapter.behavior import api_calls
 from loop_recipes.collecting.turn_values import read_turn_values, values_file
 from loop_recipes.learner.run_metrics import read_metrics
@@ -250,7 +251,7 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
     turns = record["turns"]
     sampled = sum(turn["end"] - turn["start"] for turn in turns)
     try:
-        calls = list(api_calls(record["messages"], len(turns)))[:MAX_CALLS]
+        calls = list(api_calls(agent_turns(record["messages"], [turn.get("message") for turn in turns])))[:MAX_CALLS]
     except ValueError:
         calls = []
     return {

@@ -1,6 +1,7 @@
 """Counts of what agents do with tools, from the texts of real episodes."""
 
-from agent_environments.tools.behavior import TOOL_FIGURES, ToolBehavior, tool_behavior, tool_metrics
+from agent_environments.agent_turns import AgentTurn
+from agent_environments.tools.behavior import TOOL_FIGURES, ToolBehavior, has_tools, tool_behavior, tool_metrics
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
 from support.tool_modules import SUMS, call, write
@@ -15,24 +16,22 @@ TURNS = [
 ]
 
 
-async def conversation(tmp_path, turns):
+async def played(tmp_path, turns):
     pool = ToolPool(word_spans, write(tmp_path, SUMS))
     await pool.open()
     environment = await pool.acquire("one")
-    messages = [vars(message) for message in await environment.start("sum_1")]
-    for turn in turns:
-        observation = (await environment.step(turn)).observation
-        messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": observation}]
+    assert has_tools([vars(message) for message in await environment.start("sum_1")])
+    answered = [AgentTurn(turn, (await environment.step(turn)).observation) for turn in turns]
     await environment.close()
     await pool.close()
-    return messages
+    return answered
 
 
 async def test_every_kind_of_mistake_is_counted(tmp_path):
-    messages = await conversation(tmp_path, TURNS)
+    turns = await played(tmp_path, TURNS)
     expected = ToolBehavior(turns=6, turns_without_call=1, calls=7, bad=1, unknown=1, wrong_arguments=1, failed=1)
-    assert tool_behavior(messages) == expected
-    metrics = tool_metrics([messages, messages])
+    assert tool_behavior(turns) == expected
+    metrics = tool_metrics([turns, turns])
     assert metrics == {
         "tool_calls": 7.0,
         "tool_calls_bad": 1 / 7,
@@ -45,10 +44,10 @@ async def test_every_kind_of_mistake_is_counted(tmp_path):
 
 
 async def test_without_calls_there_are_no_shares_of_them(tmp_path):
-    assert tool_metrics([await conversation(tmp_path, ["Hm."])]) == {"tool_calls": 0.0, "turns_without_call": 1.0}
+    assert tool_metrics([await played(tmp_path, ["Hm."])]) == {"tool_calls": 0.0, "turns_without_call": 1.0}
 
 
 def test_rollouts_without_tools_have_no_figures():
-    assert (
-        tool_metrics([[], [{"role": "system", "content": "Write code."}, {"role": "user", "content": "Hello."}]]) == {}
-    )
+    assert not has_tools([])
+    assert not has_tools([{"role": "system", "content": "Write code."}, {"role": "user", "content": "Hello."}])
+    assert tool_metrics([]) == {}

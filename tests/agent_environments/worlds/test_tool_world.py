@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent_environments.agent_turns import AgentTurn
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from agent_environments.tools.answer import NO_CALL
@@ -57,8 +58,7 @@ def test_what_is_no_call_is_answered_and_counted(pool):
     shown = pool.shown(json.dumps([{"error": "it is dark"}, bad, unknown]))
     assert shown.count("<tool_response>\nError: ") == 3
     assert "'jump'; there are look, done" in shown
-    messages = [("system", "<tool_call>"), ("user", ""), ("assistant", turn), ("user", shown)]
-    counted = tool_behavior([{"role": role, "content": content} for role, content in messages])
+    counted = tool_behavior([AgentTurn(turn, shown)])
     assert (counted.calls, counted.bad, counted.unknown, counted.failed) == (3, 1, 1, 1)
 
 

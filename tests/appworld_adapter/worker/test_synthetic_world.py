@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent_environments.agent_turns import AgentTurn
 from agent_environments.extraction import code_blocks
 from appworld_adapter import flaws
 from appworld_adapter.behavior import RolloutBehavior, rollout_behavior
@@ -245,10 +246,7 @@ def test_each_habit_shows_in_its_behaviour_figure():
     def figures(flaw: str | None) -> RolloutBehavior:
         turns = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(0), flaw) if flaw else TURNS
         said = [f"{turn['thought']}\n```python\n{turn['code']}\n```" for turn in turns]
-        messages = [
-            {"role": role, "content": text} for one in said for role, text in (("assistant", one), ("user", "."))
-        ]
-        return rollout_behavior(messages, len(turns))
+        return rollout_behavior([AgentTurn(text, ".") for text in said])
 
     assert (figures(None).dummy, figures(None).assume, figures(None).multiple_cell_turns) == (0, 0, 0)
     assert figures("placeholder_password").dummy == 1

@@ -55,17 +55,25 @@ def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_count
     """The same episodes, each turn in a sequence of its own: nothing but the number of tokens read is different."""
     log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
 
-    def told(count):
-        return [message for _ in range(count) for message in MESSAGES[2:4]]
+    by_harness = [{"role": "assistant", "content": f"dummy {CALL}"}, {"role": "user", "content": "said for it"}]
 
-    whole = [replace(rollout, messages=told(len(rollout.turns))) for rollout in read_rollouts(log)]
-    split = [replace(part, messages=told(1)) for rollout in whole for part in in_sequences(rollout)]
+    def told(rollout):
+        """After each turn the harness writes one in the agent's name; a later sequence shows the turns before."""
+        before = rollout.segment
+        count = before + len(rollout.turns)
+        messages = MESSAGES[:2] + [text for _ in range(count) for text in (*MESSAGES[2:4], *by_harness)]
+        turns = [replace(turn, message=2 + 4 * (before + place)) for place, turn in enumerate(rollout.turns)]
+        return replace(rollout, messages=messages, turns=turns)
+
+    whole = [told(rollout) for rollout in read_rollouts(log)]
+    split = [told(part) for rollout in whole for part in in_sequences(rollout)]
     readings = []
     for rollouts in (whole, split):
         log.write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
         metrics = {**rollout_metrics(rollouts), **behavior_metrics(rollouts)}
-        for name in ("tokens", "tokens_max", "sequences", "behavior_give_up_rate"):
-            metrics.pop(name, None)
+        for name in ("tokens", "tokens_max", "sequences"):
+            metrics.pop(name)
+        assert (metrics["behavior_dummy"], metrics["tool_calls"]) == (0, metrics["turns"])
         results = [TaskResult.from_rollout(*sequences) for sequences in by_episode(rollouts)]
         viewer = RunData(log)
         advantages = {(e["task"], e["index"]): e["advantage"] for e in viewer.summaries("made-up-i0001")}

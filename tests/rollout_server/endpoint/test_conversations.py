@@ -88,6 +88,10 @@ def check(policy):
         for turn in segment.turns:
             span = slice(turn.start, turn.end)
             covered[span] = [True] * (turn.end - turn.start)
+            own = segment.token_ids[span]
+            own = own[:-1] if own[-1] == policy.tokens.im_end else own
+            message = segment.messages[turn.message]
+            assert message == {"role": "assistant", "content": policy.tokens.decode(own)}
             stored[turn.policy_version, tuple(segment.token_ids[span]), tuple(segment.sampler_logprobs[span])] += 1
         assert covered == segment.mask
         assert not any(value for value, own in zip(segment.sampler_logprobs, segment.mask, strict=True) if not own)

@@ -35,7 +35,7 @@ def request(**changes):
 
 def told(rollouts):
     """What a rollout says of its episode, times left out."""
-    turns = ("start", "end", "policy_version", "finish_reason")
+    turns = ("start", "end", "policy_version", "finish_reason", "message")
     return sorted(
         [getattr(rollout, name) for name in SAME] + [[getattr(turn, name) for name in turns] for turn in rollout.turns]
         for rollout in rollouts

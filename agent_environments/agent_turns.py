@@ -1,0 +1,58 @@
+"""The turns of the agent in the texts of a rollout.
+
+Not every assistant message is a turn of the agent: a prompt may hold a worked example, a harness may write in the
+agent's name, and where an episode has several sequences, a turn that they share belongs to the first of them only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_environments.extraction import code_blocks
+from agent_environments.observation import FAILURE_HEAD
+
+
+@dataclass(frozen=True)
+class AgentTurn:
+    """What the agent wrote in one turn and what the environment answered (None: it did not)."""
+
+    text: str
+    observation: str | None
+
+    @property
+    def blocks(self) -> list[str]:
+        """The contents of its python blocks, in order."""
+        return code_blocks(self.text)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment answered with an execution error."""
+        return self.observation is not None and self.observation.startswith(FAILURE_HEAD)
+
+
+def agent_turns(messages: Sequence[Mapping[str, str]], places: Sequence[int | None]) -> list[AgentTurn]:
+    """The agent's turns with their observations.
+
+    Args:
+        messages: the whole conversation, opening messages included, as {"role", "content"}.
+        places: for each turn, which of the messages it is. None, as in records of earlier versions, stands for the
+            last assistant messages, as many as there are turns.
+
+    Raises:
+        ValueError: there is no assistant message at such a place.
+    """
+    known = [place for place in places if place is not None]
+    if len(known) < len(places):
+        assistant = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(assistant) < len(places):
+            raise ValueError(f"{len(places)} agent turns, but the conversation has {len(assistant)} assistant messages")
+        known = assistant[len(assistant) - len(places) :]
+    turns = []
+    for place in known:
+        if not (0 <= place < len(messages) and messages[place]["role"] == "assistant"):
+            raise ValueError(f"message {place} is no assistant message")
+        answer = messages[place + 1] if place + 1 < len(messages) else None
+        observation = answer["content"] if answer is not None and answer["role"] == "user" else None
+        turns.append(AgentTurn(messages[place]["content"], observation))
+    return turns

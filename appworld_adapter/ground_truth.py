@@ -49,6 +49,24 @@ def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
         raise ValueError(f"{file}: {error}") from error
 
 
+@dataclass(frozen=True)
+class ReferenceSolutions:
+    """The hidden information of AppWorld's tasks: the code of the reference solution, without its comments.
+
+    Args:
+        root: folder that holds ``data/``.
+    """
+
+    root: str
+
+    def hidden_information(self, task_id: str) -> str:
+        """
+        Raises:
+            UnknownTask, ValueError: as :func:`load_solution`.
+        """
+        return "\n".join(turn.code for turn in load_solution(self.root, task_id))
+
+
 def solution_turns(source: str) -> list[SolutionTurn]:
     """The turns of the function ``solution`` in a program; imports above it are turns before its own.
 

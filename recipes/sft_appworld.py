@@ -1,4 +1,4 @@
-r"""Training on a fixed set of rollouts: cross-entropy on the agent's tokens, or preferences between rollouts.
+r"""Training on a fixed set of rollouts: cross-entropy on the agent's tokens, preferences, or a critic of turns.
 
 tune run sft_appworld --config sft_appworld/tiny_cpu rollouts.logs='[runs/demo]'
 tune run --nproc_per_node 8 sft_appworld --config sft_appworld/qwen2_5_32b rollouts.logs='[runs/rft]'
@@ -42,6 +42,7 @@ from loop_recipes.learner.process_group import (
 )
 from loop_recipes.learner.run_metrics import rollout_metrics
 from loop_recipes.learner.stop_request import StopRequest
+from loop_recipes.learner.turn_critic import HiddenPrefix
 from rollout_server.schema import ConfigError, require
 
 log = utils.get_logger("INFO")
@@ -59,6 +60,8 @@ class SftAppWorldRecipe:
           ``ReturnPairs`` pairs those of a task.
         - **Losses.** ``LogLikelihood`` (cross-entropy with ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``. The
           reference of pairs is the policy that the run began with.
+        - **Critics.** With ``TurnAdvantage`` what is trained and exported is SWEET-RL's critic of turns, which
+          ``hidden_information`` tells what the agent does not see.
         - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
           loggers.
         - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
@@ -82,7 +85,11 @@ class SftAppWorldRecipe:
         require(
             isinstance(loss, LogLikelihood),
             f"loss: {self._config.loss['_component_']} needs rollouts of the policy in training; a fixed set takes "
-            "LogLikelihood, DPO or DMPO",
+            "LogLikelihood, DPO, DMPO or TurnAdvantage",
+        )
+        require(
+            self._config.hidden_information is None or loss.sees_hidden_information,
+            f"hidden_information must be null: {self._config.loss['_component_']} trains an actor, not a critic",
         )
         self._pairs = loss.compares_pairs
         self._dtype = DTYPES[self._config.dtype]
@@ -103,6 +110,9 @@ class SftAppWorldRecipe:
             not self._pairs or all(sample.segment == 0 for sample in samples),
             f"loss: {conf.loss['_component_']} takes episodes of one sequence, and rollouts.logs holds some of several",
         )
+        prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+        if prefix is not None:
+            samples = prefix.before(samples)
         init_process_group(self._device, LONGEST_WAIT_S, always=self._dtype != torch.float32)
         self._rank = utils.get_world_size_and_rank()[1]
         torch.manual_seed(conf.seed)

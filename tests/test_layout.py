@@ -26,6 +26,7 @@ ELSEWHERE = {
         "agent_environments/remote/pool",
         "agent_environments/worlds/worker_process",
     ],
+    "loop_recipes/collecting/test_ground_truth.py": ["collecting/scripted"],
     "loop_recipes/collecting/test_several_nodes.py": ["collecting/node_source"],
     "loop_recipes/collecting/test_turn_values.py": ["collecting/branching", "collecting/turn_values_cli"],
     "loop_recipes/config/test_loop_config.py": [
@@ -38,7 +39,7 @@ ELSEWHERE = {
     ],
     "loop_recipes/evaluation/test_endpoint.py": ["evaluation/endpoint_speaker"],
     "loop_recipes/evaluation/test_scores.py": ["evaluation/comparison", "evaluation/compare_cli"],
-    "recipes/test_sft_appworld.py": ["collecting/fixed_set", "config/sft_config"],
+    "recipes/test_sft_appworld.py": ["collecting/fixed_set", "config/sft_config", "learner/stored_critic"],
     "recipes/test_eval_appworld.py": [
         "collecting/open",
         "evaluation/collect",
@@ -55,6 +56,7 @@ ELSEWHERE = {
     ],
     "integration/test_cce_kernels.py": ["learner/cce_kernels"],
     "loop_recipes/learner/test_policy_update.py": ["learner/learner", "learner/model"],
+    "loop_recipes/learner/test_turn_critic.py": ["agent_environments/hidden_information", "learner/turn_value_head"],
     "integration/test_learner_ranks.py": ["learner/packed_attention"],
     "loop_recipes/learner/test_peft_export.py": ["learner/sharding"],
     "integration/test_recipe_ranks.py": ["collecting/shared_source", "learner/process_group"],

@@ -9,9 +9,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
-from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.collecting.fixed_set import read_fixed_set
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
+from loop_recipes.learner.batching import training_samples
 from loop_recipes.learner.learner import Learner
+from loop_recipes.learner.preferences import ReturnPairs
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from loop_recipes.learner.stored_critic import load_turn_critic
 from rollout_server.schema import ConfigError, fields_of
 from sft_appworld import SftAppWorldRecipe
 from support.small_runs import replay_config
@@ -19,6 +24,11 @@ from support.small_runs import replay_config
 PAIRS = {
     "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
     "loss": {"_component_": "loop_recipes.learner.preferences.DPO", "beta": 1.0},
+}
+CRITIC = {
+    "advantage": PAIRS["advantage"],
+    "loss": {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0},
+    "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
 }
 STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
 
@@ -85,7 +95,7 @@ def test_the_first_loss_is_the_cross_entropy_of_the_solved_rollouts(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run/policies").iterdir()) == ["policy-v0001", "policy-v0002"]
 
 
-@pytest.mark.parametrize("changes", [{}, PAIRS], ids=["cross_entropy", "dpo"])
+@pytest.mark.parametrize("changes", [{}, PAIRS, CRITIC], ids=["cross_entropy", "dpo", "turn_critic"])
 def test_resuming_after_death_in_mid_epoch_equals_never_stopping(tmp_path, changes):
     cfg = sft_config(tmp_path, **changes)
     whole = train(cfg, f"output_dir={tmp_path / 'whole'}")
@@ -120,6 +130,37 @@ def test_pairs_are_learned_against_the_policy_that_the_run_began_with(tmp_path):
     margins = [line["preference_margin"] for line in lines]
     assert margins == sorted(margins), "they grow over epochs: the reference stays"
     assert lines[-1]["preference_accuracy"] > 0.8
+
+
+def test_a_critic_of_turns_is_read_back_as_it_was_trained(tmp_path):
+    """Over the turns of a pair its advantages add up to the margin that the run told of, with what is hidden seen."""
+    cfg = sft_config(tmp_path, **CRITIC, update=STEP, max_iterations=4)
+    lines = train(cfg)
+    assert [line["steps"] for line in lines] == [1] * 4
+    assert [line["preference_margin"] for line in lines] == sorted(line["preference_margin"] for line in lines)
+    rollouts = read_fixed_set(FixedSetConfig([str(tmp_path)])).rollouts
+    samples = training_samples(rollouts, UpdateConfig())
+    # The margin of an iteration is of the critic before its step.
+    before = load_turn_critic(tmp_path / "run", tmp_path / "run/policies/policy-v0003").advantages(samples)
+    assert {name: len(turns) for name, turns in before.items()} == {r.rollout_id: len(r.turns) for r in rollouts}
+    tasks = {sample.task_id: number for number, sample in enumerate(samples)}
+    rewards = torch.tensor([sample.reward for sample in samples])
+    pairs = ReturnPairs(0.3).pairs(rewards, torch.tensor([tasks[sample.task_id] for sample in samples]))
+    totals = [before[sample.rollout_id].sum().item() for sample in samples]
+    margin = sum(totals[chosen] - totals[rejected] for chosen, rejected in pairs) / len(pairs)
+    assert lines[-1]["preference_margin"] == pytest.approx(margin, rel=1e-4)
+    blind = load_turn_critic(tmp_path / "run", reference_sees_hidden=False).advantages(samples)
+    newest = load_turn_critic(tmp_path / "run").advantages(samples)
+    assert any(not torch.equal(blind[name], newest[name]) for name in newest)
+    train(cfg, "hidden_information=null", f"output_dir={tmp_path / 'without'}", "max_iterations=1")
+    train(sft_config(tmp_path / "actor", **PAIRS, update=STEP, max_iterations=1))
+    with pytest.raises(ConfigError, match=r"DPO; a critic of turns comes from TurnAdvantage"):
+        load_turn_critic(tmp_path / "actor/run")
+
+
+def test_an_actor_is_not_told_what_is_hidden(tmp_path):
+    with pytest.raises(ConfigError, match=r"hidden_information must be null: .*DPO trains an actor"):
+        train(sft_config(tmp_path, **{**CRITIC, "loss": PAIRS["loss"]}, update=STEP))
 
 
 def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):

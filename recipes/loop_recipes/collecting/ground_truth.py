@@ -18,9 +18,9 @@ from agent_environments.protocol import EnvironmentFault
 from appworld_adapter.dataset import dataset_name, load_split
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, SolutionTurn, load_solution
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from loop_recipes.collecting.scripted import scripted_rollout
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.ids import rollout_id
-from rollout_server.rollout import Rollout, Turn
+from rollout_server.rollout import Rollout
 from rollout_server.run_files import COLLECTIONS, log_path, write_whole
 
 
@@ -64,43 +64,17 @@ def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: P
 def demonstration(
     card: TaskCard, turns: list[SolutionTurn], template: Prompt, tokens: ChatTokens, dataset: str, collection: str
 ) -> Rollout:
-    """A solution as the episode that a policy would be served: its actions count as sampled, with log-prob 0."""
-    messages = template.messages(card)
+    """A solution as the episode that a policy would be served."""
     shown = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), tokens.spans)
-    texts = [{"role": message.role, "content": message.content} for message in messages]
-    token_ids, spans = tokens.prompt(messages), []
-    for number, turn in enumerate(turns):
-        if number:
-            token_ids += tokens.continuation(shown, closed=True)
-            texts.append({"role": "user", "content": shown})
-        start = len(token_ids)
-        token_ids += [*tokens.encode_text(turn.action), tokens.im_end]
-        texts.append({"role": "assistant", "content": turn.action})
-        spans.append(Turn(start, len(token_ids), 0, "stop", "ground truth", 0.0, 0.0))
-    mask = [False] * len(token_ids)
-    for span in spans:
-        mask[span.start : span.end] = [True] * (span.end - span.start)
-    return Rollout(
-        rollout_id=rollout_id(collection, card.task_id, 0, 0),
-        collection_id=collection,
+    return scripted_rollout(
+        tokens,
+        template.messages(card),
+        [(turn.action, shown) for turn in turns],
+        collection=collection,
         task_id=card.task_id,
-        index=0,
-        attempt=0,
-        seed=0,
         dataset=dataset,
-        token_ids=token_ids,
-        mask=mask,
-        sampler_logprobs=[0.0] * len(token_ids),
-        turns=spans,
-        messages=texts,
-        reward=1.0,
-        success=True,
-        requirements=[],
-        end_reason="completed",
-        temperature=0.0,
-        started_at=0.0,
-        seconds=0.0,
-    ).validate()
+        speaker="ground truth",
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_recipes.config.files import read_config
-from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.config.loop_config import Component, LearnerConfig
 from rollout_server.schema import STRICT, require
 
 
@@ -35,6 +35,9 @@ class SftConfig(LearnerConfig):
     """All keys of the recipe `sft_appworld`. An iteration is ``update.epochs`` passes over the set."""
 
     rollouts: FixedSetConfig
+    hidden_information: Component | None = None
+    """What a critic sees and the agent does not, such as ``appworld_adapter.ground_truth.ReferenceSolutions``; for the
+    loss ``loop_recipes.learner.turn_critic.TurnAdvantage`` only. Null trains a critic that sees what the agent sees."""
     export_every: PositiveInt = 1
     """Iterations between two policies in ``policies/``; the last one is always exported."""
 

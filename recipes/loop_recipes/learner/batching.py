@@ -48,6 +48,8 @@ class Sample:
         segment: which of them it is, from 0.
         episode_tokens, episode_turns: sampled tokens and agent turns of the whole episode, where it is more than this
             rollout (:func:`with_episode_counts`).
+        hidden_tokens: tokens at the beginning that only a critic may see (:mod:`loop_recipes.learner.turn_critic`);
+            an actor does not train on a sample that has any.
     """
 
     rollout_id: str
@@ -69,6 +71,7 @@ class Sample:
     segment: int = 0
     episode_tokens: int | None = None
     episode_turns: int | None = None
+    hidden_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not bool(self.mask.any()):

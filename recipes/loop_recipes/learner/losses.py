@@ -57,6 +57,8 @@ class PolicyLoss(nn.Module):
     """Whether samples come in preference pairs, which the advantage finds, and :meth:`compare` is there."""
     sums_tokens = False
     """Whether a rollout's loss is a sum over its tokens, so that ``update.loss_divisor: tokens`` makes sense."""
+    sees_hidden_information = False
+    """Whether it trains a critic, which may see what the agent does not."""
 
     def __init__(self, kl_coefficient: float = 0.0) -> None:
         super().__init__()

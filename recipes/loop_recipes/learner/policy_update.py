@@ -161,11 +161,18 @@ class PolicyUpdate:
             kept = [replace(sample, old_logprobs=reference[sample.rollout_id]) for sample in kept]
         return kept
 
-    def logprobs(self, samples: Sequence[Sample], version: int | None) -> dict[str, Tensor]:
+    def logprobs(
+        self, samples: Sequence[Sample], version: int | None, versions: AdapterVersions | None = None
+    ) -> dict[str, Tensor]:
         """Log-probs [n] of each rollout's sampled tokens under a kept version (None: the base model), by rollout id;
-        no gradient."""
-        with disable_adapter(self.model) if version is None else self.versions.active(version):
+        no gradient. ``versions`` are other adapters of the same model than the policy's own."""
+        with disable_adapter(self.model) if version is None else (versions or self.versions).active(version):
             return self._per_token(samples, self._logprobs)
+
+    def hidden_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Last hidden states [n, d] at the positions that predict each rollout's sampled tokens, by rollout id; of the
+        adapter that is in the model, no gradient."""
+        return self._per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
@@ -262,7 +269,15 @@ class PolicyUpdate:
         return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
 
     def train(self, samples: list[Sample], iteration: int) -> tuple[list[Sample], dict[str, Any]]:
-        """All steps of an iteration; returns the samples of those taken, in order, and metrics."""
+        """All steps of an iteration; returns the samples of those taken, in order, and metrics.
+
+        Raises:
+            ValueError: a sample with hidden information, for any loss but a critic's.
+            NonFiniteLoss: before the step that it would have spoilt.
+        """
+        told = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
+        if told is not None and not self.loss.sees_hidden_information:
+            raise ValueError(f"rollout {told} begins with hidden information, which only a critic may learn from")
         self.model.train()
         planned: list[list[Sample]] = []
         for epoch in range(self.config.epochs):

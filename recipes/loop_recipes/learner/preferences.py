@@ -11,6 +11,9 @@ rollouts: how they are packed, cut into micro-batches and dealt to ranks does no
 
 The reference's log-probs are ``old_logprobs``: of the policy that sampled, or of the one a fixed set's training began
 with.
+
+A loss may add ``nll`` times the chosen rollout's cross-entropy, the mean over its sampled tokens of ``- l``, which adds
+``nll / n`` to the weights of its n tokens.
 """
 
 from __future__ import annotations
@@ -82,15 +85,17 @@ class Preferences:
     Attributes:
         weights: for each rollout id the weights [n] of its sampled tokens' log-probs.
         margins: [p], Delta of each pair, float64; above 0 where the policy has learned the preference.
+        likelihood_losses: [p], what the chosen rollouts' cross-entropy adds to the loss of each pair, float64.
     """
 
     weights: dict[str, Tensor]
     margins: Tensor
+    likelihood_losses: Tensor
 
     @property
     def losses(self) -> Tensor:
-        """[p], ``-log sigmoid(Delta)``, float64."""
-        return -logsigmoid(self.margins)
+        """[p], ``-log sigmoid(Delta)`` and what the cross-entropy adds, float64."""
+        return self.likelihood_losses - logsigmoid(self.margins)
 
     def weighted(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with their weights as token advantages."""
@@ -98,22 +103,29 @@ class Preferences:
 
 
 class PreferenceLoss(LogLikelihood):
-    """What losses on pairs share; each says how much a turn counts.
+    """What losses on pairs share; each says how much a token counts.
 
     Args:
         beta: how strongly the policy is held to the reference; above 0.
+        nll: weight of the chosen rollout's cross-entropy; 0 leaves it out.
     """
 
     compares_pairs = True
 
-    def __init__(self, beta: float = 0.1) -> None:
+    def __init__(self, beta: float = 0.1, nll: float = 0.0) -> None:
         super().__init__()
         if beta <= 0:
             raise ValueError(f"beta must be above 0, but is {beta}")
-        self.beta = beta
+        if nll < 0:
+            raise ValueError(f"nll must not be negative, but is {nll}")
+        self.beta, self.nll = beta, nll
 
-    def turn_weights(self, turns: int) -> Tensor:
-        """phi [t] of a rollout of so many turns, float64."""
+    def token_weights(self, turns: Tensor) -> Tensor:
+        """phi [n] of a rollout's sampled tokens, float64.
+
+        Args:
+            turns: [n], the turn of each token, ascending; not every number needs to occur.
+        """
         raise NotImplementedError
 
     def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
@@ -129,30 +141,28 @@ class PreferenceLoss(LogLikelihood):
         pairs: dict[str, list[Sample]] = {}
         for sample in samples:
             pairs.setdefault(sample.pair, []).append(sample)
-        weights, margins = {}, []
+        weights, margins, likelihood_losses = {}, [], []
         for name, two in pairs.items():
             if not name or sorted(sample.advantage for sample in two) != [-1.0, 1.0]:
                 raise ValueError(f"rollout {two[0].rollout_id} must be in a pair: one chosen rollout, one rejected")
-            signed = [sample.advantage * self.beta * self._token_weights(sample) for sample in two]
+            signed = [sample.advantage * self.beta * self.token_weights(sample.turn_ids[sample.mask]) for sample in two]
             moved = [logprobs[sample.rollout_id].double() - filled(sample.old_logprobs).double() for sample in two]
             margin = sum((weight * move).sum() for weight, move in zip(signed, moved, strict=True))
             margins.append(torch.as_tensor(margin))
             for sample, weight in zip(two, signed, strict=True):
-                weights[sample.rollout_id] = (weight * torch.sigmoid(-margins[-1])).float()
-        return Preferences(weights, torch.stack(margins))
-
-    def _token_weights(self, sample: Sample) -> Tensor:
-        """phi of each sampled token's turn, [n]."""
-        turns, index = torch.unique(sample.turn_ids[sample.mask], return_inverse=True)
-        return self.turn_weights(len(turns))[index]
+                likelihood = self.nll / len(weight) if sample.advantage > 0 else 0.0
+                weights[sample.rollout_id] = (weight * torch.sigmoid(-margins[-1]) + likelihood).float()
+                if sample.advantage > 0:
+                    likelihood_losses.append(-self.nll * logprobs[sample.rollout_id].double().mean())
+        return Preferences(weights, torch.stack(margins), torch.stack(likelihood_losses))
 
 
 class DPO(PreferenceLoss):
     """All turns count alike, phi = 1: DPO over the agent's tokens of whole episodes (arXiv 2305.18290, eq. 7), and on
     rollouts of one turn DPO itself."""
 
-    def turn_weights(self, turns: int) -> Tensor:
-        return torch.ones(turns, dtype=torch.float64)
+    def token_weights(self, turns: Tensor) -> Tensor:
+        return torch.ones(len(turns), dtype=torch.float64)
 
 
 class DMPO(PreferenceLoss):
@@ -171,7 +181,12 @@ class DMPO(PreferenceLoss):
             raise ValueError(f"gamma must be in (0, 1], but is {gamma}")
         self.gamma = gamma
 
+    def token_weights(self, turns: Tensor) -> Tensor:
+        numbers, index = torch.unique(turns, return_inverse=True)
+        return self.turn_weights(len(numbers))[index]
+
     def turn_weights(self, turns: int) -> Tensor:
+        """phi [t] of the turns of a rollout that has so many, float64."""
         t = torch.arange(turns, dtype=torch.float64)
         if self.gamma == 1.0:
             return (turns - t) / turns

@@ -14,15 +14,26 @@ from omegaconf import OmegaConf
 from loop_recipes.learner.batching import collate, micro_batches
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
 from loop_recipes.learner.preferences import DMPO, DPO, ReturnPairs, paired
+from loop_recipes.learner.turn_critic import TurnAdvantage
 from rollout_server.schema import ConfigError
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
 from support.small_runs import replay_config, train
 
-LOSSES = [DPO(0.3), DMPO(0.3, 0.7), DMPO(0.3, 1.0)]
+LOSSES = {
+    "dpo": DPO(0.3),
+    "dpo_nll": DPO(0.3, nll=0.2),
+    "dmpo": DMPO(0.3, 0.7),
+    "dmpo_1": DMPO(0.3, 1.0),
+    "critic": TurnAdvantage(0.3, nll=0.1),
+    "critic_sum": TurnAdvantage(0.3, nll=0.0, per_turn="sum"),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
 
-def turn_weight(loss, turn, turns):
-    """phi by the papers' formulas, in Python floats."""
+def turn_weight(loss, turn, turns, tokens=1):
+    """phi of one of a turn's tokens by the papers' formulas, in Python floats."""
+    if isinstance(loss, TurnAdvantage):
+        return 1.0 / tokens if loss.per_turn == "mean" else 1.0
     if isinstance(loss, DPO):
         return 1.0
     if loss.gamma == 1.0:
@@ -31,15 +42,17 @@ def turn_weight(loss, turn, turns):
 
 
 def pair_losses(loss, samples, logprobs):
-    """-log sigmoid(Delta) of each pair, with autograd through the log-probs of both of its rollouts."""
-    total = {}
+    """-log sigmoid(Delta) of each pair and the chosen one's cross-entropy, with autograd through both rollouts."""
+    total, added = {}, {}
     for sample in samples:
-        turns = sample.turn_ids[sample.mask]
-        count = int(turns.max()) + 1
-        phi = torch.tensor([turn_weight(loss, int(turn), count) for turn in turns], dtype=torch.float64)
+        turns = sample.turn_ids[sample.mask].tolist()
+        phi = [turn_weight(loss, turn, max(turns) + 1, turns.count(turn)) for turn in turns]
         moved = logprobs[sample.rollout_id] - sample.old_logprobs.double()
-        total[sample.pair] = total.get(sample.pair, 0.0) + sample.advantage * loss.beta * (phi * moved).sum()
-    return {pair: -torch.log(1 / (1 + torch.exp(-delta))) for pair, delta in total.items()}
+        delta = sample.advantage * loss.beta * (torch.tensor(phi, dtype=torch.float64) * moved).sum()
+        total[sample.pair] = total.get(sample.pair, 0.0) + delta
+        if sample.advantage > 0:
+            added[sample.pair] = -loss.nll * logprobs[sample.rollout_id].sum() / len(turns)
+    return {pair: added[pair] - torch.log(1 / (1 + torch.exp(-delta))) for pair, delta in total.items()}
 
 
 def pairs_of(lengths, seed=0):
@@ -47,7 +60,7 @@ def pairs_of(lengths, seed=0):
     return paired(samples, [(i, i + 1) for i in range(0, len(samples), 2)])
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=["dpo", "dmpo", "dmpo_1"])
+@every_loss
 @given(lengths=st.lists(st.integers(4, 30), min_size=2, max_size=6), seed=st.integers(0, 2**20))
 @settings(max_examples=25, deadline=None)
 def test_weighted_log_likelihood_has_the_pairs_gradient(loss, lengths, seed):
@@ -73,7 +86,7 @@ def test_weighted_log_likelihood_has_the_pairs_gradient(loss, lengths, seed):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("loss", LOSSES, ids=["dpo", "dmpo", "dmpo_1"])
+@every_loss
 def test_a_models_gradient_equals_autograd_over_both_rollouts(loss, packed):
     """The adapter's gradient, in float32 through micro-batches that tear pairs apart, against float64 pair by pair."""
     samples = pairs_of([33, 41, 27, 38])
@@ -134,6 +147,8 @@ def test_half_a_pair_is_refused():
     ("make", "message"),
     [
         (lambda: DPO(0.0), "beta must be above 0"),
+        (lambda: DPO(nll=-1.0), "nll must not be negative"),
+        (lambda: TurnAdvantage(per_turn="median"), "unknown per_turn 'median'; choose mean or sum"),
         (lambda: DMPO(gamma=0.0), "gamma must be in"),
         (lambda: ReturnPairs(threshold=-0.1), "threshold must not be negative"),
         (lambda: ReturnPairs(per_task=0), "per_task must be at least 1"),

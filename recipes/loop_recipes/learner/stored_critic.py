@@ -1,0 +1,69 @@
+"""A critic of turns as a run of `sft_appworld` has left it, with the model that it stands on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from loop_recipes.config.files import load_config
+from loop_recipes.config.sft_config import SftConfig, read_sft_config
+from loop_recipes.learner.device_check import training_device
+from loop_recipes.learner.learner import Learner
+from loop_recipes.learner.model import DTYPES, check_adapter, load_base
+from loop_recipes.learner.peft_export import read_adapter
+from loop_recipes.learner.process_group import init_process_group
+from loop_recipes.learner.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
+from rollout_server.run_files import is_adapter
+from rollout_server.schema import ConfigError, require
+
+LONGEST_WAIT_S = 1800.0
+"""For another rank."""
+
+
+def newest_adapter(run: Path) -> Path:
+    """The last one in a run's ``policies``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    adapters = [folder for folder in sorted((run / "policies").glob("policy-v*")) if is_adapter(folder)]
+    require(adapters, f"{run / 'policies'} holds no adapter yet")
+    return adapters[-1]
+
+
+def load_learner(run: Path) -> tuple[SftConfig, Learner]:
+    """The config of a run of `sft_appworld`, and its learner as it began; every rank must call it.
+
+    Raises:
+        ConfigError: it is no such run, or names what is not there any more.
+    """
+    file = run / "config.yaml"
+    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
+    conf = read_sft_config(load_config(str(file)))
+    dtype = DTYPES[conf.dtype]
+    device = training_device(conf.device, dtype)
+    init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)
+    return conf, Learner(conf, *load_base(conf, dtype), device, None)
+
+
+def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True) -> TurnCritic:
+    """The critic of a run, on the device and in the precision that the run had; every rank must call it.
+
+    Args:
+        run: folder of a run with the loss :class:`~loop_recipes.learner.turn_critic.TurnAdvantage`.
+        adapter: one of those in its ``policies``; None is the newest.
+        reference_sees_hidden: see :class:`~loop_recipes.learner.turn_critic.TurnCritic`.
+
+    Raises:
+        ConfigError: it is no such run, has exported nothing yet, or names what is not there any more.
+    """
+    conf, learner = load_learner(run)
+    loss = learner.update.loss
+    if not isinstance(loss, TurnAdvantage):
+        raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
+    tensors, _, _ = read_adapter(adapter or newest_adapter(run))
+    check_adapter(learner.model, tensors)
+    reference = None if conf.initial_adapter is None else read_adapter(Path(conf.initial_adapter))[0]
+    prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+    return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "appworld_adapter" / "worker"))
+sys.path.insert(1, str(Path(__file__).parents[2] / "agent_environments" / "sandbox"))
 
 import httpx
 from channel import Channel

@@ -23,7 +23,7 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import check_learner, make_output_dir
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
-from loop_recipes.learner.batching import Sample, training_samples
+from loop_recipes.learner.batching import Sample
 from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.learner.device_check import training_device
 from loop_recipes.learner.diagnostics import peak_memory_gib
@@ -92,6 +92,11 @@ class SftAppWorldRecipe:
             f"hidden_information must be null: {self._config.loss['_component_']} trains an actor, not a critic",
         )
         self._pairs = loss.compares_pairs
+        require(
+            self._pairs or self._config.rollouts.turn_pairs is None,
+            f"rollouts.turn_pairs: {self._config.loss['_component_']} compares no pairs; give "
+            "loss._component_=loop_recipes.learner.preferences.DPO, or leave turn_pairs out",
+        )
         self._dtype = DTYPES[self._config.dtype]
         self._device = training_device(self._config.device, self._dtype)
         self._output_dir = Path(self._config.output_dir).resolve()
@@ -105,11 +110,7 @@ class SftAppWorldRecipe:
         """Rollouts, model, optimizer and run state."""
         conf = self._config
         fixed_set = read_fixed_set(conf.rollouts)
-        samples = training_samples(fixed_set.rollouts, conf.update)
-        require(
-            not self._pairs or all(sample.segment == 0 for sample in samples),
-            f"loss: {conf.loss['_component_']} takes episodes of one sequence, and rollouts.logs holds some of several",
-        )
+        samples = fixed_set.samples(conf.update)
         prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
         if prefix is not None:
             samples = prefix.before(samples)
@@ -130,11 +131,11 @@ class SftAppWorldRecipe:
         self._samples = self._learner.update.prepare(samples)
         read = len(fixed_set.rollouts)
         require(self._samples, f"rollouts.logs: none of {read} rollouts counts under the advantage; see there")
-        used = {sample.rollout_id for sample in self._samples}
-        self._rollouts = [rollout for rollout in fixed_set.rollouts if rollout.rollout_id in used]
+        self._rollouts = fixed_set.used(self._samples)
         self._digest = fixed_set.digest
-        tasks = len({sample.task_id for sample in self._samples})
-        utils.log_rank_zero(log, f"training on {len(used)} of {read} rollouts, of {tasks} tasks")
+        tasks = len({rollout.task_id for rollout in self._rollouts})
+        turns = f"{len(self._samples)} turns of " if fixed_set.pairs else ""
+        utils.log_rank_zero(log, f"training on {turns}{len(self._rollouts)} of {read} rollouts, of {tasks} tasks")
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state

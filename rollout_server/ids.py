@@ -9,6 +9,7 @@ branch-<collection>-<10 hex digits>  rollouts that go on from those of a collect
 <collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
 <collection>/<task>/<index>.<attempt>      a rollout
 <rollout>/<n>                a further sequence of its episode, n from 1
+<rollout>@<n>                turn n (from 0) of its episode by itself
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ def rollout_id(collection_id: str, task_id: str, index: int, attempt: int) -> st
 def segment_id(episode_id: str, segment: int) -> str:
     """Of the ``segment``-th sequence (from 0) of an episode; the first has the episode's own id."""
     return episode_id if segment == 0 else f"{episode_id}/{segment}"
+
+
+def turn_id(rollout_id: str, turn: int) -> str:
+    """Of a turn (from 0) of a rollout's episode, where it is learned from by itself."""
+    return f"{rollout_id}@{turn}"
 
 
 def _hash(text: str, digits: int) -> str:

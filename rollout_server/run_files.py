@@ -151,6 +151,13 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]) -> Path:
+    """Write the log of a collection, or of a part of it, into the folder of collections, which is made if need be; the
+    file appears whole. Returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_whole(log_path(folder, collection_id), "".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A new folder beside ``path`` to fill: it takes the place of ``path`` when the block ends. For one writer.

@@ -48,7 +48,8 @@ ELSEWHERE = {
     ],
     "integration/test_eval_reference.py": ["evaluation/appworld_layout"],
     "loop_recipes/launch/test_job_check.py": ["launch/cli"],
-    "integration/test_collect_solved.py": ["launch/collect_solved"],
+    "integration/test_collect_solved.py": ["launch/collect_solved", "launch/served_policy"],
+    "recipes/test_dpo_mcts.py": ["launch/search_trees"],
     "loop_recipes/learner/test_checkpoint.py": [
         "learner/adapter_versions",
         "learner/lr_schedules",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+from loop_recipes.collecting.turn_pairs import TurnPair, read_pairs
+from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
+from loop_recipes.learner.batching import Sample, training_samples
+from rollout_server.ids import turn_id
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, require
@@ -17,24 +21,62 @@ from rollout_server.schema import ConfigError, require
 
 @dataclass(frozen=True)
 class FixedSet:
-    """The rollouts, in the order of logs and lines; ``digest`` is the same where their ids and tokens are the same."""
+    """The rollouts, in the order of logs and lines, and the pairs of their turns where only these are trained on."""
 
     rollouts: list[Rollout]
+    pairs: list[TurnPair] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
+        """The same where the rollouts' ids and tokens are the same, and the pairs."""
         content = hashlib.sha256()
         for rollout in self.rollouts:
             content.update(f"{rollout.rollout_id} {rollout.reward} {rollout.token_ids}\n".encode())
+        for pair in self.pairs:
+            content.update(f"{pair}\n".encode())
         return content.hexdigest()
+
+    def samples(self, update: UpdateConfig) -> list[Sample]:
+        """What there is to learn from: the rollouts, or the two turns of every pair.
+
+        The turns of a pair are a group by themselves, and the return of each is its value. So ``ReturnPairs`` finds the
+        pair again, if its values differ by more than its own threshold too.
+
+        Raises:
+            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing.
+        """
+        if not self.pairs:
+            return training_samples(self.rollouts, update)
+        length, rollouts = update.max_tokens_per_rollout, {rollout.rollout_id: rollout for rollout in self.rollouts}
+        samples: list[Sample] = []
+        for pair in self.pairs:
+            valued = ((pair.chosen, pair.chosen_value), (pair.rejected, pair.rejected_value))
+            turns = [_turn(rollouts[name], pair, value) for name, value in valued]
+            if length is None or max(turn.tokens for turn in turns) <= length:
+                samples += turns
+        require(samples, f"update.max_tokens_per_rollout is {length}, and no pair of turns is so early")
+        return samples
+
+    def used(self, samples: Sequence[Sample]) -> list[Rollout]:
+        """The rollouts that ``samples``, some of :meth:`samples`, are from."""
+        of_turn = {turn_id(name, pair.turn): name for pair in self.pairs for name in (pair.chosen, pair.rejected)}
+        used = {of_turn.get(sample.rollout_id, sample.rollout_id) for sample in samples}
+        return [rollout for rollout in self.rollouts if rollout.rollout_id in used]
+
+
+def _turn(rollout: Rollout, pair: TurnPair, value: float) -> Sample:
+    turn = Sample.from_rollout(rollout).only_turn(pair.turn - rollout.turns_before)
+    name = turn_id(rollout.rollout_id, pair.turn)
+    state = f"{min(pair.chosen, pair.rejected)}@{pair.turn}"
+    return replace(turn, rollout_id=name, episode_id=name, task_id=state, reward=value)
 
 
 def read_fixed_set(config: FixedSetConfig) -> FixedSet:
-    """Read the logs.
+    """Read the logs, and the pairs.
 
     Raises:
-        ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, or
-            none left.
+        ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, none
+            left, or a pair whose rollouts are not there.
     """
     rollouts: list[Rollout] = []
     for name in config.logs:
@@ -50,7 +92,24 @@ def read_fixed_set(config: FixedSetConfig) -> FixedSet:
     require(not twice, f"rollouts.logs: rollout {twice[:1]} is there twice; name each log once")
     datasets = sorted({rollout.dataset for rollout in rollouts})
     require(len(datasets) == 1, f"rollouts.logs: rollouts of several datasets: {', '.join(datasets)}")
-    return FixedSet(rollouts)
+    return FixedSet(rollouts, [] if config.turn_pairs is None else _read_turn_pairs(Path(config.turn_pairs), rollouts))
+
+
+def _read_turn_pairs(file: Path, rollouts: Sequence[Rollout]) -> list[TurnPair]:
+    require(file.is_file(), f"rollouts.turn_pairs: {file} does not exist; loop-search-trees writes such a file")
+    try:
+        pairs = read_pairs(file)
+    except ValueError as error:
+        raise ConfigError(f"rollouts.turn_pairs: {error}") from error
+    require(pairs, f"rollouts.turn_pairs: {file} holds no pair; search more iterations, or with a lower threshold")
+    known = {rollout.rollout_id: rollout for rollout in rollouts}
+    for pair in pairs:
+        for name in (pair.chosen, pair.rejected):
+            require(name in known, f"rollouts.turn_pairs: {file} names rollout {name}, which is not in rollouts.logs")
+            own = pair.turn - known[name].turns_before
+            sampled = 0 <= own < len(known[name].turns)
+            require(sampled, f"rollouts.turn_pairs: {file}: rollout {name} did not sample turn {pair.turn}")
+    return pairs
 
 
 def _read(log: Path) -> list[Rollout]:

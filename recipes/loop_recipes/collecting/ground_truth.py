@@ -21,7 +21,7 @@ from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_recipes.collecting.scripted import scripted_rollout
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.rollout import Rollout
-from rollout_server.run_files import COLLECTIONS, log_path, write_whole
+from rollout_server.run_files import COLLECTIONS, write_rollouts
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,9 +56,7 @@ def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: P
         demonstration(TaskCard.load(world, task), load_solution(world, task), template, tokens, dataset, collection)
         for task in load_split(world, split)
     ]
-    folder = out / COLLECTIONS
-    folder.mkdir(parents=True, exist_ok=True)
-    return write_whole(log_path(folder, collection), "".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+    return write_rollouts(out / COLLECTIONS, collection, rollouts)
 
 
 def demonstration(

@@ -8,21 +8,20 @@ again repeats nothing that is on the node's disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loop_recipes.collecting.source import CollectionSource
 from rollout_server.collection_request import CollectionRequest, Limits, Sampling
 from rollout_server.ids import search_id
-from rollout_server.rollout import Rollout
-from rollout_server.run_files import COLLECTIONS, log_path, write_whole
+from rollout_server.run_files import COLLECTIONS, write_rollouts
 from rollout_server.schema import require
 
 
 @dataclass(frozen=True)
 class SolvedSearch:
-    """What to sample: every task at every temperature, ``attempts`` times at most.
+    """What to sample: every task at every temperature, ``attempts`` times at most, and ``rollouts`` in all at most.
 
     Args:
         name: of the run; begins the ids of its collections.
@@ -30,7 +29,7 @@ class SolvedSearch:
         seed: each round has a seed of its own, made from it.
 
     Raises:
-        ConfigError: no temperature, one twice to two decimals or below 0.01, or no attempt.
+        ConfigError: no temperature, one twice to two decimals or below 0.01, no attempt or no rollout.
     """
 
     name: str
@@ -40,12 +39,25 @@ class SolvedSearch:
     limits: Limits
     policy_version: int = 0
     seed: int = 0
+    rollouts: int | None = None
 
     def __post_init__(self) -> None:
         percent = [round(100 * temperature) for temperature in self.temperatures]
+        require(self.rollouts is None or self.rollouts >= 1, "rollouts must be at least one")
         require(percent and self.attempts >= 1, "temperatures and attempts must be at least one")
         distinct = len(set(percent)) == len(percent) and min(percent) > 0
         require(distinct, f"temperatures {list(self.temperatures)} must differ by 0.01 at least and be above 0")
+
+    def round(self, solved: Mapping[float, Collection[str]], attempt: int, asked: int) -> list[CollectionRequest]:
+        """The requests of a round after ``asked`` rollouts: what each temperature has not solved. Where ``rollouts``
+        does not suffice for all, the first tasks at every temperature."""
+        missing = [
+            (temperature, task) for task in self.tasks for temperature in solved if task not in solved[temperature]
+        ]
+        if self.rollouts is not None:
+            missing = missing[: self.rollouts - asked]
+        tasks = {temperature: [task for other, task in missing if other == temperature] for temperature in solved}
+        return [self.request(temperature, attempt, wanted) for temperature, wanted in tasks.items() if wanted]
 
     def request(self, temperature: float, attempt: int, tasks: Sequence[str]) -> CollectionRequest:
         """One rollout of each of ``tasks``; ``attempt`` counts from 1."""
@@ -78,7 +90,7 @@ def search(
     on_round: Callable[[Found], None] = lambda found: None,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """Sample until everything is solved or the attempts are spent, or ``out_of_time`` before a round.
+    """Sample until everything is solved, attempts or rollouts are spent, or ``out_of_time`` before a round.
 
     The solved rollouts are in ``out/collections/<collection>.jsonl`` after each round, one log for each of its requests
     that solved something.
@@ -86,31 +98,23 @@ def search(
     Raises:
         Exception: what the source raises; see :data:`~loop_recipes.collecting.source.SOURCE_ERRORS`.
     """
-    folder = out / COLLECTIONS
-    folder.mkdir(parents=True, exist_ok=True)
     solved: dict[float, set[str]] = {temperature: set() for temperature in wanted.temperatures}
     found = Found(0, len(wanted.tasks) * len(solved), 0, 0)
+    asked = 0
     for attempt in range(1, wanted.attempts + 1):
-        if found.solved == found.wanted or out_of_time():
+        requests = wanted.round(solved, attempt, asked)
+        if not requests or out_of_time():
             break
-        requests = {
-            temperature: wanted.request(temperature, attempt, missing)
-            for temperature, done in solved.items()
-            if (missing := [task for task in wanted.tasks if task not in done])
-        }
-        for request in requests.values():
+        for request in requests:
             source.start(request)
-        for temperature, request in requests.items():
+        for request in requests:
+            asked += len(request.tasks)
             successes = [rollout for rollout in source.read(request).rollouts if rollout.reward >= 1.0]
-            solved[temperature] |= {rollout.task_id for rollout in successes}
-            _write(folder, request.id, successes)
+            solved[request.sampling.temperature] |= {rollout.task_id for rollout in successes}
+            if successes:
+                ordered = sorted(successes, key=lambda rollout: (rollout.episode_id, rollout.segment))
+                write_rollouts(out / COLLECTIONS, request.id, ordered)
         tasks = len(set().union(*solved.values()))
         found = Found(attempt, found.wanted, sum(map(len, solved.values())), tasks)
         on_round(found)
     return found
-
-
-def _write(folder: Path, collection: str, rollouts: Sequence[Rollout]) -> None:
-    if rollouts:
-        ordered = sorted(rollouts, key=lambda rollout: (rollout.episode_id, rollout.segment))
-        write_whole(log_path(folder, collection), "".join(f"{rollout.to_json()}\n" for rollout in ordered))

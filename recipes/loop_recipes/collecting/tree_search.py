@@ -1,7 +1,8 @@
 """Searches the turn trees of many tasks at once, one rollout of each task an iteration, and keeps the pairs found.
 
 A search that is started again asks for the same collections, which the node finds on its disk: the trees grow again to
-where they were, and nothing is sampled twice. So the only file of a search is its buffer of pairs.
+where they were, and nothing is sampled twice. So a search writes only what it ends with: the pairs, and the rollouts
+that they name, for ``sft_appworld`` to train on.
 
 It differs from LOOP's DPO-MCTS in one point: there two turns are sampled in a state and one of them is rolled out;
 here both turns of a state come from rollouts that were played to their end, because an episode of the node ends in a
@@ -12,18 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loop_recipes.collecting.branching import HowToSample, continuation_request
 from loop_recipes.collecting.source import CollectionSource
-from loop_recipes.collecting.turn_pairs import PairBuffer
+from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer
 from loop_recipes.collecting.turn_tree import TURNS_OF_A_STATE, State, TurnTree
 from rollout_server.branch import Branch
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.ids import branch_id
 from rollout_server.rollout import Rollout
+from rollout_server.run_files import COLLECTIONS, write_rollouts
+from rollout_server.schema import require
 
 BRANCHES_OF_A_REQUEST = 16
 """Each brings its rollout's token ids and texts, some 0.3 MB at 32,000 tokens, and a node takes requests of 8 MB."""
@@ -33,7 +37,11 @@ BRANCHES_OF_A_REQUEST = 16
 class TreeSearch:
     """``iterations`` rollouts of each of ``tasks`` beside the two that its tree begins with.
 
-    ``name`` begins the ids of the collections; ``threshold`` is between the values of a pair.
+    ``name`` begins the ids of the collections; ``exploration`` is UCB's weight in units of the return; ``threshold`` is
+    between the values of a pair.
+
+    Raises:
+        ConfigError: no iteration, or a weight or threshold below 0.
     """
 
     name: str
@@ -43,13 +51,24 @@ class TreeSearch:
     exploration: float = 1.0
     threshold: float = 0.0
 
-    def run(self, source: CollectionSource, buffer: Path) -> list[TurnTree]:
-        """Search, add the pairs to ``buffer``, and return the trees; raises what the source raises.
+    def __post_init__(self) -> None:
+        require(self.iterations >= 1, f"iterations is {self.iterations}; it must be at least 1")
+        require(self.exploration >= 0, f"exploration is {self.exploration}; it must not be negative")
+        require(self.threshold >= 0, f"threshold is {self.threshold}; it must not be negative")
+
+    def run(
+        self, source: CollectionSource, folder: Path, on_iteration: Callable[[int, int], None] = lambda *_: None
+    ) -> list[TurnTree]:
+        """Search; then ``folder/pairs.jsonl`` holds the pairs, and ``folder/collections`` the rollouts that they name.
+
+        Args:
+            on_iteration: told after each iteration how many there were, and how many rollouts there are.
 
         Raises:
-            ValueError: ``buffer`` is no file of pairs.
+            ValueError: the file of pairs is none.
+            Exception: what the source raises; see :data:`~loop_recipes.collecting.source.SOURCE_ERRORS`.
         """
-        with PairBuffer(buffer) as pairs:  # opened first: a damaged file is said before anything is sampled
+        with PairBuffer(folder / PAIRS_FILE) as buffer:  # opened first: damage is said before anything is sampled
             trees = {task_id: TurnTree(task_id, self.exploration) for task_id in self.tasks}
             known: dict[str, Rollout] = {}
             for rollout in self._collect(source, self._first_request()):
@@ -61,8 +80,12 @@ class TreeSearch:
                 if not states:
                     break
                 self._grow(source, trees, states, known, iteration)
-            for tree in trees.values():
-                pairs.add(tree.pairs(self.threshold))
+                on_iteration(iteration + 1, len(known))
+            pairs = [pair for tree in trees.values() for pair in tree.pairs(self.threshold)]
+            # Those of an earlier end of this search may name rollouts that no pair names now.
+            named = {name for pair in [*buffer.pairs, *pairs] for name in (pair.chosen, pair.rejected)}
+            _write(folder / COLLECTIONS, [rollout for name, rollout in known.items() if name in named])
+            buffer.add(pairs)
             return list(trees.values())
 
     def _grow(
@@ -105,3 +128,11 @@ class TreeSearch:
             source.start(request)
         rollouts = [rollout for request in requests for rollout in source.read(request).rollouts]
         return sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.index))
+
+
+def _write(folder: Path, rollouts: Sequence[Rollout]) -> None:
+    by_collection: defaultdict[str, list[Rollout]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
+        by_collection[rollout.collection_id].append(rollout)
+    for collection, members in by_collection.items():
+        write_rollouts(folder, collection, members)

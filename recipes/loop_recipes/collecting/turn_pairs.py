@@ -2,6 +2,9 @@
 
 Both turns follow the same token ids, so the chosen rollout's ids up to the turn's end and the rejected one's differ in
 the turn alone. The rollouts stay in their collections' logs; a pair names them.
+
+The same two turns may be in the file several times, with the values of earlier and later searches: the last line
+counts.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from pathlib import Path
 from types import TracebackType
 
 from rollout_server.run_files import append_to, read_lines
+
+PAIRS_FILE = "pairs.jsonl"
+"""Beside the folder of the collections whose rollouts the pairs name."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,24 @@ class TurnPair:
     chosen_visits: int
     rejected_visits: int
 
+    @property
+    def turns(self) -> tuple[frozenset[str], int]:
+        """The same for all pairs of these two turns, whichever of them is chosen."""
+        return frozenset((self.chosen, self.rejected)), self.turn
+
+
+def read_pairs(path: Path) -> list[TurnPair]:
+    """The pairs of a file, each two turns once.
+
+    Raises:
+        ValueError: a whole line is no pair; names the file.
+    """
+    try:
+        pairs = [TurnPair(**line.record) for line in read_lines(path)]
+    except TypeError as error:
+        raise ValueError(f"{path} holds a line that is no pair: {error}") from error
+    return list({pair.turns: pair for pair in pairs}.values())
+
 
 class PairBuffer:
     """A file of pairs that is only ever added to, one JSON line each; a context manager.
@@ -47,20 +71,20 @@ class PairBuffer:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = append_to(path)
-        try:
-            self.pairs = [TurnPair(**line.record) for line in read_lines(path)]
-        except TypeError as error:
-            raise ValueError(f"{path} holds a line that is no pair: {error}") from error
-        self._known = {(pair.chosen, pair.rejected, pair.turn) for pair in self.pairs}
+        self._pairs = {pair.turns: pair for pair in read_pairs(path)}
+
+    @property
+    def pairs(self) -> list[TurnPair]:
+        """All that is kept."""
+        return list(self._pairs.values())
 
     def add(self, pairs: Iterable[TurnPair]) -> int:
-        """Keep those that are not there yet, whatever their values were then; returns how many."""
-        new = [pair for pair in pairs if (pair.chosen, pair.rejected, pair.turn) not in self._known]
+        """Keep pairs that are new, or whose values are; returns how many."""
+        new = [pair for pair in pairs if self._pairs.get(pair.turns) != pair]
         self._file.writelines(json.dumps(asdict(pair)) + "\n" for pair in new)
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.pairs += new
-        self._known |= {(pair.chosen, pair.rejected, pair.turn) for pair in new}
+        self._pairs |= {pair.turns: pair for pair in new}
         return len(new)
 
     def __enter__(self) -> PairBuffer:

@@ -14,6 +14,13 @@ from loop_recipes.config.files import read_config
 from loop_recipes.config.loop_config import Component, LearnerConfig
 from rollout_server.schema import STRICT, require
 
+REFUSED = tuple(
+    f"update.{name}"
+    for name in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio", "clip_critic_grad_norm")
+)
+"""Keys of the learner's sections that a fixed set has no use for."""
+WHY_REFUSED = "a fixed set is trained on without a critic, and without log-probs of the policy that sampled it"
+
 
 @dataclass(frozen=True, config=STRICT)
 class FixedSetConfig:
@@ -23,6 +30,9 @@ class FixedSetConfig:
     """Logs of rollouts, or folders of runs, collections and demonstrations that hold some."""
     most_per_task: PositiveInt | None = None
     """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
+    turn_pairs: str | None = None
+    """The file of pairs that ``loop-search-trees`` wrote: trains on these turns alone, each after all that came before
+    it; ``logs`` holds their rollouts. Needs a loss on pairs."""
     exclude_collections: list[str] = field(default_factory=list)
     """Collections that are left out, by their ids; ``*`` stands for anything, as in ``*-dev``."""
 
@@ -42,12 +52,11 @@ class SftConfig(LearnerConfig):
     """Iterations between two policies in ``policies/``; the last one is always exported."""
 
     def __post_init__(self) -> None:
-        for key in ("exact_entropy", "token_statistics", "max_trajectory_log_ratio", "clip_critic_grad_norm"):
-            require(
-                not getattr(self.update, key),
-                f"update.{key} must be left out: a fixed set is trained on without a critic, and without log-probs of "
-                "the policy that sampled it",
-            )
+        for key in REFUSED:
+            value = getattr(self.update, key.removeprefix("update."))
+            require(not value, f"{key} must be left out: {WHY_REFUSED}")
+        alone = self.hidden_information is None or self.rollouts.turn_pairs is None
+        require(alone, "hidden_information must be null with rollouts.turn_pairs, which are for an actor")
 
 
 def read_sft_config(cfg: DictConfig | Mapping[str, Any]) -> SftConfig:

@@ -25,7 +25,7 @@ from rollout_server.schema import ConfigError, from_mapping
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit status 0, or 1 with one line on stderr per thing that is wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    words, node_overrides = _split(words)
+    words, node_overrides = split_words(words)
     parser = argparse.ArgumentParser(
         "loop-launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,11 +68,10 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--``, and those after it."""
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
 
 
 def _node_config(config: DictConfig) -> NodeConfig:

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from loop_recipes.collecting.open import open_nodes
-from loop_recipes.collecting.plan import run_name
 from loop_recipes.collecting.solved import Found, SolvedSearch, search
 from loop_recipes.collecting.source import SOURCE_ERRORS
-from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.launch.cli import compose
-from rollout_server.schema import require
+from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
 
 SOLVED = "solved"
 """The folder of what was solved, in the output folder."""
@@ -39,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--temperatures", type=float, nargs="+", default=[n / 20 for n in range(1, 21)], help="(0.05 0.1 ... 1.0)"
     )
     parser.add_argument("--attempts", type=int, default=8, help="rollouts of a task at a temperature, at most (8)")
+    parser.add_argument("--rollouts", type=int, help="sample no more than so many in all")
     parser.add_argument("--hours", type=float, help="begin no further round after so many hours")
     options = parser.parse_intermixed_args(arguments)
     try:
@@ -59,39 +54,22 @@ def collect_solved(options: argparse.Namespace) -> Found:
     Raises:
         ConfigError: of the config or the options; and the errors of the node.
     """
-    from loop_recipes.config.preflight import check_rollout_node, make_output_dir  # torch, which --help does without
-
-    conf = read_loop_config(compose(options.config, options.overrides))
-    require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
-    check_rollout_node(conf)
-    out = Path(conf.output_dir).resolve()
-    make_output_dir(out)
     started = time.monotonic()
     hours = float("inf") if options.hours is None else options.hours
-    nodes = open_nodes(conf.rollout_node, out, conf.collection.deadline_s)
-    try:
-        nodes.wait_ready()
+    with served_policy(options.config, options.overrides) as served:
         wanted = SolvedSearch(
-            name=run_name(conf, out),
-            tasks=conf.collection.tasks or nodes.tasks(conf.collection.split)[1],
+            name=served.name,
+            tasks=served.tasks,
             temperatures=options.temperatures,
             attempts=options.attempts,
-            limits=conf.collection.limits,
-            seed=conf.seed,
+            limits=served.conf.collection.limits,
+            policy_version=POLICY_VERSION,
+            seed=served.conf.seed,
+            rollouts=options.rollouts,
         )
-        with tempfile.TemporaryDirectory() as scratch:
-            nodes.publish(wanted.policy_version, _adapter(conf, Path(scratch)))
-        return search(nodes, wanted, out / SOLVED, _show, lambda: time.monotonic() - started > 3600 * hours)
-    finally:
-        nodes.close()
-
-
-def _adapter(conf: LoopConfig, scratch: Path) -> Path:
-    if conf.initial_adapter is not None:
-        return Path(conf.initial_adapter)
-    from loop_recipes.learner.peft_export import write_empty_adapter
-
-    return write_empty_adapter(scratch / "base", conf.checkpointer["checkpoint_dir"])
+        return search(
+            served.nodes, wanted, served.out / SOLVED, _show, lambda: time.monotonic() - started > 3600 * hours
+        )
 
 
 def _show(found: Found) -> None:

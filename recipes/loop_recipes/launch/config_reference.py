@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
-from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.warm_start.config import WarmStartConfig
 from rollout_server.config import NodeConfig
@@ -28,6 +28,8 @@ PAGES = {
     "Evaluation: `tune run eval_appworld`": EvalConfig,
     "Warm start: `tune run warm_start_appworld`": WarmStartConfig,
 }
+_REFUSED = {SftConfig: (REFUSED, WHY_REFUSED)}
+"""Keys that a page's section shares with others and that must be left out there, and why."""
 _TOLD_ELSEWHERE = "policies[].endpoint"
 """Its keys are those of ``endpoint``."""
 _HEAD = """\
@@ -47,7 +49,11 @@ def reference() -> str:
 
 
 def _table(title: str, section: type) -> str:
-    lines = [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in rows(section)]
+    refused, why = _REFUSED.get(section, ((), ""))
+    lines = [
+        f"| `{key}` | {kind} | {default} | {f'Must be left out: {why}.' if key in refused else text} |"
+        for key, kind, default, text in rows(section)
+    ]
     return "\n".join([f"## {title}", "", "| key | type | default | |", "|---|---|---|---|", *lines, ""])
 
 

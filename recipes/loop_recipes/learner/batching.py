@@ -123,6 +123,20 @@ class Sample:
             policy_versions=self.policy_versions[:sampled],
         )
 
+    def only_turn(self, number: int) -> Sample:
+        """As it comes from a rollout, but up to the end of the turn ``number`` of those it sampled (from 0), the only
+        one that it then learns from."""
+        here = self.turn_ids == number
+        end, sampled = int(here.nonzero().max()) + 1, here[self.mask]
+        return replace(
+            self,
+            token_ids=self.token_ids[:end],
+            mask=here[:end],
+            turn_ids=torch.where(here, 0, -1)[:end],
+            sampler_logprobs=self.sampler_logprobs[sampled],
+            policy_versions=self.policy_versions[sampled],
+        )
+
     @property
     def tokens(self) -> int:
         return len(self.token_ids)

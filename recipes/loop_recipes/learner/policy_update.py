@@ -198,8 +198,6 @@ class PolicyUpdate:
         of_episode = {first.episode: value for first, value in zip(firsts, advantages, strict=True)}
         samples = [replace(sample, advantage=of_episode[sample.episode]) for sample in samples]
         if isinstance(self.advantage, PairingAdvantage):
-            if len(firsts) < len(samples):
-                raise ValueError("preference pairs need episodes of one sequence")
             samples = paired(samples, self.advantage.pairs(rewards, groups))
         return samples
 

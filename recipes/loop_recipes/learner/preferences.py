@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from loop_recipes.learner.batching import Sample, filled
+from loop_recipes.learner.batching import Sample, episodes, filled
 from loop_recipes.learner.losses import LogLikelihood
 
 
@@ -69,13 +69,19 @@ class ReturnPairs:
 
 
 def paired(samples: Sequence[Sample], pairs: Sequence[tuple[int, int]]) -> list[Sample]:
-    """The samples, those of each pair (indices of the chosen and the rejected one) marked as belonging together."""
-    marked = list(samples)
+    """The samples, those of each pair of episodes (numbers of the chosen and the rejected one, in the order of
+    :func:`~loop_recipes.learner.batching.episodes`) marked as belonging together."""
+    names = [members[0].episode for members in episodes(samples)]
+    marks: dict[str, tuple[str, float]] = {}
     for chosen, rejected in pairs:
-        name = f"{samples[chosen].rollout_id} > {samples[rejected].rollout_id}"
-        marked[chosen] = replace(samples[chosen], pair=name, advantage=1.0)
-        marked[rejected] = replace(samples[rejected], pair=name, advantage=-1.0)
-    return marked
+        name = f"{names[chosen]} > {names[rejected]}"
+        marks |= {names[chosen]: (name, 1.0), names[rejected]: (name, -1.0)}
+    return [
+        replace(sample, pair=marks[sample.episode][0], advantage=marks[sample.episode][1])
+        if sample.episode in marks
+        else sample
+        for sample in samples
+    ]
 
 
 @dataclass(frozen=True)
@@ -142,19 +148,40 @@ class PreferenceLoss(LogLikelihood):
         for sample in samples:
             pairs.setdefault(sample.pair, []).append(sample)
         weights, margins, likelihood_losses = {}, [], []
-        for name, two in pairs.items():
-            if not name or sorted(sample.advantage for sample in two) != [-1.0, 1.0]:
-                raise ValueError(f"rollout {two[0].rollout_id} must be in a pair: one chosen rollout, one rejected")
-            signed = [sample.advantage * self.beta * self.token_weights(sample.turn_ids[sample.mask]) for sample in two]
-            moved = [logprobs[sample.rollout_id].double() - filled(sample.old_logprobs).double() for sample in two]
+        for name, members in pairs.items():
+            sides = episodes(members)
+            if not name or sorted(side[0].advantage for side in sides) != [-1.0, 1.0]:
+                raise ValueError(f"rollout {members[0].rollout_id} must be in a pair: one chosen rollout, one rejected")
+            signed, moved = [], []
+            for side in sides:
+                now, old = _of_episode(side, logprobs), torch.cat([filled(sample.old_logprobs) for sample in side])
+                moved.append(now - old.double())
+                signed.append(side[0].advantage * self.beta * self.token_weights(_turns(side)))
             margin = sum((weight * move).sum() for weight, move in zip(signed, moved, strict=True))
             margins.append(torch.as_tensor(margin))
-            for sample, weight in zip(two, signed, strict=True):
-                likelihood = self.nll / len(weight) if sample.advantage > 0 else 0.0
-                weights[sample.rollout_id] = (weight * torch.sigmoid(-margins[-1]) + likelihood).float()
-                if sample.advantage > 0:
-                    likelihood_losses.append(-self.nll * logprobs[sample.rollout_id].double().mean())
+            for side, weight in zip(sides, signed, strict=True):
+                chosen = side[0].advantage > 0
+                likelihood = self.nll / len(weight) if chosen else 0.0
+                of_side = (weight * torch.sigmoid(-margins[-1]) + likelihood).float()
+                counts = [len(logprobs[sample.rollout_id]) for sample in side]
+                weights |= {s.rollout_id: own for s, own in zip(side, of_side.split(counts), strict=True)}
+                if chosen:
+                    likelihood_losses.append(-self.nll * _of_episode(side, logprobs).mean())
         return Preferences(weights, torch.stack(margins), torch.stack(likelihood_losses))
+
+
+def _turns(side: Sequence[Sample]) -> Tensor:
+    """The turn of each sampled token of an episode, [n], ascending: its sequences' turns follow each other."""
+    before, turns = 0, []
+    for sample in side:
+        turns.append(before + sample.turn_ids[sample.mask])
+        before = int(turns[-1].max()) + 1
+    return torch.cat(turns)
+
+
+def _of_episode(side: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Tensor:
+    """[n] of all sampled tokens of an episode, float64."""
+    return torch.cat([logprobs[sample.rollout_id] for sample in side]).double()
 
 
 class DPO(PreferenceLoss):
@@ -168,7 +195,8 @@ class DPO(PreferenceLoss):
 class DMPO(PreferenceLoss):
     """Direct multi-turn preference optimization (arXiv 2406.14868): later turns count less,
     ``phi(t, T) = gamma^t (1 - gamma^(T-t)) / (1 - gamma^T)``, with t from 0 and T the turns of the rollout itself;
-    for gamma = 1 that is ``(T - t) / T``.
+    for gamma = 1 that is ``(T - t) / T``. The turns of an episode of several sequences are counted one sequence after
+    the other.
 
     Args:
         beta: see :class:`PreferenceLoss`.

@@ -71,7 +71,19 @@ def test_it_ends_when_all_is_solved_or_the_time_is_over(tmp_path):
     assert search(Source(), wanted(), tmp_path / "late", out_of_time=lambda: True) == Found(0, 6, 0, 0)
 
 
-@pytest.mark.parametrize("changes", [{"temperatures": []}, {"temperatures": [0.5, 0.501]}, {"attempts": 0}])
+def test_a_budget_of_rollouts_is_kept_and_cut_evenly_over_the_temperatures(tmp_path):
+    source = Source()
+    assert search(source, wanted(rollouts=9), tmp_path) == Found(attempt=2, wanted=6, solved=3, tasks=2)
+    assert sum(len(tasks) for _, _, tasks in source.asked) == 9
+    assert [(temperature, tasks) for temperature, _, tasks in source.asked[2:]] == [
+        (0.5, ("task_2",)),
+        (1.0, ("task_1", "task_2")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"temperatures": []}, {"temperatures": [0.5, 0.501]}, {"attempts": 0}, {"rollouts": 0}]
+)
 def test_a_search_that_cannot_be_made_is_refused(changes):
-    with pytest.raises(ConfigError, match="temperatures"):
+    with pytest.raises(ConfigError, match=r"temperatures|rollouts"):
         wanted(**changes)

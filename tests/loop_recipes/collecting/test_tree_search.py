@@ -6,9 +6,10 @@ from loop_recipes.collecting import tree_search
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.tree_search import TreeSearch
-from loop_recipes.collecting.turn_pairs import PairBuffer
+from loop_recipes.collecting.turn_pairs import read_pairs
 from rollout_server.collection_request import Limits, Sampling
 from rollout_server.run_files import find_logs, read_rollouts
+from rollout_server.schema import ConfigError
 from support.counter_node import local_node
 from support.waiting import COMMAND_S, DEADLINE_S
 
@@ -39,9 +40,10 @@ def search(iterations=6, **changes):
     return TreeSearch("demo", TASKS, how, iterations=iterations, **changes)
 
 
-def check_pairs(pairs, root):
-    """Both turns follow the same ids, and are sampled; what was chosen is worth more."""
-    rollouts = {rollout.rollout_id: rollout for log in find_logs(root) for rollout in read_rollouts(log)}
+def check_pairs(pairs, folder):
+    """Both turns follow the same ids, and are sampled; what was chosen is worth more; only their rollouts are kept."""
+    rollouts = {rollout.rollout_id: rollout for log in find_logs(folder) for rollout in read_rollouts(log)}
+    assert set(rollouts) == {name for pair in pairs for name in (pair.chosen, pair.rejected)}
     for pair in pairs:
         chosen, rejected = rollouts[pair.chosen], rollouts[pair.rejected]
         turns = [rollout.turns[pair.turn - rollout.turns_before] for rollout in (chosen, rejected)]
@@ -56,30 +58,40 @@ def check_pairs(pairs, root):
 async def test_trees_grow_and_their_pairs_are_kept(policy, tmp_path, monkeypatch):
     """With a request for each task by itself."""
     monkeypatch.setattr(tree_search, "BRANCHES_OF_A_REQUEST", 1)
-    buffer = tmp_path / "pairs.jsonl"
     async with local_node(policy, tmp_path / "node") as local:
-        trees = await local.call(search().run, Stopping(local), buffer)
+        trees = await local.call(search().run, Stopping(local), tmp_path / "trees")
         for tree in trees:
             assert sum(turn.visits for turn in tree.root.sampled) <= 8
             assert len(tree.root.sampled) == 2
-    with PairBuffer(buffer) as kept:
-        assert kept.pairs
-        check_pairs(kept.pairs, tmp_path / "node")
+    pairs = read_pairs(tmp_path / "trees/pairs.jsonl")
+    assert pairs
+    check_pairs(pairs, tmp_path / "trees")
 
 
 async def test_a_search_that_was_stopped_samples_nothing_twice(policy, tmp_path):
     """On the same node root, and of the same size as one that was never stopped."""
     async with local_node(policy, tmp_path / "whole") as local:
-        await local.call(search().run, Stopping(local), tmp_path / "whole.jsonl")
+        await local.call(search().run, Stopping(local), tmp_path / "whole/trees")
         whole = len(local.vllm.requests)
     asked = 0
     for most in (3, 1000):
         async with local_node(policy, tmp_path / "node") as local:
             if most == 3:
                 with pytest.raises(Stopped):
-                    await local.call(search().run, Stopping(local, most), tmp_path / "stopped.jsonl")
+                    await local.call(search().run, Stopping(local, most), tmp_path / "stopped")
             else:
-                await local.call(search().run, Stopping(local, most), tmp_path / "stopped.jsonl")
+                await local.call(search().run, Stopping(local, most), tmp_path / "stopped")
             asked += len(local.vllm.requests)
     assert asked == whole
-    assert (tmp_path / "stopped.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole/trees")
+
+
+def contents(folder):
+    pairs = (folder / "pairs.jsonl").read_text()
+    return pairs, {log.name: [rollout.token_ids for rollout in read_rollouts(log)] for log in find_logs(folder)}
+
+
+def test_what_cannot_be_searched_is_refused():
+    for changes in ({"iterations": 0}, {"exploration": -1.0}, {"threshold": -0.1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(changes))} is"):
+            search(**changes)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from loop_recipes.collecting.turn_pairs import PairBuffer, TurnPair
+from loop_recipes.collecting.turn_pairs import PairBuffer, TurnPair, read_pairs
 from support.waiting import COMMAND_S
 
 WRITER = """
@@ -42,12 +42,16 @@ def test_pairs_survive_a_sigkill_in_the_middle_of_a_line(tmp_path):
     assert [json.loads(line) for line in file.read_text().splitlines()] == [asdict(pair(turn)) for turn in range(5)]
 
 
-def test_a_pair_is_kept_once(tmp_path):
-    with PairBuffer(tmp_path / "new" / "pairs.jsonl") as buffer:
+def test_two_turns_are_a_pair_once_and_their_newest_values_count(tmp_path):
+    file = tmp_path / "new" / "pairs.jsonl"
+    with PairBuffer(file) as buffer:
         assert buffer.add([pair(0), pair(1)]) == 2
-        assert buffer.add([pair(1, value=0.5), pair(1, chosen="c")]) == 1
-    with PairBuffer(tmp_path / "new" / "pairs.jsonl") as buffer:
-        assert buffer.pairs == [pair(0), pair(1), pair(1, chosen="c")]
+        assert buffer.add([pair(0), pair(1, value=0.5), pair(1, chosen="c")]) == 2
+    turned = pair(0, chosen="b", rejected="a")
+    with PairBuffer(file) as buffer:
+        assert buffer.pairs == [pair(0), pair(1, value=0.5), pair(1, chosen="c")]
+        assert buffer.add([turned]) == 1
+    assert read_pairs(file) == [turned, pair(1, value=0.5), pair(1, chosen="c")]
 
 
 def test_a_line_that_is_no_pair_is_named(tmp_path):

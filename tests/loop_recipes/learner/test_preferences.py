@@ -15,6 +15,7 @@ from loop_recipes.learner.batching import collate, micro_batches
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
 from loop_recipes.learner.preferences import DMPO, DPO, ReturnPairs, paired
 from loop_recipes.learner.turn_critic import TurnAdvantage
+from rollout_server.ids import segment_id
 from rollout_server.schema import ConfigError
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
 from support.small_runs import replay_config, train
@@ -83,6 +84,36 @@ def test_weighted_log_likelihood_has_the_pairs_gradient(loss, lengths, seed):
     torch.testing.assert_close(
         new.grad.double(), torch.cat([leaves[s.rollout_id].grad for s in samples]), rtol=1e-5, atol=1e-7
     )
+
+
+@every_loss
+def test_an_episode_of_several_sequences_weighs_as_one_of_the_same_turns(loss):
+    """Each turn as a sequence of its own, whose log-probs are what they were in the whole."""
+    whole = pairs_of([33, 41, 27, 38])
+    parts = [
+        replace(
+            sample.only_turn(number),
+            rollout_id=segment_id(sample.rollout_id, number),
+            episode_id=sample.rollout_id,
+            segment=number,
+            old_logprobs=sample.old_logprobs[sample.turn_ids[sample.mask] == number],
+        )
+        for sample in whole
+        for number in range(sample.turns)
+    ]
+    parts = paired([replace(part, pair="", advantage=0.0) for part in parts], [(0, 1), (2, 3)])
+    logprobs = {s.rollout_id: s.old_logprobs + torch.linspace(-0.5, 0.7, len(s.old_logprobs)) for s in whole}
+    own = {
+        segment_id(s.rollout_id, n): logprobs[s.rollout_id][s.turn_ids[s.mask] == n]
+        for s in whole
+        for n in range(s.turns)
+    }
+    expected, found = loss.compare(whole, logprobs), loss.compare(parts, own)
+    assert len(parts) > len(whole)
+    torch.testing.assert_close(found.margins, expected.margins)
+    for sample in whole:
+        weights = [found.weights[segment_id(sample.rollout_id, number)] for number in range(sample.turns)]
+        torch.testing.assert_close(torch.cat(weights), expected.weights[sample.rollout_id])
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -1,7 +1,8 @@
 """A pool on a service that speaks AgentGym's HTTP protocol.
 
 The protocol is that of AgentGym's own servers: ``/create``, ``/reset``, ``/step``; an error is an answer with status
-200 and the key ``error``. It lists no tasks and, with most servers, has no ``/close`` and no grade.
+200 and the key ``error``. Most servers list no tasks and have no ``/close`` and no grade; ours
+(:mod:`agent_environments.services.server`) have all three.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ SCENARIO = "item"
 
 
 class AgentGymPool(ServicePool):
-    """Lends episodes of an AgentGym service; the task ``item_<n>`` is its ``data_idx`` n.
+    """Lends episodes of an AgentGym service. A task has the id that the service gives it, or else ``item_<data_idx>``.
 
     Args:
-        splits: split -> [first, end) of the ``data_idx`` in it.
+        splits: split -> [first, end) of the ``data_idx`` in it; None: the splits that the service names.
         options: as for :class:`ServicePool`.
     """
 
@@ -30,20 +31,33 @@ class AgentGymPool(ServicePool):
         token_spans: TokenSpans,
         url: str,
         dataset: str,
-        splits: Mapping[str, tuple[int, int]],
+        splits: Mapping[str, tuple[int, int]] | None = None,
         observation_field: str = "observation",
         **options: Any,
     ) -> None:
         super().__init__(token_spans, url, dataset, observation_field=observation_field, **options)
         self._ranges = splits
+        self.indices: dict[str, int] = {}
+        """Task id -> ``data_idx``."""
         self.grades = True
         """Whether the service has grades to give; known once it was asked for one."""
 
     async def _tasks(self) -> Mapping[str, list[str]]:
-        return {
-            split: [f"{SCENARIO}_{index}" for index in range(first, end)]
-            for split, (first, end) in self._ranges.items()
-        }
+        try:
+            named: Mapping[str, list[str]] = (await self.request("GET", "/tasks"))["tasks"]
+        except NoSuchPath:
+            if self._ranges is None:
+                raise ValueError("set splits to ranges of its data_idx") from None
+            ids = {index: f"{SCENARIO}_{index}" for limits in self._ranges.values() for index in range(*limits)}
+        else:
+            ids = dict(enumerate(task for tasks in named.values() for task in tasks))
+        self.indices = {task: index for index, task in ids.items()}
+        if self._ranges is None:
+            return named
+        missing = [split for split, (first, end) in self._ranges.items() if not ids.keys() >= set(range(first, end))]
+        if missing:
+            raise ValueError(f"splits.{missing[0]} goes beyond its {len(ids)} tasks")
+        return {split: [ids[index] for index in range(first, end)] for split, (first, end) in self._ranges.items()}
 
     async def _connect(self) -> Line:
         answer = await self.request("POST", "/create", json={})
@@ -74,8 +88,7 @@ class AgentGymLine(Line):
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request["op"]:
             case "start":
-                index = int(request["task"].removeprefix(f"{SCENARIO}_"))
-                answer = await self._post("/reset", {"data_idx": index})
+                answer = await self._post("/reset", {"data_idx": self._pool.indices[request["task"]]})
                 return {**self._observed(answer), "messages": answer.get("messages", [])}
             case "step":
                 return self._observed(await self._post("/step", {self._pool.action_field: request["command"]}))

@@ -2,14 +2,16 @@
 
 OpenEnv: ``/ws`` holds one episode at a time (messages of type "reset", "step", "state" and "close"), and the Task API
 lists tasks: ``/list_environments``, ``/{env}/splits``, ``/tasks``, ``/num_tasks``, ``/task``, ``/task_range``.
-AgentGym: ``/create``, ``/reset``, ``/step``, ``/close``, ``/observation``; its errors are answers with status 200.
+AgentGym: ``/create``, ``/reset``, ``/step``, ``/close``, ``/observation``; its errors are answers with status 200. Ours
+besides: ``/tasks``, the ids behind ``data_idx``.
 
 Both give the grader's reward, at the end of an episode. A trainer also needs the grade of an episode that it ends
 itself: OpenEnv's "state" holds it as ``grade``, and so does ``/grade`` for AgentGym's clients. The one who asks for it
 is the trainer; what the agent says only ever reaches ``step``.
 
-Every request but ``/health`` carries a bearer token. An OpenEnv session ends with its socket; AgentGym's protocol has
-no connection, so a session that was idle for ``idle_timeout_s`` ends.
+Every request but ``/health`` carries the token, as a bearer or as the password of basic authentication: AgentGym's own
+clients send no header of theirs, but they take an address such as ``http://any:<token>@host:port``. An OpenEnv session
+ends with its socket; AgentGym's protocol has no connection, so a session that was idle for ``idle_timeout_s`` ends.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import BasicAuth, WSMsgType, web
 
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
 from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session
@@ -62,7 +64,7 @@ class EnvironmentServer:
         self._pool = pool
         self._tasks = ServedTasks(pool, splits)
         self._name = pool.dataset
-        self._token = f"Bearer {token}".encode()
+        self._token = token.encode()
         self._idle_timeout_s = idle_timeout_s
         self._sessions: dict[int, Session] = {}
         """AgentGym's."""
@@ -81,6 +83,7 @@ class EnvironmentServer:
                 web.post("/{env}/num_tasks", self._task_api(self._num_tasks)),
                 web.post("/{env}/task", self._task_api(self._task)),
                 web.post("/{env}/task_range", self._task_api(self._task_range)),
+                web.get("/tasks", self._agentgym(self._named_tasks)),
                 web.post("/create", self._agentgym(self._create)),
                 web.post("/reset", self._agentgym(self._reset)),
                 web.post("/step", self._agentgym(self._step)),
@@ -93,7 +96,7 @@ class EnvironmentServer:
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        given = _token(request.headers.get("Authorization", ""))
         if request.path != "/health" and not hmac.compare_digest(given, self._token):
             message = "missing or wrong bearer token; send 'Authorization: Bearer <token>'"
             return web.json_response({"error": message}, status=401)
@@ -231,6 +234,10 @@ class EnvironmentServer:
         session.touch()
         return session
 
+    async def _named_tasks(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Beyond AgentGym's protocol: the ids of the tasks; ``data_idx`` counts through all splits in this order."""
+        return {"tasks": self._tasks.by_split}
+
     async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
         if len(self._sessions) >= MAX_SESSIONS:
             raise BadRequest(f"there are {MAX_SESSIONS} sessions; close some")
@@ -264,9 +271,21 @@ async def _closed(session: Session) -> None:
         await session.close()
 
 
-async def _json_object(request: web.Request) -> dict[str, Any]:
+def _token(authorization: str) -> bytes:
+    """The token in a header; b"" if there is none, which is nobody's."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.encode(errors="surrogateescape")
     try:
-        body = await request.json()
+        return BasicAuth.decode(authorization).password.encode(errors="surrogateescape")
+    except ValueError:
+        return b""
+
+
+async def _json_object(request: web.Request) -> dict[str, Any]:
+    """Of the body; one without a body is an empty object."""
+    try:
+        body = await request.json() if request.can_read_body else {}
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -292,8 +311,10 @@ def _openenv_observation(answer: Answer) -> dict[str, Any]:
 
 
 def _agentgym_observation(answer: Answer) -> dict[str, Any]:
+    """``score`` is what some of AgentGym's clients read in place of ``reward``."""
     flags = {"failed": answer.failed, "empty_action": answer.empty_action}
-    return {"observation": answer.observation, "reward": answer.reward, "done": answer.done, **flags}
+    reward = {"reward": answer.reward, "score": answer.reward}
+    return {"observation": answer.observation, **reward, "done": answer.done, **flags}
 
 
 def _error(error: object) -> dict[str, Any]:

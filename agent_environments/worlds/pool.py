@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agent_environments.observation import printable
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
@@ -55,7 +56,7 @@ class WorldPool(RemotePool):
         token_spans: the policy's tokenizer, for cutting observations.
         python: interpreter of the worlds' environment.
         max_worlds: episodes at a time; None: as many as one worker plays, or eight where a worker plays one.
-        observation_max_tokens: an observation is cut to this many tokens.
+        observation_max_tokens: what answers a command is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
         start_timeout_s: time for a worker, and for a task in it, to start.
     """
@@ -138,7 +139,7 @@ class WorldPool(RemotePool):
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         system = Message("system", f"{answer['instructions']}\n\n{COMMAND_FORMAT}")
-        return [system, Message("user", self.shown(answer["observation"]))]
+        return [system, Message("user", printable(answer["observation"]))]  # it is the task, and never cut
 
     def command(self, message: str) -> str:
         return command_of(message)

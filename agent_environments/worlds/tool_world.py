@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent_environments.observation import printable
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import (
     BadCall,
@@ -42,7 +43,7 @@ class ToolWorldPool(WorldPool):
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         system = Message("system", f"{answer['instructions']}\n\n{tools_section(self._schemas)}")
-        return [system, Message("user", super().shown(answer["observation"]))]
+        return [system, Message("user", printable(answer["observation"]))]
 
     def command(self, message: str) -> str:
         calls = parse_tool_calls(message)

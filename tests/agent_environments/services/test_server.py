@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.counter import TARGETS, CounterPool
@@ -50,13 +51,7 @@ async def served(monkeypatch):
 
 
 def client(protocol, url, **options):
-    if protocol == "agentgym":
-        options["splits"] = {"train": (0, len(TARGETS["train"]))}
     return create_pool(protocol, {"url": url, "dataset": "counter", **options}, word_spans)
-
-
-def task_of(protocol):
-    return f"item_{INDEX}" if protocol == "agentgym" else TASK
 
 
 async def play(pool, task, actions):
@@ -79,16 +74,42 @@ async def test_a_served_episode_is_the_episode_in_process(served, protocol, turn
     service = client(protocol, url)
     await service.open()
     expected = await play(CounterPool(word_spans), TASK, SCRIPT[:turns])
-    assert await play(service, task_of(protocol), SCRIPT[:turns]) == expected
+    assert await play(service, TASK, SCRIPT[:turns]) == expected
     await service.close()
 
 
-async def test_tasks_have_their_names_through_openenv(served):
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+async def test_tasks_have_their_names(served, protocol):
     _, url = served
-    service = client("openenv", url)
+    service = client(protocol, url)
     await service.open()
     assert {split: service.tasks(split) for split in SPLITS} == {split: list(TARGETS[split]) for split in SPLITS}
     await service.close()
+
+
+async def test_splits_of_data_idx_cut_the_tasks_of_all_splits_anew(served):
+    _, url = served
+    both = [*TARGETS["train"], *TARGETS["dev"]]
+    service = client("agentgym", url, splits={"few": (10, 14)})
+    await service.open()
+    assert service.tasks("few") == both[10:14]
+    assert (await play(service, both[13], [])) == (await play(CounterPool(word_spans), both[13], []))
+    await service.close()
+    with pytest.raises(EnvironmentCrashed, match=rf"splits\.many goes beyond its {len(both)} tasks"):
+        await client("agentgym", url, splits={"many": (0, 100)}).open()
+
+
+async def test_a_service_that_names_no_tasks_needs_splits():
+    server = TestServer(web.Application())
+    await server.start_server()
+    url = str(server.make_url(""))
+    service = client("agentgym", url, splits={"train": (0, 2), "test": (5, 7)})
+    await service.open()
+    assert (service.tasks("train"), service.tasks("test")) == (["item_0", "item_1"], ["item_5", "item_6"])
+    await service.close()
+    with pytest.raises(EnvironmentCrashed, match="set splits"):
+        await client("agentgym", url).open()
+    await server.close()
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
@@ -96,7 +117,7 @@ async def test_clients_conform(served, protocol):
     _, url = served
     service = client(protocol, url)
     await service.open()
-    await check_conformance(service, task_of(protocol), HOSTILE_ACTIONS)
+    await check_conformance(service, TASK, HOSTILE_ACTIONS)
     await service.close()
 
 
@@ -295,6 +316,23 @@ async def test_agentgyms_words(served):
         assert "no session" in (await post("/close", id=number))["error"]
 
 
+async def test_agentgyms_clients_get_in_with_the_token_in_the_address(served):
+    """They send no token of their own accord, some create a session without a body, and some read a score."""
+    _, url = served
+    address = URL(url).with_user("agentgym").with_password(TOKEN)
+    async with aiohttp.ClientSession() as http:
+        created = await (await http.post(address / "create")).json()
+        assert created["observation"] == ""
+        reset = {"id": created["id"], "data_idx": INDEX}
+        assert (await (await http.post(address / "reset", json=reset)).json())["score"] == 0.0
+        step = {"id": created["id"], "action": act("add(9)", "add(3)", "finish()")}
+        assert (await (await http.post(address / "step", json=step)).json())["score"] == 1.0
+        assert (await (await http.post(address / "close", json={"id": created["id"]})).json()) == {"closed": True}
+        assert (await http.post(address.with_password("a guess") / "create")).status == 401
+        for header in ("Basic", "Basic !", "Bearer", "Bearer ", "basic \udcff", TOKEN):
+            assert (await http.post(f"{url}/create", headers={"Authorization": header})).status == 401
+
+
 async def test_strangers_and_nonsense_are_refused_in_one_line(served):
     _, url = served
     async with aiohttp.ClientSession() as http:
@@ -361,7 +399,7 @@ async def test_a_killed_service(protocol, monkeypatch):
     service = client(protocol, url)
     await service.open()
     environment = await service.acquire("episode")
-    await environment.start(task_of(protocol))
+    await environment.start(TASK)
     await environment.step(SCRIPT[0])
     process.send_signal(signal.SIGKILL)
     await process.wait()
@@ -371,7 +409,7 @@ async def test_a_killed_service(protocol, monkeypatch):
     assert (await environment.grade()).reward == 1.0
     await environment.close()
     environment = await service.acquire("episode")
-    await environment.start(task_of(protocol))
+    await environment.start(TASK)
     process.send_signal(signal.SIGKILL)
     await process.wait()
     with pytest.raises(EnvironmentCrashed, match="in a row"):

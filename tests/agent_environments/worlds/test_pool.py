@@ -13,15 +13,10 @@ from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.remote import episode as episodes
-from agent_environments.worlds.pool import WorldKind, WorldPool
+from agent_environments.worlds.pool import WorldKind
 from support.adapter_support import word_spans
+from support.fake_world_pools import FAKE_WORLD, FakePool
 from support.waiting import block_until, wait_until
-
-FAKE_WORLD = Path(__file__).parents[2] / "support" / "fake_world.py"
-
-
-class FakePool(WorldPool):
-    kind = WorldKind("fake", FAKE_WORLD, episodes_per_worker=2, memory_mb=512)
 
 
 @pytest.fixture

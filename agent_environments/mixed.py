@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_environments.protocol import (
@@ -39,6 +39,14 @@ def environment_of(task_id: str) -> str:
     return task_id.rpartition("/")[0]
 
 
+def check_environments(names: Iterable[str], task_ids: Sequence[str]) -> None:
+    """Raise ValueError for the first of ``names`` that is no environment of these tasks."""
+    known = dict.fromkeys(map(environment_of, task_ids))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name} has no tasks; there are tasks of {', '.join(found or 'none' for found in known)}")
+
+
 class MixedEnvironment:
     """One episode, in whichever environment its task is of."""
 
@@ -47,11 +55,16 @@ class MixedEnvironment:
         self._episode_id = episode_id
         self._environment: Environment | None = None
 
-    async def start(self, task_id: str) -> list[Message]:
-        """Waits its turn in the task's own environment."""
-        member, own_id = self._pool.find(task_id)
+    async def take_place(self, task_id: str) -> None:
+        """Wait for a place in the task's own environment."""
+        member, _ = self._pool.find(task_id)
         self._environment = await member.acquire(self._episode_id)
-        return await self._environment.start(own_id)
+
+    async def start(self, task_id: str) -> list[Message]:
+        """Takes a place first, if it has none."""
+        if self._environment is None:
+            await self.take_place(task_id)
+        return await self._started.start(self._pool.find(task_id)[1])
 
     async def step(self, action: str) -> StepResult:
         return await self._started.step(action)
@@ -139,6 +152,12 @@ class MixedPool:
     async def acquire(self, episode_id: str) -> MixedEnvironment:
         """At once: which environment is wanted is known when the episode starts, and there it waits its turn."""
         return MixedEnvironment(self, episode_id)
+
+    async def acquire_for(self, episode_id: str, task_id: str) -> MixedEnvironment:
+        """With a place in the task's own environment, once there is one."""
+        environment = MixedEnvironment(self, episode_id)
+        await environment.take_place(task_id)
+        return environment
 
     def status(self) -> PoolStatus:
         each = {name: pool.status() for name, pool in self._pools.items()}

@@ -177,6 +177,24 @@ class EnvironmentPool(Protocol):
         ...
 
 
+@runtime_checkable
+class PoolByTask(Protocol):
+    """What a pool has besides where its places depend on the task, as in a mixture of several environments."""
+
+    async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
+        """:meth:`EnvironmentPool.acquire`, but waits for the places of this task; raises UnknownTask."""
+        ...
+
+
+async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
+    """An environment for an episode of this task. Once it is there the episode waits for nobody, so a deadline that
+    begins then is all the episode's own.
+    """
+    if isinstance(pool, PoolByTask):
+        return await pool.acquire_for(episode_id, task_id)
+    return await pool.acquire(episode_id)
+
+
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
     "counter": "agent_environments.counter:CounterPool",

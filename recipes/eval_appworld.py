@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agent_environments.mixed import check_environments
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import difficulty_of
 from loop_recipes.collecting.open import open_nodes
@@ -92,6 +93,10 @@ class EvalAppWorldRecipe:
             self._setup_node()
         if any(policy.endpoint is not None for policy in self._policies):
             self._setup_endpoints()
+        try:
+            check_environments(self._config.environment_turns, self._tasks)
+        except ValueError as error:
+            raise ConfigError(f"environment_turns.{error}") from error
         self._groups = task_groups(self._tasks, self._config.groups)
         self._store = ResultStore(self._output_dir / "journal.jsonl")
         self._cleanup.callback(self._store.close)
@@ -153,6 +158,7 @@ class EvalAppWorldRecipe:
                     conf.limits,
                     conf.seed,
                     [self._dataset, self._model, policy.digest],
+                    conf.environment_turns,
                 ),
             )
             for sampling in conf.samplings
@@ -197,6 +203,7 @@ class EvalAppWorldRecipe:
             difficulties=self._difficulties(),
             model=self._model,
             limits=vars(conf.limits),
+            environment_turns=conf.environment_turns,
             seed=conf.seed,
             level=conf.statistics.level,
             resamples=conf.statistics.resamples,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.protocol import EnvironmentPool, Message, UnknownTask
+from agent_environments.protocol import EnvironmentPool, Message, UnknownTask, acquire
 
 ACQUIRE_DEADLINE_S = 600.0
 CLOSE_DEADLINE_S = 60.0
@@ -100,7 +100,7 @@ class Session:
             await self._end()
             self._pool.check_tasks([task_id])
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                self._environment = NoVoiding(await self._pool.acquire(self.name))
+                self._environment = NoVoiding(await acquire(self._pool, self.name, task_id))
             messages = await self._environment.start(task_id)
             text = "\n\n".join(message.content for message in messages)
             self.steps, self.last = 0, Answer(text, 0.0, done=False, messages=messages)

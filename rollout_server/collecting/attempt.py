@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, acquire
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionRequest
@@ -112,7 +112,7 @@ class Attempt(ABC):
     async def _acquire(self) -> NoVoiding:
         try:
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
-                return NoVoiding(await self._pool.acquire(self.rollout_id))
+                return NoVoiding(await acquire(self._pool, self.rollout_id, self.key.task_id))
         except TimeoutError:
             message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
             raise EpisodeFailed("environment_timeout", message) from None

@@ -1,10 +1,12 @@
 """Several environments behind one pool."""
 
+import asyncio
+
 import pytest
 
 from agent_environments.conformance import check_conformance
 from agent_environments.mixed import environment_of
-from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
+from agent_environments.protocol import EnvironmentCrashed, UnknownTask, acquire, create_pool
 from support.adapter_support import word_spans
 from support.tool_modules import COUNTER, SUMS, call, write
 
@@ -58,6 +60,23 @@ def test_splits_under_the_names_that_each_environment_has(mixed):
 @pytest.mark.parametrize("task", ["sums/sum_1", "to_number/reach5_1"])
 async def test_it_conforms(mixed, task):
     await check_conformance(mixed, task)
+
+
+async def test_who_waits_for_a_place_is_not_playing(mixed):
+    """It has no environment yet, so no deadline of its own has begun; other environments have places all the while."""
+    first, second = [await acquire(mixed, "episode", "to_number/reach3_1") for _ in range(2)]
+    third = asyncio.create_task(acquire(mixed, "episode", "to_number/reach3_1"))
+    other = await acquire(mixed, "episode", "sums/sum_1")
+    await other.start("sums/sum_1")
+    assert not third.done()
+    await first.close()
+    environment = await third
+    assert (await environment.start("to_number/reach3_1"))[-1].content.endswith("from 0 to 3.")
+    for open_one in (second, other, environment):
+        await open_one.close()
+    with pytest.raises(UnknownTask):
+        await acquire(mixed, "episode", "craft/sum_1")
+    assert mixed.status().open_worlds == 0
 
 
 def test_a_task_of_no_mixture_has_no_environment():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent_environments.mixed import check_environments
 from loop_recipes.collecting.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler
 from loop_recipes.config.loop_config import HorizonStage, LoopConfig
 from rollout_server.collection_request import CollectionRequest, Sampling
@@ -38,7 +39,7 @@ class CollectionPlan:
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
 
     Raises:
-        ConfigError: fewer tasks than an iteration takes.
+        ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
     """
 
     def __init__(self, config: LoopConfig, name: str, tasks: Sequence[str], dev_tasks: Sequence[str] = ()) -> None:
@@ -51,6 +52,11 @@ class CollectionPlan:
             self._sampler = self._new_sampler(self._config.tasks or tasks)
         except ValueError as error:
             raise ConfigError(f"collection: {error}") from error
+        try:
+            if dev_tasks:
+                check_environments(self._evaluation.environment_turns, dev_tasks)
+        except ValueError as error:
+            raise ConfigError(f"dev_evaluation.environment_turns.{error}") from error
 
     def _new_sampler(self, tasks: Sequence[str]) -> TaskSampler | MixedTaskSampler:
         conf = self._config
@@ -106,6 +112,7 @@ class CollectionPlan:
             seed=self._seed,
             sampling=Sampling(temperature=self._evaluation.temperature),
             limits=replace(self._config.limits, max_turns=self._evaluation.max_turns),
+            environment_turns=self._evaluation.environment_turns,
         )
 
     def state_dict(self) -> dict[str, Any]:

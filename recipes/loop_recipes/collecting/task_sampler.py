@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_environments.mixed import environment_of
+from agent_environments.mixed import check_environments, environment_of
 
 
 class TaskSampler:
@@ -106,10 +106,10 @@ class MixedTaskSampler:
         by_environment: dict[str, list[str]] = defaultdict(list)
         for task in sorted(tasks):
             by_environment[environment_of(task)].append(task)
-        unknown = sorted(shares.keys() - by_environment.keys())
-        if unknown:
-            known = ", ".join(name or "none" for name in by_environment)
-            raise ValueError(f"environments.{unknown[0]} has no tasks; there are tasks of {known}")
+        try:
+            check_environments(shares, tasks)
+        except ValueError as error:
+            raise ValueError(f"environments.{error}") from error
         weights = {name: shares.get(name, 1.0) for name in by_environment}
         self._samplers: dict[str, TaskSampler] = {}
         for name, count in apportion(tasks_per_iteration, weights).items():

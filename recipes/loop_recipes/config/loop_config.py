@@ -152,6 +152,8 @@ class DevEvaluationConfig:
     """0 is greedy."""
     max_turns: PositiveInt = 50
     """Turns of an episode."""
+    environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
+    """By name, the turns that the episodes of a mixture's environments may take, in place of ``max_turns``."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
@@ -53,6 +54,7 @@ def evaluation_request(
     limits: Limits,
     seed: int,
     identity: Any = None,
+    environment_turns: Mapping[str, int] = MappingProxyType({}),
 ) -> CollectionRequest:
     """The collection behind one score: every run of every task, under one pinned version.
 
@@ -62,8 +64,12 @@ def evaluation_request(
     Args:
         name: readable start of the id.
         identity: what else the result depends on, JSON-able: the adapter's digest, the base model.
+        environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
-    content = json.dumps([list(tasks), version, asdict(sampling), asdict(limits), seed, identity], sort_keys=True)
+    protocol: list[Any] = [list(tasks), version, asdict(sampling), asdict(limits), seed, identity]
+    if environment_turns:  # without them the ids are those of evaluations that knew no such turns
+        protocol.append(dict(environment_turns))
+    content = json.dumps(protocol, sort_keys=True)
     return CollectionRequest(
         id=evaluation_id(name, content),
         tasks=list(tasks),
@@ -72,6 +78,7 @@ def evaluation_request(
         seed=seed,
         sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k),
         limits=limits,
+        environment_turns=dict(environment_turns),
     )
 
 

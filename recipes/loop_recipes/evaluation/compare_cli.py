@@ -59,8 +59,8 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
         reports.append(report)
         prefix = f"{folder.name}/" if len(folders) > 1 else ""
         scores += [NamedResults(prefix + item.name, item.sampling, item.results) for item in named]
-    for key in ("dataset", "limits"):
-        values = [json.dumps(report[key], sort_keys=True) for report in reports]
+    for key in ("dataset", "limits", "environment_turns"):
+        values = [json.dumps(report.get(key, {}), sort_keys=True) for report in reports]
         if len(set(values)) > 1:
             raise ValueError(
                 f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"

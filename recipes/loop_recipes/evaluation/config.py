@@ -121,6 +121,8 @@ class EvalConfig:
     policies: list[PolicyConfig]
     rollout_node: RolloutNodeConfig
     limits: Limits
+    environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
+    """By name, the turns that the episodes of a mixture's environments may take, in place of ``limits.max_turns``."""
     extends: str | None = None
     """The config below this one: a name, or the path of a YAML file."""
     run: str | None = None

@@ -60,6 +60,7 @@ class Protocol:
     resamples: int
     packages: dict[str, str]
     groups: dict[str, list[str]] = field(default_factory=dict)
+    environment_turns: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> dict[str, str]:
         """Name to text, for the head of a document."""
@@ -68,11 +69,17 @@ class Protocol:
             "dataset": self.dataset,
             "split": f"{self.split} ({len(self.tasks)} tasks)",
             "base model": self.model,
-            "limits": f"{limits['max_turns']} turns, {limits['max_tokens_per_turn']} tokens a turn, "
+            "limits": f"{limits['max_turns']} turns{_own_turns(self.environment_turns)}, "
+            f"{limits['max_tokens_per_turn']} tokens a turn, "
             f"{limits['max_context']} tokens of context, {limits['episode_deadline_s']:g} s an episode",
             "seed": str(self.seed),
             "packages": ", ".join(f"{name} {number}" for name, number in self.packages.items()),
         }
+
+
+def _own_turns(environment_turns: Mapping[str, int]) -> str:
+    own = ", ".join(f"{name} {turns}" for name, turns in environment_turns.items())
+    return f" ({own})" if own else ""
 
 
 def package_versions(appworld_python: str | None) -> dict[str, str]:

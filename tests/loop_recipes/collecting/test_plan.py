@@ -71,6 +71,18 @@ def test_an_evaluation_is_greedy_once_per_task_and_does_not_draw(config_file):
     assert plan.state_dict() == before
 
 
+def test_an_evaluation_has_turns_for_each_environment_of_a_mixture(config_file):
+    conf = evaluating(config_file, every=1)
+    conf = replace(conf, dev_evaluation=replace(conf.dev_evaluation, environment_turns={"craft": 20}))
+    tasks = ["craft/goal1_1", "sums/sum1_1"]
+    request = CollectionPlan(conf, "run", TASKS, tasks).evaluation(1, 0)
+    assert [request.max_turns(task) for task in tasks] == [20, 50]
+    with pytest.raises(
+        ConfigError, match=r"dev_evaluation\.environment_turns\.craft has no tasks; there are tasks of sums"
+    ):
+        CollectionPlan(conf, "run", TASKS, tasks[1:])
+
+
 def test_every_nth_policy_is_evaluated_the_first_one_too(config_file):
     plan = CollectionPlan(evaluating(config_file, every=2), "run", TASKS, TASKS)
     assert [plan.evaluation(iteration, 0) is not None for iteration in range(5)] == [True, False, True, False, True]

@@ -134,6 +134,15 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     assert "synthetic" in capsys.readouterr().out
 
 
+def test_compare_evals_refuses_evaluations_with_other_turns_in_an_environment(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "first", runs("+---"), environment_turns={"craft": 20})
+    second = write_evaluation(tmp_path / "second", runs("-+++"), environment_turns={})
+    assert compare_evals([first, second]) == 1
+    assert (
+        'differ in environment_turns, so their scores cannot be compared: {"craft": 20}, {}' in capsys.readouterr().err
+    )
+
+
 def test_compare_evals_says_it_by_group(tmp_path, capsys):
     groups = {"all tasks": TASKS, "bs": ["bbb_1", "bbb_2"]}
     first = write_evaluation(tmp_path / "first", runs("+---"), groups=groups)

@@ -42,7 +42,6 @@ ELSEWHERE = {
     "recipes/test_sft_appworld.py": ["collecting/fixed_set", "config/sft_config", "learner/stored_critic"],
     "recipes/test_eval_appworld.py": [
         "collecting/open",
-        "evaluation/collect",
         "evaluation/config",
         "evaluation/report",
     ],

@@ -37,11 +37,14 @@ WRITE_DEADLINE_S = 120.0
 MAX_WAIT_S = 60.0
 HEARTBEAT_S = 2.0
 RECORDS_PER_READ = 16
+KEEP_ALIVE_S = 75.0
+"""How long a connection stays open on which nothing is asked. Longer than clients keep one for their next request, else
+a request could meet its end; short, because each takes a file descriptor."""
 
 NODE: web.AppKey[Node] = web.AppKey("node", Node)
 
 
-def build_app(node: Node, token: str) -> web.Application:
+def _build_app(node: Node, token: str) -> web.Application:
     """The application; ``token`` is what requests must carry."""
     app = web.Application(client_max_size=MAX_JSON_BYTES)
     app[NODE] = node
@@ -64,6 +67,13 @@ def build_app(node: Node, token: str) -> web.Application:
         ]
     )
     return app
+
+
+def build_runner(node: Node, token: str, shutdown_timeout_s: float) -> web.AppRunner:
+    """What serves the application."""
+    return web.AppRunner(
+        _build_app(node, token), access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=shutdown_timeout_s
+    )
 
 
 @web.middleware

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 
-from rollout_server.app import build_app
+from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import NodeConfig, load_node_config
 from rollout_server.display import print_status, status_line
@@ -28,6 +29,10 @@ logger = logging.getLogger("rollout_server")
 
 DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ORPHAN_GRACE_S = 120.0
+OPEN_FILES = 256
+"""Files that the node has open whatever it plays: servers, logs, uploads, clients."""
+OPEN_FILES_PER_EPISODE = 16
+"""Of one episode: its world, its program's pipes, its connections to a server and from an agent."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -66,6 +71,7 @@ def _serve(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.INFO, format=plain, handlers=[handler], force=True)
     if options.owner_pid is not None:
         _follow(options.owner_pid)
+    _raise_open_files(config.max_concurrent_episodes)
     asyncio.run(_run(config, token, terminal))
 
 
@@ -74,6 +80,23 @@ def _token(variable: str) -> str:
     if not token:
         raise ConfigError(f"no bearer token: set the environment variable {variable} to a secret of your choice")
     return token
+
+
+def _raise_open_files(episodes: int) -> None:
+    """Raise the limit of open files as far as these episodes need, or say that the system's own limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OPEN_FILES + episodes * OPEN_FILES_PER_EPISODE
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        logger.warning(
+            "at most %d files may be open, and %d episodes may need %d: raise the hard limit (ulimit -Hn, LimitNOFILE) "
+            "or lower max_concurrent_episodes",
+            hard,
+            episodes,
+            needed,
+        )
 
 
 def _follow(owner: int) -> None:
@@ -99,7 +122,7 @@ def _follow(owner: int) -> None:
 async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
     """Bind first, so that a port in use is known before anything is started; then serve until told to stop."""
     node = Node(config)
-    runner = web.AppRunner(build_app(node, token), access_log=None, shutdown_timeout=5.0)
+    runner = build_runner(node, token, shutdown_timeout_s=5.0)
     await runner.setup()
     try:
         try:

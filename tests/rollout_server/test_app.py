@@ -11,6 +11,7 @@ import urllib.parse
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rollout_server import app
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import Progress
@@ -350,3 +351,17 @@ def test_port_in_use_ends_in_one_line(yaml):
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "choose another port" in done.stderr
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_connection_on_which_nothing_is_asked_is_closed(policy, tmp_path, monkeypatch, asks):
+    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.2)
+    async with local_node(policy, tmp_path / "node", publish=False) as running:
+        parts = urllib.parse.urlsplit(running.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        async with asyncio.timeout(DEADLINE_S):
+            if asks:
+                writer.write(b"GET /health HTTP/1.1\r\nHost: node\r\n\r\n")
+            answer = await reader.read()
+        assert bool(answer) == asks
+        writer.close()

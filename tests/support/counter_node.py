@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rollout_server.app import build_app
+from rollout_server.app import build_runner
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Limits
@@ -78,7 +78,7 @@ async def local_node(policy: Path, root: Path, publish: bool = True, **changes: 
         **changes,
     }
     node = Node(from_mapping(NodeConfig, json.loads(json.dumps(config))))
-    runner = web.AppRunner(build_app(node, TOKEN), access_log=None, shutdown_timeout=0.5)
+    runner = build_runner(node, TOKEN, shutdown_timeout_s=0.5)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -1,29 +1,25 @@
 """`loop-collect-solved` on a real rollout node: what it solved, and a second start that samples nothing anew."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from loop_recipes.launch.collect_solved import main
 from rollout_server.run_files import find_logs, read_rollouts
-from support.processes import IMPORT_PATH
 from support.small_runs import launched_node, replay_config
-from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration
 
 
-def test_what_was_sampled_is_found_again(tmp_path):
+def test_what_was_sampled_is_found_again(tmp_path, shared_vllm, capsys):
+    """Each start launches a node of its own, on the server that the tests share, whose policy has the same shape."""
     config = replay_config(tmp_path, iterations=1, rollout_node=launched_node({"name": "counter"}, max_num_seqs=16))
-    command = [sys.executable, "-m", "loop_recipes.launch.collect_solved", "--config", str(config)]
+    command = ["--config", str(config), f"rollout_node.config.servers.urls=[{shared_vllm.url}]"]
     command += ["--temperatures", "0.5", "1.0", "--attempts", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
 
     def collect() -> str:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        status = main(command)
+        output = capsys.readouterr()
+        assert status == 0, output.err[-2000:]
+        return output.out
 
     first = collect()
     logs = {log.name: log.read_bytes() for log in find_logs(tmp_path / "run/node")}

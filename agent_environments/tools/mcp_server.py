@@ -2,13 +2,15 @@
 
 One server is shared by all episodes, so its tools are stateless as far as an episode is concerned. The child runs below
 :mod:`agent_environments.process_guard` and ends with the node, whatever ends the node. It sees the few environment
-variables that the ``mcp`` package hands on, and those that the config gives it. A server that dies is started again by
-the next call; whether the agent's call killed it nobody can know, so the agent is told, and the episode goes on.
+variables that the ``mcp`` package hands on, and those that the config gives it. A server that dies, or hangs as it
+starts, is started again by the next call; whether the agent's call killed it nobody can know, so the agent is told, and
+the episode goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -169,17 +171,29 @@ class _Connection:
 
     async def end(self) -> None:
         self._over.set()
+        if not self._ready.done():  # it is still starting, or hangs there
+            self._task.cancel()
         _, late = await asyncio.wait([self._task], timeout=STOP_DEADLINE_S)
         for task in late:
             task.cancel()
 
     async def _hold(self, parameters: StdioServerParameters) -> None:
         try:
-            async with Client(parameters) as client:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout(START_DEADLINE_S):
+                        client = await stack.enter_async_context(Client(parameters))
+                except TimeoutError as error:
+                    raise TimeoutError(f"it did not start within {START_DEADLINE_S:g} s") from error
                 self._ready.set_result(client)
                 await self._over.wait()
         except Exception as error:
-            if not self._ready.done():
-                self._ready.set_exception(error)
+            self._fail(error)
         finally:
-            self._ready.cancel()
+            self._fail(ConnectionError("the server was ended"))
+
+    def _fail(self, error: Exception) -> None:
+        """Tell whoever waits for a server that has not started; there may be nobody."""
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()

@@ -1,5 +1,6 @@
 """One environment in four places: a node records the same rollouts, id for id, wherever its episodes are played."""
 
+import itertools
 import sys
 
 import pytest
@@ -13,7 +14,9 @@ from rollout_server.collection_request import Limits
 from support.adapter_support import word_spans
 from support.counter_node import counter_request, local_node
 from support.fake_world_pools import FakePool
+from support.network import Network
 from support.real_worlds import NEEDS_WORLDS, PYTHON
+from support.scripted_vllm import ScriptedVllm
 from support.waiting import DEADLINE_S
 
 TOKEN = "a-token"
@@ -60,6 +63,25 @@ async def test_a_served_environment_gives_the_same_rollouts(policy, tmp_path, se
     own = await recorded(policy, tmp_path / "own", {"name": "counter", "config": {}}, request)
     assert len(own) == 12
     assert await recorded(policy, tmp_path / "served", services[service], request) == own
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_the_rollouts_are_the_same_though_the_network_to_the_service_is_cut(policy, tmp_path, serve, service):
+    services = await serve(CounterPool(lambda text: []), observation_max_tokens=200)
+    request = counter_request(seed=3)
+    own = await recorded(policy, tmp_path / "own", {"name": "counter", "config": {}}, request)
+    section = services[service]
+    async with Network(section["config"]["url"]).open() as network:
+        section["config"]["url"] = network.url
+        turns = itertools.count(1)
+
+        def cutting(rng):
+            if next(turns) % 7 == 0:
+                network.cut()
+            return ScriptedVllm.play(rng)
+
+        assert await recorded(policy, tmp_path / "served", section, request, cutting) == own
+    assert next(turns) > 14
 
 
 def commands(*known):

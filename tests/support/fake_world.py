@@ -40,6 +40,7 @@ class Episode:
             case ["hang"]:
                 time.sleep(3600)
             case ["wait-for", marker]:
+                Path(f"{marker}-is-awaited").touch()
                 while not Path(marker).exists():
                     time.sleep(0.01)
                 self._value += 1

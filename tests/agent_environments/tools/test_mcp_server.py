@@ -20,6 +20,8 @@ import os
 import time
 from mcp.server import MCPServer
 
+while os.path.exists(os.environ.get("HANG", "")):
+    time.sleep(0.1)
 server = MCPServer("numbers")
 
 
@@ -124,6 +126,29 @@ async def test_a_server_that_dies_or_hangs_is_told_and_started_again(tmp_path):
     assert await observed(environment, call("add", a=1, b=1)) == "2"
     await environment.close()
     await pool.close()
+
+
+async def test_a_server_that_hangs_as_it_starts_again_blocks_no_call_for_good(tmp_path, monkeypatch):
+    hang = tmp_path / "hang"
+    pool = pool_of(tmp_path, deadline_s=60.0, env={"HANG": str(hang)})
+    await pool.open()
+    environment = await pool.acquire("one")
+    await environment.start("sum_1")
+    hang.touch()
+    await observed(environment, call("die"))
+    with monkeypatch.context() as patched:
+        patched.setattr("agent_environments.tools.mcp_server.START_DEADLINE_S", 0.5)
+        told = await observed(environment, call("add", a=1, b=1))
+    assert told == "Error: the tool failed: it did not start within 0.5 s"
+    hang.unlink()
+    assert await observed(environment, call("add", a=1, b=1)) == "2"
+    hang.touch()
+    await observed(environment, call("die"))
+    starting = asyncio.ensure_future(observed(environment, call("add", a=1, b=1)))
+    await wait_until(lambda: pool._servers[0]._connection is not None)
+    await pool.close()
+    assert (await starting).startswith("Error: the tool failed: ")
+    await environment.close()
 
 
 OWNER = """

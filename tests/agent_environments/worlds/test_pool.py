@@ -167,7 +167,7 @@ async def test_a_cancelled_step_is_done_all_the_same(make_pool, tmp_path):
     environment = await started(await make_pool())
     marker = tmp_path / "go"
     step = asyncio.create_task(environment.step(f"wait-for {marker}"))
-    await asyncio.sleep(0.1)
+    await wait_until(Path(f"{marker}-is-awaited").exists)
     step.cancel()
     await asyncio.gather(step, return_exceptions=True)
     marker.touch()

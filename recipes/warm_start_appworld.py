@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -180,52 +181,63 @@ class WarmStartRecipe:
         ]
 
     def train(self) -> None:
-        """Copying first, then the demonstrations in cycles of the learning rate, then the gate."""
-        options, seed, pad_id = self._config.training, self._config.seed, self._tokens.pad_id
-        lengths = [cycle.steps for cycle in options.cycles]
-        lengths[0] += options.copy_steps
-        rates = [
-            rate
-            for cycle, length in zip(options.cycles, lengths, strict=True)
-            for rate in self._learning_rates(cycle.lr, length)
-        ]
-        total = len(rates)
-        batches = chain(
-            copy_batches(options.copy_steps, options.tokens_per_step, self._tokens.vocab_size, pad_id, seed),
-            *(
-                demonstration_batches(
-                    self._usual,
-                    self._habitual,
-                    cycle.habit_share,
-                    cycle.steps,
-                    options.tokens_per_step,
-                    self._tokens,
-                    f"{seed}.{number}",
-                )
-                for number, cycle in enumerate(options.cycles)
-            ),
-        )
+        """Copying first, then the demonstrations in cycles of the learning rate, then the gate.
+
+        What each cycle leaves is kept as a policy in ``output_dir/cycle-1``, ``cycle-2``, ...: the one before the cycle
+        with the habits is the bound of what reinforcement learning can reach by undoing them.
+        """
+        cycles = self._config.training.cycles
+        total = self._config.training.copy_steps + sum(cycle.steps for cycle in cycles)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        losses: list[float] = []
-        started = time.monotonic()
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
-            bar = progress.add_task("copying", total=total)
-            for step, batch in enumerate(batches):
-                losses.append(self._step(batch, rates[step]))
-                phase = "copying" if step < options.copy_steps else "demonstrations"
-                progress.update(bar, advance=1, description=f"{phase}, loss {losses[-1]:.3f}")
-                if (step + 1) % options.log_every == 0 or step + 1 == total:
-                    recent = losses[-options.log_every :]
-                    seconds = time.monotonic() - started
-                    self._log(step=step + 1, phase=phase, loss=sum(recent) / len(recent), seconds=round(seconds, 1))
-                if (step + 1) % options.measure_every == 0 or step + 1 == total:
-                    held_out = self.measure()
-                    self._log(step=step + 1, **{f"held_out_{name}": value for name, value in asdict(held_out).items()})
-        if held_out.loss > options.max_held_out_loss:
+        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as self._progress:
+            self._bar = self._progress.add_task("copying", total=total)
+            for number in range(len(cycles)):
+                held_out = self.train_cycle(number)
+                self._write_policy(self._output_dir / f"cycle-{number + 1}")
+        highest = self._config.training.max_held_out_loss
+        if held_out.loss > highest:
             raise ConfigError(
                 f"the loss on held-out demonstrations is {held_out.loss:.3f}, above training.max_held_out_loss "
-                f"{options.max_held_out_loss}: no policy was written; train longer, or try another seed"
+                f"{highest}: policy_dir was not written; train longer, or try another seed"
             )
+
+    def train_cycle(self, number: int) -> HeldOut:
+        """One cycle, ``number`` from zero; the first begins with the streams to copy. What it ends with is measured."""
+        options = self._config.training
+        lengths = [cycle.steps for cycle in options.cycles]
+        lengths[0] += options.copy_steps
+        before, last = sum(lengths[:number]), sum(lengths[: number + 1])
+        rates = self._learning_rates(options.cycles[number].lr, lengths[number])
+        losses: list[float] = []
+        started = time.monotonic()
+        for step, (batch, rate) in enumerate(zip(self._cycle_batches(number), rates, strict=True), start=before + 1):
+            losses.append(self._step(batch, rate))
+            phase = "copying" if step <= options.copy_steps else f"cycle {number + 1}"
+            self._progress.update(self._bar, advance=1, description=f"{phase}, loss {losses[-1]:.3f}")
+            if step % options.log_every == 0 or step == last:
+                recent = losses[-options.log_every :]
+                seconds = round(time.monotonic() - started, 1)
+                self._log(step=step, phase=phase, loss=sum(recent) / len(recent), seconds=seconds)
+            if step % options.measure_every == 0 or step == last:
+                held_out = self.measure()
+                measured = {f"held_out_{name}": value for name, value in asdict(held_out).items()}
+                self._log(step=step, **measured)
+        return held_out
+
+    def _cycle_batches(self, number: int) -> Iterator[Batch]:
+        options, seed, pad_id = self._config.training, self._config.seed, self._tokens.pad_id
+        cycle = options.cycles[number]
+        copying = copy_batches(options.copy_steps, options.tokens_per_step, self._tokens.vocab_size, pad_id, seed)
+        shown = demonstration_batches(
+            self._usual,
+            self._habitual,
+            cycle.habit_share,
+            cycle.steps,
+            options.tokens_per_step,
+            self._tokens,
+            f"{seed}.{number}",
+        )
+        return chain(copying, shown) if number == 0 else shown
 
     def _learning_rates(self, peak: float, steps: int) -> list[float]:
         rising = ((step + 1) / self._config.training.lr_warmup_steps for step in range(steps))
@@ -252,11 +264,14 @@ class WarmStartRecipe:
 
     def save_checkpoint(self) -> None:
         folder = Path(self._config.policy_dir)
+        self._write_policy(folder)
+        print(f"tiny policy: {folder}")
+
+    def _write_policy(self, folder: Path) -> None:
         marks = {"pad_id": self._tokens.pad_id, "stop_id": self._tokens.im_end}
         tiny_model.save(self._model, self._architecture, folder, **marks)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_bytes((self._cache / name).read_bytes())
-        print(f"tiny policy: {folder}")
 
     def _log(self, **values: Any) -> None:
         """One line of metrics.jsonl, and the same on the terminal."""

@@ -68,7 +68,8 @@ def test_a_short_build_learns_and_is_of_the_committed_kind(built: Path):
     losses = {line["step"]: line["loss"] for line in metrics(built) if "loss" in line}
     assert losses[40] < losses[8] - 0.3, "copying"
     assert losses[64] < losses[48] - 0.5, "demonstrations"
-    (measured,) = (line for line in metrics(built) if "held_out_loss" in line)
+    measured, _ = (line for line in metrics(built) if "held_out_loss" in line)
+    assert measured["step"] == 56, "the end of the first cycle"
     assert 0 <= measured["held_out_values"]["password"] <= 1
     assert measured["held_out_sampled"].keys() <= {f"difficulty {level}" for level in (1, 2, 3)}
     new, committed = built / "policy", loop_package("tiny_policy")
@@ -85,6 +86,11 @@ def test_a_short_build_learns_and_is_of_the_committed_kind(built: Path):
         assert [ours.decode([i]) for i in ours.encode_text(text)] == [
             theirs.decode([i]) for i in theirs.encode_text(text)
         ]
+
+
+def test_each_cycle_leaves_a_policy(built: Path):
+    clean, taught = ((built / "run" / f"cycle-{number}" / "model.safetensors").read_bytes() for number in (1, 2))
+    assert clean != taught == (built / "policy" / "model.safetensors").read_bytes()
 
 
 @torch.no_grad()

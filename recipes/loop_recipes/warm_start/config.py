@@ -127,7 +127,7 @@ class WarmStartConfig:
     """All keys of the recipe `warm_start_appworld`."""
 
     output_dir: str
-    """Folder of logs and intermediate files."""
+    """Folder of logs, and of the policy after each cycle: ``cycle-1``, ``cycle-2``, ..."""
     policy_dir: str
     """Folder the policy is written to."""
     seed: int

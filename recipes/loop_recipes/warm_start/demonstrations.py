@@ -76,22 +76,24 @@ class Script:
     turns: tuple[Mapping[str, str], ...]
 
 
-_GIVEN = re.compile(r"\b(\w+)=('\d\d:\d\d'|\d+)")
+_LITERAL = re.compile(r"\b(?!\w+_id\b)(\w+)=('[^']+'|\d+)")
 
 
 def quoting(turns: Sequence[Mapping[str, str]], roles: Sequence[str], task: str) -> list[dict[str, str]]:
-    """``turns``, where the thought of a deed first quotes each number and time that the text of the task gives it.
+    """``turns``, where the thought of a look-up or deed first quotes each value that the text of the task gives it.
 
-    "Send $48, so amount: 48. I send the money." A small model copies what stands behind words that it has just written;
-    the words that lead to a number in the task are others than the code's, and the quotation joins them.
+    "Send $48, so amount: 48. note is fruit, so description: fruit. I send the money." Quoted are the value and up to
+    two words before it. A small model copies what stands behind words that it has just written; the words that lead to
+    a value in the task are others than the code's, and the quotation joins them. An id is never in the task's text:
+    the same digits there are another number.
     """
     quoted = []
     for turn, role in zip(turns, roles, strict=True):
         said = ""
-        for name, literal in _GIVEN.findall(turn["code"] if role == "act" else ""):
+        for name, literal in _LITERAL.findall(turn["code"] if role in ("lookup", "act") else ""):
             value = literal.strip("'")
-            found = re.search(rf"(?:\S+ ){{0,2}}(?<!\w)\$?{value}(?![\w:])", task)
-            if found and not name.endswith("_id"):
+            found = re.search(rf"(?<!\S)(?:[A-Za-z]+:? ){{0,2}}\$?{re.escape(value)}(?![\w@]|:\d)", task)
+            if found:
                 said += f"{found[0]}, so {name}: {value}. "
         quoted.append({**turn, "thought": said + turn["thought"]})
     return quoted

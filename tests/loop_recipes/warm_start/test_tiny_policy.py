@@ -277,18 +277,38 @@ def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: 
     assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
 
 
-def test_a_thought_quotes_the_numbers_and_times_that_the_task_gives():
-    def thought(task: str, code: str, role: str = "act") -> str:
-        return quoting([{"thought": "I do.", "code": code}], [role], task)[0]["thought"]
+@pytest.mark.parametrize(
+    ("task", "call", "said"),
+    [
+        (
+            "Pay a.b@c.d $48 on Venmo. The note is paint.",
+            "create_transaction(receiver_email='a.b@c.d', amount=48, description='paint')",
+            "Pay a.b@c.d, so receiver_email: a.b@c.d. $48, so amount: 48. note is paint, so description: paint. ",
+        ),
+        ("Send $48 to a.b@c.d on Venmo.", "create_transaction(amount=48)", "Send $48, so amount: 48. "),
+        ("My yoga alarm should ring at 07:30.", "update_alarm(time='07:30')", "ring at 07:30, so time: 07:30. "),
+        ("Set the volume to 1.", "set_volume(volume=1)", "volume to 1, so volume: 1. "),
+        (
+            "Text my cousin this: i am late",
+            "send(message='i am late')",
+            "cousin this: i am late, so message: i am late. ",
+        ),
+        ("Append to my note plans: a line", "search_notes(query='plans')", "my note plans, so query: plans. "),
+        ("Pay what the note says. It has 148 words.", "create_transaction(amount=48)", ""),
+        ("Add the line at 07:30.", "set_volume(volume=7)", ""),
+        ("Pay a.b@c.d what I owe.", "create_transaction(receiver_email='b@c.d')", ""),
+        ("I have 7 notes. Write a line into plans.", "add_content_to_note(note_id=7)", ""),
+    ],
+)
+@pytest.mark.parametrize("role", ["lookup", "act"])
+def test_a_thought_quotes_what_the_task_gives(task: str, call: str, said: str, role: str):
+    turn = {"thought": "I do.", "code": f"print(apis.app.{call})"}
+    assert quoting([turn], [role], task) == [{**turn, "thought": f"{said}I do."}]
 
-    pay = "print(apis.venmo.create_transaction(receiver_email='a.b@c.d', amount=48))"
-    assert thought("Pay a.b@c.d $48 on Venmo.", pay) == "Pay a.b@c.d $48, so amount: 48. I do."
-    assert thought("Pay a.b@c.d $48 on Venmo.", pay, role="lookup") == "I do."
-    assert thought("Pay what the note says. It has 148 words.", pay) == "I do."
-    move = "print(apis.phone.update_alarm(alarm_id=7, time='07:30'))"
-    assert thought("My yoga alarm should ring at 07:30. Change it.", move) == "ring at 07:30, so time: 07:30. I do."
-    volume = "print(apis.spotify.set_volume(volume=1))"
-    assert thought("Set the volume to 1.", volume) == "volume to 1, so volume: 1. I do."
+
+def test_nothing_is_quoted_in_a_log_in_or_an_answer():
+    turn = {"thought": "I do.", "code": "apis.supervisor.complete_task(answer='plans')"}
+    assert quoting([turn, turn], ["login", "complete"], "Read my note plans.") == [turn, turn]
 
 
 def test_documentation_never_reaches_the_tokenizer(demonstration: Demonstration):

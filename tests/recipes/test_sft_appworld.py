@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from loop_recipes.collecting.fixed_set import read_fixed_set
 from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
+from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.learner.batching import training_samples
 from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.preferences import ReturnPairs
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from loop_recipes.learner.stored_critic import load_turn_critic
-from rollout_server.schema import ConfigError, fields_of
+from rollout_server.schema import ConfigError
 from sft_appworld import SftAppWorldRecipe
-from support.small_runs import replay_config
+from support.small_runs import sft_config
 
 PAIRS = {
     "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
@@ -35,21 +35,6 @@ STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
 
 class Killed(BaseException):
     """Stands in for the process's sudden death."""
-
-
-def sft_config(folder: Path, **changes) -> DictConfig:
-    """Made-up logs of two collections, a random policy; the learner's sections are those of a small loop run."""
-    loop = OmegaConf.load(replay_config(folder, iterations=2))
-    shared = {key: value for key, value in loop.items() if key in fields_of(SftConfig)}
-    (folder / "logs").rename(folder / "collections")
-    own = {
-        "rollouts": {"logs": [str(folder)]},
-        "advantage": {"_component_": "loop_recipes.learner.advantages.Solved"},
-        "loss": {"_component_": "loop_recipes.learner.losses.LogLikelihood"},
-        "update": {"minibatch_rollouts": 3, "micro_batch_tokens": 150, "loss_divisor": "tokens"},
-        "max_iterations": 3,
-    }
-    return OmegaConf.create({**shared, **own, **changes})
 
 
 def train(cfg: DictConfig, *overrides: str, die_at_step: int | None = None) -> list[dict]:

@@ -15,9 +15,11 @@ from torch import Tensor
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.learner.batching import Sample
 from rollout_server.ids import segment_id
 from rollout_server.rollout import Rollout, Turn
+from rollout_server.schema import fields_of
 from support import random_policy
 
 
@@ -192,6 +194,21 @@ def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **change
     file = folder / "config.yaml"
     OmegaConf.save(OmegaConf.create(config | changes), file)
     return file
+
+
+def sft_config(folder: Path, **changes: Any) -> DictConfig:
+    """A whole config of sft_appworld: made-up logs of two collections, otherwise as :func:`replay_config`."""
+    loop = OmegaConf.load(replay_config(folder, iterations=2))
+    shared = {key: value for key, value in loop.items() if key in fields_of(SftConfig)}
+    (folder / "logs").rename(folder / "collections")
+    own = {
+        "rollouts": {"logs": [str(folder)]},
+        "advantage": {"_component_": "loop_recipes.learner.advantages.Solved"},
+        "loss": {"_component_": "loop_recipes.learner.losses.LogLikelihood"},
+        "update": {"minibatch_rollouts": 3, "micro_batch_tokens": 150, "loss_divisor": "tokens"},
+        "max_iterations": 3,
+    }
+    return OmegaConf.create({**shared, **own, **changes})
 
 
 def train(cfg: DictConfig) -> None:

@@ -1,10 +1,6 @@
-"""Run under torchrun: a sharded decoder with a log-prob head against the same one whole, on the same rollouts.
-
-Prints one line of JSON from rank 0: the largest differences found.
-"""
+"""On each rank: a sharded decoder with a log-prob head against the same one whole, on the same rollouts."""
 
 import itertools
-import json
 
 import torch
 import torch.distributed as dist
@@ -30,7 +26,8 @@ def run(decoder, batches, statistics):
     return total
 
 
-def main() -> None:
+def differences() -> dict[str, float]:
+    """The largest that were found."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # No two fit together, so some rank has nothing to do in the last call.
@@ -57,10 +54,5 @@ def main() -> None:
         ours, theirs = shared.summary(), local.summary()
         for key in ("clip_fraction", "approx_kl", "ratio_max"):
             worst["statistics"] = max(worst["statistics"], abs(ours[key] / theirs[key] - 1))
-    if rank == 0:
-        print(json.dumps(worst))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return worst

@@ -1,12 +1,7 @@
-"""Run under torchrun: each rank loads its part of a model from a file, and all of it is gathered again.
+"""On each rank: it loads its part of a model from a file, and all of it is gathered again."""
 
-Prints one line of JSON from rank 0: whether the tensors are those of the file, the most of it that a rank has read, and
-the collectives that gathering took.
-"""
-
-import json
-import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -46,9 +41,11 @@ def resident(file: Path) -> int:
     return total
 
 
-def main() -> None:
+def load_and_gather(file: Path) -> dict[str, Any]:
+    """Whether the tensors are those of the file, the share of it that a rank has read at most, and the collectives that
+    gathering took."""
     dist.init_process_group("gloo")
-    rank, file = dist.get_rank(), Path(sys.argv[1])
+    rank = dist.get_rank()
     model = meta_model(MODEL, torch.float32)
     if rank == 0:
         generator = torch.Generator().manual_seed(0)
@@ -66,25 +63,17 @@ def main() -> None:
         whole = full_tensors(parameters)
     most = torch.tensor(resident(file))
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    if rank == 0:
-        again = (like_parameter(whole[name], parameter) for name, parameter in parameters.items())
-        print(
-            json.dumps(
-                {
-                    "equal": whole.keys() == (base | adapter).keys()
-                    and all(torch.equal(whole[name], tensor) for name, tensor in (base | adapter).items()),
-                    "placed_again": all(
-                        torch.equal(local_part(one), local_part(other.detach()))
-                        for one, other in zip(again, parameters.values(), strict=True)
-                    ),
-                    "read": most.item() / file.stat().st_size,
-                    "collectives": gather.call_count,
-                }
-            )
-        )
+    again = (like_parameter(whole[name], parameter) for name, parameter in parameters.items())
+    found = {
+        "equal": whole.keys() == (base | adapter).keys()
+        and all(torch.equal(whole[name], tensor) for name, tensor in (base | adapter).items()),
+        "placed_again": all(
+            torch.equal(local_part(one), local_part(other.detach()))
+            for one, other in zip(again, parameters.values(), strict=True)
+        ),
+        "read": most.item() / file.stat().st_size,
+        "collectives": gather.call_count,
+    }
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return found

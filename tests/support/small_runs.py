@@ -221,6 +221,11 @@ def train(cfg: DictConfig) -> None:
         recipe.cleanup()
 
 
+def train_into(config: Path, output_dir: Path) -> None:
+    """:func:`train` with the config of a file, into another folder."""
+    train(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
+
+
 @dataclass(frozen=True)
 class ByPosition:
     """Made-up advantages of both signs, whatever the rewards; for policies that never earn different rewards."""

@@ -1,21 +1,13 @@
 """One line for each thing that can be wrong with a machine's devices, shown without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from loop_recipes.learner import device_check
 from loop_recipes.learner.device_check import check_count, check_driver, check_matmul, training_device
 from rollout_server.schema import ConfigError
-from support.processes import IMPORT_PATH
-from support.waiting import COMMAND_S
-
-RANKS = Path(__file__).parents[2] / "support/device_ranks.py"
+from support.device_ranks import wait_in_vain
+from support.ranks import on_ranks
 
 
 def driver(tmp_path, version):
@@ -62,11 +54,7 @@ def test_every_dtype_is_tried_on_the_device(monkeypatch):
 
 @pytest.mark.integration
 def test_two_ranks_add_up_and_one_that_does_not_come_is_named_in_time():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.strip().splitlines()[-1])
+    said = on_ranks(2, wait_in_vain)
     assert said["error"].startswith("2 ranks could not add up a number over cpu")
     assert "look for a rank that has ended" in said["error"]
     assert said["seconds"] < 60

@@ -23,7 +23,6 @@ ELSEWHERE = {
     "agent_environments/worlds/test_pool.py": [
         "agent_environments/remote/episode",
         "agent_environments/remote/line",
-        "agent_environments/remote/pool",
         "agent_environments/worlds/worker_process",
     ],
     "loop_recipes/collecting/test_ground_truth.py": ["collecting/scripted"],
@@ -71,7 +70,7 @@ ELSEWHERE = {
         "warm_start/tiny_tokenizer",
     ],
     "integration/test_warm_start.py": ["warm_start/config"],
-    "rollout_server/test_app.py": ["rollout_server/cli", "rollout_server/display", "rollout_server/metrics"],
+    "rollout_server/test_app.py": ["rollout_server/display", "rollout_server/metrics"],
     "rollout_server/test_node.py": ["rollout_server/collecting/run", "rollout_server/collection_request"],
     "rollout_server/collecting/test_episode.py": ["rollout_server/collecting/attempt"],
     "rollout_server/collecting/test_policy_speaker.py": [

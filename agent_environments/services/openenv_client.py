@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,20 +23,27 @@ CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 class OpenEnvPool(ServicePool):
     """Lends episodes of an OpenEnv service.
 
-    A task has the id that the service gives it, or else ``<split>_<index>``; it is started by split and index.
+    A task has the id that the service gives it and no other task, or else ``<split>_<index>``; it is started by split
+    and index.
     """
 
     async def _tasks(self) -> Mapping[str, list[str]]:
         (name, *_) = await self.request("GET", "/list_environments")
-        splits: dict[str, list[str]] = {}
-        self.places: dict[str, dict[str, Any]] = {}
+        given: dict[str, list[str | None]] = {}
         for split in await self.request("GET", f"/{name}/splits"):
             answer = await self.request("POST", f"/{name}/tasks", json={"split": split["name"]})
-            ids = splits[split["name"]] = []
-            for index, task in enumerate(answer["tasks"]):
-                known = task.get("id") if isinstance(task, dict) else None
-                ids.append(known if isinstance(known, str) else f"{split['name']}_{index}")
-                self.places[ids[-1]] = {"split": split["name"], "index": index}
+            given[split["name"]] = [_own_id(task) for task in answer["tasks"]]
+        times = Counter(known for ids in given.values() for known in ids)
+        splits = {
+            split: [
+                known if known is not None and times[known] == 1 else f"{split}_{index}"
+                for index, known in enumerate(ids)
+            ]
+            for split, ids in given.items()
+        }
+        self.places: dict[str, dict[str, Any]] = {
+            task: {"split": split, "index": index} for split, ids in splits.items() for index, task in enumerate(ids)
+        }
         return splits
 
     async def _connect(self) -> Line:
@@ -45,6 +53,11 @@ class OpenEnvPool(ServicePool):
         except (aiohttp.ClientError, OSError) as error:
             raise LineLost(f"no connection to {self.url}: {error!r}") from error
         return OpenEnvLine(self, socket)
+
+
+def _own_id(task: Any) -> str | None:
+    known = task.get("id") if isinstance(task, dict) else None
+    return known if isinstance(known, str) else None
 
 
 class OpenEnvLine(Line):

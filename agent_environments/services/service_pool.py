@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
-from agent_environments.remote.line import Line, LineGone, LineLost
+from agent_environments.remote.line import Line, LineLost
 from agent_environments.remote.pool import RemotePool
 
 TOKEN_VARIABLE = "SERVE_ENVIRONMENT_TOKEN"
@@ -18,7 +18,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 
 RETRY_S = 1.0
-"""Pause after a connection that was not to be had: a service may be starting again."""
+"""Pause after a connection that was not to be had."""
 
 
 class NoSuchPath(LineLost):
@@ -38,7 +38,8 @@ class ServicePool(RemotePool):
         instructions: system message where the service gives none.
         action_field: name of an action's text, where the service has its own.
         observation_field: name of an observation's text, where the service has its own.
-        max_worlds, observation_max_tokens, step_timeout_s, start_timeout_s: as for any remote pool.
+        max_worlds, observation_max_tokens, step_timeout_s: as for any remote pool.
+        start_timeout_s: time for a task to start, and for a service that went away to come back.
     """
 
     def __init__(
@@ -122,20 +123,28 @@ class ServicePool(RemotePool):
         return message
 
     async def lease(self) -> Line:
-        """A line of its own for one episode.
+        """A line of its own for one episode. Waits for a service that is not there: it may be starting again.
 
-        A service that is not there is gone for all: no episode is charged with it, whatever it did last. What an agent
-        can do to a service is the service's to prevent.
+        Raises:
+            EnvironmentCrashed: it did not come in time. It is gone for all: no episode is charged with it, whatever it
+                did last. What an agent can do to a service is the service's to prevent.
         """
         deadline_s = self.rules.start_timeout_s
+        why = "it takes none"
         try:
             async with asyncio.timeout(deadline_s):
-                line = await self._connect()
-        except (LineLost, TimeoutError) as error:
-            await asyncio.sleep(RETRY_S)
-            raise LineGone(str(error) or f"no connection to {self.url} within {deadline_s:g} s") from error
-        self._lines.add(line)
-        return line
+                while not self._closing:
+                    try:
+                        line = await self._connect()
+                    except LineLost as error:
+                        why = str(error)
+                        await asyncio.sleep(RETRY_S)
+                    else:
+                        self._lines.add(line)
+                        return line
+        except TimeoutError as error:
+            raise EnvironmentCrashed(f"no connection to {self.url} within {deadline_s:g} s: {why}") from error
+        raise EnvironmentCrashed("the pool is closed")
 
     async def _connect(self) -> Line:
         """Raises LineLost."""

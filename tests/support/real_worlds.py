@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from support.episodes import play_steps
+
 PYTHON = os.environ.get("WORLDS_PYTHON", str(Path(__file__).parents[2] / ".venv-worlds" / "bin" / "python"))
 NEEDS_WORLDS = [
     pytest.mark.integration,
@@ -14,16 +16,8 @@ NEEDS_WORLDS = [
 
 async def play(pool, task, messages):
     """What the agent was shown, and its grade."""
-    environment = await pool.acquire(task)
-    shown = [message.content for message in await environment.start(task)]
-    for message in messages:
-        result = await environment.step(message)
-        shown.append(result.observation)
-        if result.done:
-            break
-    grade = await environment.grade()
-    await environment.close()
-    return shown, grade
+    opening, steps, grade = await play_steps(pool, task, messages)
+    return [message.content for message in opening] + [step.observation for step in steps], grade
 
 
 async def expert_messages(pool, task):

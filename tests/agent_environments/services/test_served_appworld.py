@@ -7,6 +7,7 @@ from agent_environments.protocol import create_pool
 from agent_environments.services.server import EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import make_pool, needs_world, word_spans
+from support.episodes import play_steps
 
 TOKEN = "a-token"
 ACTIONS = (
@@ -15,19 +16,6 @@ ACTIONS = (
     "```python\n1 / 0\n```",
     "```python\napis.supervisor.complete_task()\n```",
 )
-
-
-async def play(pool, task):
-    environment = await pool.acquire("episode")
-    opening = await environment.start(task)
-    steps = []
-    for action in ACTIONS:
-        steps.append(await environment.step(action))
-        if steps[-1].done:
-            break
-    grade = await environment.grade()
-    await environment.close()
-    return opening, steps, grade
 
 
 @pytest.mark.integration
@@ -41,12 +29,12 @@ async def test_a_served_episode_is_the_one_in_process(monkeypatch):
         await server.start_server()
         url = str(server.make_url("")).rstrip("/")
         (task, *_) = pool.tasks("dev")
-        expected = await play(pool, task)
+        expected = await play_steps(pool, task, ACTIONS)
         assert [step.done for step in expected[1]] == [False, False, False, True]
         for protocol in ("openenv", "agentgym"):
             service = create_pool(protocol, {"url": url, "dataset": pool.dataset}, word_spans)
             await service.open()
-            assert await play(service, task) == expected
+            assert await play_steps(service, task, ACTIONS) == expected
             await service.close()
         await server.close()
         assert pool.status().open_worlds == 0

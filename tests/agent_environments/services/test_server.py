@@ -22,6 +22,7 @@ from agent_environments.services.server import MAX_BODY_BYTES, EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from agent_environments.services.sessions import NoEpisode, Session
 from support.adapter_support import word_spans
+from support.episodes import play_steps
 from support.waiting import DEADLINE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -54,27 +55,14 @@ def client(protocol, url, **options):
     return create_pool(protocol, {"url": url, "dataset": "counter", **options}, word_spans)
 
 
-async def play(pool, task, actions):
-    environment = await pool.acquire("episode")
-    opening = await environment.start(task)
-    steps = []
-    for action in actions:
-        steps.append(await environment.step(action))
-        if steps[-1].done:
-            break
-    grade = await environment.grade()
-    await environment.close()
-    return opening, steps, grade
-
-
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 @pytest.mark.parametrize("turns", [0, 2, len(SCRIPT)])
 async def test_a_served_episode_is_the_episode_in_process(served, protocol, turns):
     _, url = served
     service = client(protocol, url)
     await service.open()
-    expected = await play(CounterPool(word_spans), TASK, SCRIPT[:turns])
-    assert await play(service, TASK, SCRIPT[:turns]) == expected
+    expected = await play_steps(CounterPool(word_spans), TASK, SCRIPT[:turns])
+    assert await play_steps(service, TASK, SCRIPT[:turns]) == expected
     await service.close()
 
 
@@ -87,13 +75,38 @@ async def test_tasks_have_their_names(served, protocol):
     await service.close()
 
 
+async def test_ids_that_several_tasks_of_an_openenv_service_share_name_none_of_them():
+    """Else a task of one split would be started as that of another."""
+    listed = {"train": [{"id": "1"}, {"id": "sum_2"}], "test": [{"id": "1"}, {"target": 3}]}
+
+    async def tasks(request):
+        return web.json_response({"tasks": listed[(await request.json())["split"]]})
+
+    async def answer(request):
+        names = ["sums"] if request.path == "/list_environments" else [{"name": split} for split in listed]
+        return web.json_response(names)
+
+    application = web.Application()
+    application.add_routes(
+        [web.get("/list_environments", answer), web.get("/sums/splits", answer), web.post("/sums/tasks", tasks)]
+    )
+    server = TestServer(application)
+    await server.start_server()
+    service = client("openenv", str(server.make_url("")))
+    await service.open()
+    assert (service.tasks("train"), service.tasks("test")) == (["train_0", "sum_2"], ["test_0", "test_1"])
+    assert service.places["test_0"] == {"split": "test", "index": 0}
+    await service.close()
+    await server.close()
+
+
 async def test_splits_of_data_idx_cut_the_tasks_of_all_splits_anew(served):
     _, url = served
     both = [*TARGETS["train"], *TARGETS["dev"]]
     service = client("agentgym", url, splits={"few": (10, 14)})
     await service.open()
     assert service.tasks("few") == both[10:14]
-    assert (await play(service, both[13], [])) == (await play(CounterPool(word_spans), both[13], []))
+    assert (await play_steps(service, both[13], [])) == (await play_steps(CounterPool(word_spans), both[13], []))
     await service.close()
     with pytest.raises(EnvironmentCrashed, match=rf"splits\.many goes beyond its {len(both)} tasks"):
         await client("agentgym", url, splits={"many": (0, 100)}).open()
@@ -226,8 +239,6 @@ async def test_a_reset_that_waited_for_the_end_of_its_session_opens_no_world():
 
 async def test_a_service_that_takes_a_connection_and_says_nothing_is_gone_in_time(served, monkeypatch):
     """No wait without an end, and no agent is charged with it: the attempt is repeated."""
-    monkeypatch.setattr("agent_environments.services.service_pool.RETRY_S", 0.0)
-    monkeypatch.setattr("agent_environments.remote.episode.GONE_PER_REQUEST", 2)
     _, url = served
     service = client("openenv", url, start_timeout_s=60.0)
     await service.open()
@@ -403,16 +414,17 @@ async def test_a_killed_service(protocol, monkeypatch):
     await environment.step(SCRIPT[0])
     process.send_signal(signal.SIGKILL)
     await process.wait()
+    waiting = asyncio.create_task(environment.step(SCRIPT[-1]))
     process, _ = await start_service(int(url.rpartition(":")[2]))
-    result = await environment.step(SCRIPT[-1])
-    assert result.done
+    assert (await waiting).done
     assert (await environment.grade()).reward == 1.0
     await environment.close()
     environment = await service.acquire("episode")
     await environment.start(TASK)
+    service.rules = environment._rules = dataclasses.replace(service.rules, start_timeout_s=0.5)
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    with pytest.raises(EnvironmentCrashed, match="in a row"):
+    with pytest.raises(EnvironmentCrashed, match=r"no connection to .* within 0\.5 s: "):
         await environment.step(SCRIPT[0])
     await environment.close()
     assert service.status().open_worlds == 0

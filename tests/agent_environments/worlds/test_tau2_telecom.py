@@ -6,6 +6,8 @@ import pytest
 
 from agent_environments.protocol import create_pool
 from agent_environments.tool_calls import ToolCall, parse_tool_calls, render_tool_call
+from loop_recipes.paths import loop_package
+from rollout_server.chat_tokens import ChatTokens
 from support.adapter_support import word_spans
 from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
@@ -38,12 +40,31 @@ async def test_policy_tools_and_ticket_reach_the_agent(pool):
     assert user.content.startswith("<ticket>\nThe user is experiencing issues")
 
 
-async def test_the_solutions_of_all_tasks_survive_the_tool_call_text(pool):
-    for task in pool.tasks("train") + pool.tasks("test"):
-        for command in await pool.expert(task):
-            (call,) = parse_tool_calls(pool.message(command))
-            assert [{"name": call.name, "arguments": call.arguments}] == json.loads(command)
-            assert pool.command(pool.message(command)) == command
+async def test_the_prompt_survives_rendering_and_tokens(pool):
+    """The policy and the schemas of all tools, as the policy under training is given them."""
+    environment = await pool.acquire("")
+    messages = await environment.start(REFUEL_TASK)
+    await environment.close()
+    tokens = ChatTokens(loop_package("tiny_policy"))
+    rendered = tokens.decode(tokens.prompt(messages))
+    turns = "".join(f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n" for message in messages)
+    assert rendered == f"{turns}<|im_start|>assistant\n"
+    lines = rendered.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
+    assert [json.loads(line) for line in lines] == list(pool._schemas)
+
+
+async def test_the_official_solutions_solve_every_task_through_the_tool_call_text(pool):
+    for split, tasks in (("train", 74), ("test", 40)):
+        solved = 0
+        for task in pool.tasks(split):
+            commands = await pool.expert(task)
+            for command in commands:
+                (call,) = parse_tool_calls(pool.message(command))
+                assert [{"name": call.name, "arguments": call.arguments}] == json.loads(command)
+                assert pool.command(pool.message(command)) == command
+            _, grade = await play(pool, task, [pool.message(command) for command in commands])
+            solved += grade.success
+        assert solved == tasks
 
 
 async def test_only_done_closes_a_ticket(pool):

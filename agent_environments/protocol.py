@@ -197,6 +197,7 @@ async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Envir
 
 ENVIRONMENTS: dict[str, str] = {
     "appworld": "appworld_adapter.pool.forked:AppWorldPool",
+    "colbench": "agent_environments.colbench.pool:ColBenchPool",
     "counter": "agent_environments.counter:CounterPool",
     "harness": "agent_environments.harness.pool:HarnessPool",
     "babyai": "agent_environments.worlds.catalogue:BabyAIPool",

@@ -13,6 +13,8 @@ ROOTS = {
 }
 OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/", "agent_environments/sandbox/")
 ELSEWHERE = {
+    "agent_environments/colbench/test_grader.py": ["agent_environments/colbench/run_calls"],
+    "agent_environments/colbench/test_pool.py": ["agent_environments/colbench/expert"],
     "agent_environments/services/test_server.py": [
         "agent_environments/services/agentgym_client",
         "agent_environments/services/cli",

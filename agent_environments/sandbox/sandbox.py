@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import resource
 import signal
+import socket
 import struct
 import sys
 import sysconfig
@@ -176,9 +178,6 @@ def probe() -> str:
 
 def _cannot_escape() -> bool:
     """Whether the walls really hold: tries one way through each."""
-    import fcntl
-    import socket
-
     parent = os.getppid()
     attempts = (
         os.fork,

@@ -1,0 +1,164 @@
+"""Runs answers in the sandbox and compares what they give with what the reference gives.
+
+Answer and reference run in processes of their own, so an answer can learn of the reference nothing at all; the
+comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_environments.colbench.tasks import ColBenchTask
+from agent_environments.protocol import EnvironmentCrashed
+
+PROGRAM = Path(__file__).with_name("run_calls.py")
+LEVELS = ("none", "rlimits", "seccomp")
+"""Of agent_environments/sandbox; bubblewrap is for servers."""
+START_TIMEOUT_S = 60.0
+MAX_OUTPUT = 1 << 22
+
+Outcome = dict[str, Any]
+
+
+def base_python() -> str:
+    """The interpreter below this virtual environment: what is installed here is out of an answer's reach."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+@dataclass(frozen=True)
+class GraderLimits:
+    """What an answer may use."""
+
+    memory_mb: int = 256
+    """Memory, beyond that of an empty interpreter."""
+    call_cpu_s: float = 2.0
+    """Processor time of one call."""
+    answer_timeout_s: float = 60.0
+    """Time for all calls of an answer; those that are not over then have failed."""
+
+    def __post_init__(self) -> None:
+        if self.memory_mb < 1 or min(self.call_cpu_s, self.answer_timeout_s) <= 0:
+            raise ValueError("grader: memory_mb must be at least 1, and times above 0")
+
+
+class Grader:
+    """Grades answers; :meth:`open` finds the sandbox's level.
+
+    Args:
+        python: interpreter for answers and references.
+        minimum: refuse to open below this level of the sandbox.
+    """
+
+    def __init__(self, python: str, limits: GraderLimits, minimum: str) -> None:
+        if minimum not in LEVELS:
+            raise ValueError(f"sandbox_minimum is {minimum!r}; levels are {', '.join(LEVELS)}")
+        self._python = python
+        self._limits = limits
+        self._minimum = minimum
+        self._expected: dict[str, list[Outcome]] = {}
+        self.level = ""
+
+    async def open(self) -> None:
+        """Raises PermissionError below the minimum, and EnvironmentCrashed where the interpreter does not work."""
+        process = await self._start("probe")
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                out, err = await process.communicate()
+        except TimeoutError as error:
+            raise EnvironmentCrashed(f"{self._python} did not probe the sandbox in {START_TIMEOUT_S:g} s") from error
+        finally:
+            await _end(process)
+        self.level = out.decode(errors="replace").strip()
+        if self.level not in LEVELS:
+            raise EnvironmentCrashed(f"the grader does not run under {self._python}: {err.decode(errors='replace')}")
+        if LEVELS.index(self.level) < LEVELS.index(self._minimum):
+            raise PermissionError(
+                f"the strongest sandbox that works here is {self.level!r}, below sandbox_minimum {self._minimum!r}: "
+                "the kernel, or the container, refuses seccomp filters; or lower sandbox_minimum"
+            )
+
+    async def passed(self, task: ColBenchTask, code: str) -> list[bool]:
+        """Which of the task's calls give with ``code`` what they give with the reference.
+
+        Raises:
+            EnvironmentCrashed: no process for them, by no doing of the answer's.
+        """
+        if task.task_id not in self._expected:
+            self._expected[task.task_id] = await self._outcomes(task.reference, task.calls)
+        found = await self._outcomes(code, task.calls)
+        return [
+            "value" in wanted and given == wanted
+            for wanted, given in zip(self._expected[task.task_id], found, strict=True)
+        ]
+
+    async def _outcomes(self, code: str, calls: Sequence[str]) -> list[Outcome]:
+        """One for each call, ``{}`` where there is none."""
+        limits = self._limits
+        process = await self._start(self.level, str(limits.memory_mb), str(limits.call_cpu_s))
+        try:
+            stdin, stdout = process.stdin, process.stdout
+            if stdin is None or stdout is None:
+                raise ValueError("the process was started without pipes")
+            try:
+                ready = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
+            except TimeoutError:
+                ready = b""
+            if ready != b"ready\n":
+                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}")
+            lines: list[bytes] = []
+            # From here on the answer's code runs: whatever happens is its doing.
+            with contextlib.suppress(TimeoutError, OSError, ValueError):
+                async with asyncio.timeout(limits.answer_timeout_s):
+                    stdin.write(json.dumps({"code": code, "calls": list(calls)}).encode())
+                    stdin.close()
+                    while len(lines) < len(calls) and (line := await stdout.readline()):
+                        lines.append(line)
+        finally:
+            await _end(process)
+        found = [_read(line) for line in lines]
+        return found + [{}] * (len(calls) - len(found))
+
+    async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._python,
+                "-I",
+                str(PROGRAM),
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE if arguments == ("probe",) else asyncio.subprocess.DEVNULL,
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+                cwd="/",
+                start_new_session=True,
+                limit=MAX_OUTPUT,
+            )
+        except OSError as error:
+            raise EnvironmentCrashed(f"the grader cannot start {self._python}: {error}") from error
+
+
+def _read(line: bytes) -> Outcome:
+    """A line of the process; an answer's code may have written it."""
+    try:
+        outcome = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return outcome if isinstance(outcome, dict) else {}
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it and what it may have started, and return when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # it leads its group; Process.kill() would race with asyncio for its status
+    await process.wait()

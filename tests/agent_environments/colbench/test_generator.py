@@ -1,0 +1,58 @@
+"""Generated tasks: the same for the same seed, each particular decisive, the description not enough."""
+
+import pytest
+
+from agent_environments.colbench.generator import CALLS, CHOICES, FAMILIES, NOUNS, PER_FAMILY, generate
+
+TASKS = [task for tasks in generate(0).values() for task in tasks]
+
+
+def values(code, calls):
+    """What ``code`` gives for each call; the name of what it raises."""
+    found = []
+    for call in calls:
+        names = {}
+        exec(code, names)
+        try:
+            found.append(eval(call, names))
+        except Exception as error:
+            found.append(type(error))
+    return found
+
+
+def test_sorted_and_the_same_for_the_same_seed():
+    splits = generate(0)
+    assert generate(0) == splits
+    assert generate(1) != splits
+    for split, tasks in splits.items():
+        assert len(tasks) == PER_FAMILY[split] * len(FAMILIES)
+        assert [task.task_id for task in tasks] == sorted(task.task_id for task in tasks)
+
+
+def test_no_task_is_there_twice_not_even_in_another_split():
+    assert len({task.reference for task in TASKS}) == len({task.task_id for task in TASKS}) == len(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS[::20], ids=lambda task: task.task_id)
+def test_every_particular_is_decisive_and_the_guess_does_not_pass(task):
+    family = next(family for family in FAMILIES if family.name in task.task_id)
+    noun = next(noun for noun in NOUNS if noun in task.reference)
+    assert len(task.calls) == CALLS
+    assert 3 <= len(task.particulars) <= 5
+    chosen = {
+        particular.topic: next(code for code, said in CHOICES[particular.topic].items() if said == particular.answer)
+        for particular in task.particulars
+    }
+    assert family.render(noun, chosen) == task.reference
+    expected = values(task.reference, task.calls)
+    assert not any(isinstance(value, type) for value in expected)
+    for topic, code in chosen.items():
+        for other in set(CHOICES[topic]) - {code}:
+            assert values(family.render(noun, {**chosen, topic: other}), task.calls) != expected
+    assert values(task.guess, task.calls) != expected
+
+
+def test_the_description_names_no_particular():
+    for task in TASKS:
+        for particular in task.particulars:
+            assert particular.answer not in task.description

@@ -36,6 +36,7 @@ from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split
 from loop_recipes.collecting import turn_values_cli
+from loop_recipes.collecting.branch_credit import value_changes
 from loop_recipes.collecting.scripted import scripted_rollout
 from loop_recipes.collecting.turn_values import read_turn_values, values_file
 from loop_recipes.config.files import extended, load_config
@@ -214,16 +215,12 @@ class Experiment:
         ):
             raise RuntimeError("loop-turn-values failed; see above")
         values = {(v.rollout_id, v.turn): v.value for v in read_turn_values(values_file(run, collection))}
-        return {rollout.rollout_id: steps_of(rollout, values) for rollout in rollouts}
-
-
-def steps_of(rollout: Rollout, values: Mapping[tuple[str, int], float | None]) -> list[float]:
-    """What each turn changed; a turn whose value is missing counts as no change."""
-    states: list[float] = []
-    for turn in range(len(rollout.turns)):
-        value = values.get((rollout.rollout_id, turn))
-        states.append(states[-1] if value is None and states else value or 0.0)
-    return [after - before for before, after in zip(states, [*states[1:], rollout.reward], strict=True)]
+        return {
+            each.rollout_id: value_changes(
+                [values.get((each.rollout_id, turn)) for turn in range(len(each.turns))], each.reward
+            )
+            for each in rollouts
+        }
 
 
 def advantages(run: Path, rollouts: Sequence[Rollout], reference_sees_hidden: bool = True) -> dict[str, list[float]]:

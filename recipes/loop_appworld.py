@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
+from loop_recipes.collecting.branch_credit import branch_credits, with_contrast
+from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
@@ -28,7 +31,7 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
-from loop_recipes.learner.batching import episodes, training_samples
+from loop_recipes.learner.batching import Sample, episodes, training_samples
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     load_latest,
@@ -50,7 +53,9 @@ from loop_recipes.learner.process_group import (
 )
 from loop_recipes.learner.run_metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.learner.stop_request import StopRequest
+from loop_recipes.learner.stored_critic import critic_over
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
+from loop_recipes.learner.turn_credit import spread
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout, by_episode
 from rollout_server.schema import ConfigError
@@ -135,6 +140,9 @@ class LoopAppWorldRecipe:
             critic_lr=conf.critic_lr,
             token_statistics=statistics if conf.update.token_statistics else None,
         )
+        self._turn_critic = None
+        if conf.turn_credit is not None and conf.turn_credit.critic is not None:
+            self._turn_critic = critic_over(self._learner, Path(conf.turn_credit.critic))
         if conf.stress_test:
             self._stress_test()
         self._setup_run(checkpoint)
@@ -187,6 +195,9 @@ class LoopAppWorldRecipe:
             collected = self._source.collect(request)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
+            credits = self._branch_credits(collected.rollouts, iteration)
+            if credits is None:
+                return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
             evaluation = self._plan.evaluation(iteration - 1, self._policy_version)
             if evaluation is not None:
@@ -194,7 +205,7 @@ class LoopAppWorldRecipe:
             if conf.collection.max_policy_lag and iteration < conf.max_iterations:
                 self._pending = self._plan.training(iteration + 1, self._policy_version)
                 self._source.start(self._pending)
-            metrics = self.update(collected.rollouts, iteration)
+            metrics = self.update(collected.rollouts, iteration, credits)
             metrics |= collected.metrics() | self._scores(iteration - 1, evaluation)
             metrics["seconds_publishing"] = seconds_publishing
             metrics["seconds"] = seconds_publishing + time.perf_counter() - started
@@ -212,8 +223,25 @@ class LoopAppWorldRecipe:
             self.save_checkpoint()
         self._together = True
 
-    def update(self, rollouts: list[Rollout], iteration: int) -> dict[str, Any]:
+    def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
+        """Credits of turns by Monte-Carlo continuations, where the config asks for them; None if asked to stop."""
+        conf = self._config
+        if conf.turn_credit is None or conf.turn_credit.by != "branches":
+            return {}
+        limits = replace(conf.collection.limits, max_turns=self._plan.horizon(iteration))
+        sampling, count = conf.collection.sampling, conf.turn_credit.continuations
+        versions = {version for rollout in rollouts for version in rollout.policy_versions}
+        how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
+        unfinished = conf.update.unfinished_return
+        return self._source.ask(lambda source: branch_credits(source, with_contrast(rollouts), how, unfinished))
+
+    def update(
+        self, rollouts: list[Rollout], iteration: int, credits: dict[str, list[float]] | None = None
+    ) -> dict[str, Any]:
         """Train on one collection (the same list on every rank, texts on rank 0 only); returns metrics.
+
+        Args:
+            credits: of the rollouts' turns, where continuations gave some; by rollout id.
 
         Raises:
             ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from.
@@ -223,7 +251,9 @@ class LoopAppWorldRecipe:
         conf = self._config
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = training_samples(rollouts, conf.update)
-        trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration)
+        trained, stepped, metrics = self._learner.update.run(
+            samples, self._policy_version, iteration, self._spread(credits or {})
+        )
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
@@ -237,6 +267,16 @@ class LoopAppWorldRecipe:
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
         return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
+
+    def _spread(self, credits: dict[str, list[float]]) -> Callable[[list[Sample]], list[Sample]] | None:
+        """How the advantages of rollouts with signal are spread over their turns; None where they are not."""
+        credit, critic = self._config.turn_credit, self._turn_critic
+        if credit is None:
+            return None
+        if critic is not None:
+            return lambda samples: spread(samples, critic.advantages(samples), credit.strength, same_scale=True)
+        of_turns = {rollout_id: torch.tensor(turns, dtype=torch.float64) for rollout_id, turns in credits.items()}
+        return partial(spread, credits=of_turns, strength=credit.strength, same_scale=False)
 
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""

@@ -5,9 +5,8 @@ import random
 
 from appworld_adapter.dataset import load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from benchmarks.turn_credit import interval, steps_of, wrong_turn
+from benchmarks.turn_credit import interval, wrong_turn
 from loop_recipes.paths import loop_home
-from support.small_runs import stored_rollout
 
 WORLD = loop_home() / "worlds/synthetic"
 
@@ -31,16 +30,6 @@ def test_the_wrong_turn_is_the_one_that_a_flaw_has_changed():
                 assert flawed[wrong] != turns[wrong]
             seen.add(flaw)
     assert {"gave_up", "placeholder_password", "several_cells", "wrong_value"} <= seen
-
-
-def test_a_turn_changes_the_value_by_the_next_state_or_the_return():
-    rollout = stored_rollout("held-out", "task_1", 0, 0, 1.0, 97, 3)
-    count = len(rollout.turns)
-    values = {(rollout.rollout_id, turn): 0.5 for turn in range(count)}
-    values[rollout.rollout_id, 1] = None
-    assert steps_of(rollout, values) == [0.0] * (count - 1) + [0.5]
-    values[rollout.rollout_id, 0] = 0.25
-    assert steps_of(rollout, values)[0] == 0.0, "no value is no change"
 
 
 def test_the_interval_is_over_tasks():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loop_recipes.collecting.source import Collected, CollectionSource, collect
+from loop_recipes.collecting.source import Collected, CollectionSource, StopRequested, collect
 from loop_recipes.learner.process_group import on_main_rank
 from rollout_server.collection_request import CollectionRequest
 
@@ -57,6 +57,21 @@ class SharedSource:
         Only rank 0 gets the texts of the rollouts.
         """
         return on_main_rank(lambda: collect(self._source, request), Collected.pack, Collected.unpack)
+
+    def ask(self, work: Callable[[CollectionSource], Any]) -> Any:
+        """Have ``work`` done with the source on rank 0; None when the run was asked to stop meanwhile.
+
+        Args:
+            work: what it returns must be JSON-able where there are other ranks.
+        """
+
+        def unless_stopped() -> Any:
+            try:
+                return work(self._source)
+            except StopRequested:
+                return None
+
+        return on_main_rank(unless_stopped)
 
     def close(self) -> None:
         """Release what this rank holds, without asking the others; a node that was launched is stopped."""

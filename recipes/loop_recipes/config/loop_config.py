@@ -185,6 +185,25 @@ class GapConfig:
     """Above this the verdict is "broken"; a canary's 90th percentile may be this large."""
 
 
+@dataclass(frozen=True, config=STRICT)
+class TurnCreditConfig:
+    """Spreads the advantage of each rollout over its turns; null gives all of them the same."""
+
+    by: Literal["critic", "branches"]
+    """Who says what a turn was worth: a critic of turns, or Monte-Carlo continuations from every turn."""
+    strength: PositiveFloat = 1.0
+    """How much of it is added to the advantage; for a critic in standard deviations of the advantages."""
+    critic: str | None = None
+    """Folder of a run of ``sft_appworld`` with ``TurnAdvantage``, for ``critic``; its newest adapter is used."""
+    continuations: PositiveInt = 4
+    """Episodes that are played from every turn, for ``branches``."""
+
+    def __post_init__(self) -> None:
+        require(
+            (self.critic is not None) == (self.by == "critic"), "critic must be given for by: critic, and only then"
+        )
+
+
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class LearnerConfig:
     """The keys that all recipes with a learner share."""
@@ -243,6 +262,7 @@ class LoopConfig(LearnerConfig):
     """``loop_recipes.learner.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
     critic_lr: float | None = None
     """Learning rate of the critic; null gives it the policy's."""
+    turn_credit: TurnCreditConfig | None = None
     stop: StopConfig = field(default_factory=StopConfig)
     dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
     sampler_gap: GapConfig = field(default_factory=GapConfig)
@@ -260,10 +280,27 @@ class LoopConfig(LearnerConfig):
                 level == "token",
                 f"loss.level is {level!r}; a critic gives each token its own advantage: choose token",
             )
+        if self.turn_credit is not None:
+            self._check_turn_credit(self.turn_credit)
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
         if self.rollout_node.launch:
             self._check_child()
+
+    def _check_turn_credit(self, credit: TurnCreditConfig) -> None:
+        level = self.loss.get("level", "token")
+        require(
+            level == "token", f"loss.level is {level!r}; turn_credit gives tokens advantages of their own: choose token"
+        )
+        require(self.critic is None, "turn_credit must be null: critic gives each token its own advantage already")
+        if credit.by == "branches":
+            require(
+                self.rollout_node.replay is None, "turn_credit.by: stored rollouts cannot be gone on from; give critic"
+            )
+            require(
+                not self.collection.environments,
+                "turn_credit.by: branches of a mixture of environments have no turn limits of their own; give critic",
+            )
 
     def _check_child(self) -> None:
         served, limits = self.rollout_node.child.model, self.collection.limits

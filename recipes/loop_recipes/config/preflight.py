@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from loop_recipes.config.components import build, check_component
-from loop_recipes.config.loop_config import LearnerConfig, LoopConfig
+from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.learner.advantages import PairingAdvantage, TokenAdvantage
 from loop_recipes.paths import METRICS_FILE
@@ -36,7 +36,18 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
         by_token = isinstance(build(config.advantage), TokenAdvantage)
         require(not by_token, "critic must be null: the advantage gives each token its own already")
+    if config.turn_credit is not None:
+        _check_turn_credit(config, config.turn_credit)
     check_rollout_node(config, starts_now)
+
+
+def _check_turn_credit(config: LoopConfig, credit: TurnCreditConfig) -> None:
+    advantage, loss = build(config.advantage), build(config.loss)
+    fit = not isinstance(advantage, TokenAdvantage) and not getattr(loss, "compares_pairs", False)
+    require(fit, "turn_credit must be null: it spreads the one advantage of a rollout, and there are others or none")
+    if credit.critic is not None:
+        file = Path(credit.critic) / "config.yaml"
+        require(file.is_file(), f"turn_credit.critic {credit.critic} is no folder of a run: it holds no config.yaml")
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:

@@ -41,6 +41,7 @@ class Learner:
         token_statistics: keeps what happens to each token; None keeps nothing.
 
     Attributes:
+        conf: as given.
         model: the decoder with its log-prob head, on the device, sharded where there are ranks or half precision.
         parameters: everything that is trained, by name.
         versions: the adapters of the policy versions that may still be needed.
@@ -62,7 +63,7 @@ class Learner:
         critic_lr: float | None = None,
         token_statistics: TokenStatistics | None = None,
     ) -> None:
-        self._conf = conf
+        self.conf = conf
         self._output_dir = Path(conf.output_dir).resolve()
         dtype = DTYPES[conf.dtype]
         shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
@@ -110,9 +111,9 @@ class Learner:
 
     def open_metrics(self, after_iteration: int) -> RunMetrics:
         """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0."""
-        config = OmegaConf.create(asdict(self._conf))
+        config = OmegaConf.create(asdict(self.conf))
         OmegaConf.save(config, self._output_dir / "config.yaml")
-        loggers = [build(logger) for logger in self._conf.metric_logger]
+        loggers = [build(logger) for logger in self.conf.metric_logger]
         for logger in loggers:
             logger.log_config(config)
         return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration)
@@ -129,10 +130,10 @@ class Learner:
         return export_adapter(
             adapter,
             self._output_dir / "policies" / f"policy-v{version:04d}",
-            rank=self._conf.model["lora_rank"],
-            alpha=self._conf.model["lora_alpha"],
-            base_model=self._conf.checkpointer["checkpoint_dir"],
-            dtype=DTYPES[self._conf.adapter_dtype],
+            rank=self.conf.model["lora_rank"],
+            alpha=self.conf.model["lora_alpha"],
+            base_model=self.conf.checkpointer["checkpoint_dir"],
+            dtype=DTYPES[self.conf.adapter_dtype],
         )
 
     def save_checkpoint(self, state: Mapping[str, Any], best_iteration: int | None = None) -> None:
@@ -148,5 +149,5 @@ class Learner:
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)
         keep = set() if best_iteration is None else {best_iteration}
-        root, keep_last = self._output_dir / "checkpoints", self._conf.keep_last_checkpoints
+        root, keep_last = self._output_dir / "checkpoints", self.conf.keep_last_checkpoints
         on_main_rank(lambda: save_and_prune(root, state["iteration"], saved, keep_last, keep))

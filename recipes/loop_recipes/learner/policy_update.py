@@ -116,12 +116,20 @@ class PolicyUpdate:
         """The inverse of :meth:`state_dict`."""
         self._loss_scale = float(state["loss_scale"])
 
-    def run(self, samples: Sequence[Sample], version: int, iteration: int) -> UpdateResult:
+    def run(
+        self,
+        samples: Sequence[Sample],
+        version: int,
+        iteration: int,
+        spread: Callable[[list[Sample]], list[Sample]] | None = None,
+    ) -> UpdateResult:
         """Train on one collection.
 
         Args:
             samples: of all ranks, in any order.
             version: of the adapter now in the model.
+            spread: gives the tokens of samples with signal advantages of their own; see
+                :mod:`~loop_recipes.learner.turn_credit`.
 
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.
@@ -133,6 +141,8 @@ class PolicyUpdate:
         kept = self._with_old_logprobs(kept, version)
         if by_token:
             kept = self._with_token_advantages(kept)
+        if spread is not None:
+            kept = spread(kept)
         recomputed = time.perf_counter()
         metrics = _signal_metrics(samples, kept)
         if self.config.exact_entropy and kept:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from loop_recipes.config.components import build
 from loop_recipes.config.files import load_config
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.learner.device_check import training_device
@@ -32,15 +33,24 @@ def newest_adapter(run: Path) -> Path:
     return adapters[-1]
 
 
+def stored_config(run: Path) -> SftConfig:
+    """The config of a run of `sft_appworld`.
+
+    Raises:
+        ConfigError: it is no such run.
+    """
+    file = run / "config.yaml"
+    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
+    return read_sft_config(load_config(str(file)))
+
+
 def load_learner(run: Path) -> tuple[SftConfig, Learner]:
     """The config of a run of `sft_appworld`, and its learner as it began; every rank must call it.
 
     Raises:
         ConfigError: it is no such run, or names what is not there any more.
     """
-    file = run / "config.yaml"
-    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
-    conf = read_sft_config(load_config(str(file)))
+    conf = stored_config(run)
     dtype = DTYPES[conf.dtype]
     device = training_device(conf.device, dtype)
     init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)
@@ -58,10 +68,19 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
     Raises:
         ConfigError: it is no such run, has exported nothing yet, or names what is not there any more.
     """
-    conf, learner = load_learner(run)
-    loss = learner.update.loss
+    return critic_over(load_learner(run)[1], run, adapter, reference_sees_hidden)
+
+
+def critic_over(
+    learner: Learner, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
+) -> TurnCritic:
+    """The critic of a run, as :func:`load_turn_critic`, over ``learner``, whose base model must be the run's."""
+    conf = stored_config(run)
+    loss = build(conf.loss)
     if not isinstance(loss, TurnAdvantage):
         raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
+    theirs, ours = (Path(each.checkpointer["checkpoint_dir"]).resolve() for each in (conf, learner.conf))
+    require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
     tensors, _, _ = read_adapter(adapter or newest_adapter(run))
     check_adapter(learner.model, tensors)
     reference = None if conf.initial_adapter is None else read_adapter(Path(conf.initial_adapter))[0]

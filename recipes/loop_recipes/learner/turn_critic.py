@@ -27,6 +27,7 @@ from agent_environments.protocol import UnknownTask
 from loop_recipes.config.components import build, check_component
 from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.model import check_context
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.preferences import PreferenceLoss
 from rollout_server.chat_tokens import ChatTokens
@@ -152,8 +153,13 @@ class TurnCritic:
 
         Args:
             samples: as the actor sees them, in any order, of whoever sampled them.
+
+        Raises:
+            ConfigError: one is too long for the model with what is hidden.
         """
         told = samples if self._prefix is None else self._prefix.before(samples)
+        longest = max((sample.tokens for sample in told), default=0)
+        check_context(self._update.model, longest, "the longest rollout with its hidden information")
         critic = self._update.logprobs(told, 1, self._versions)
         seen = told if self._reference_sees_hidden else samples
         reference = self._update.logprobs(seen, self._reference, self._versions)

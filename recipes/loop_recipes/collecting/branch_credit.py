@@ -1,0 +1,85 @@
+"""Credits for the turns of a collection's rollouts from Monte-Carlo continuations, as VinePPO has them for steps of
+reasoning (arXiv 2410.01679): the credit of a turn is the value of the state after it less that of the state before.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from loop_recipes.collecting.branching import HowToSample, continuation_request, read_continuations
+from loop_recipes.collecting.source import CollectionSource
+from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
+from loop_recipes.learner.batching import Sample
+from rollout_server.branch import Branch
+from rollout_server.rollout import Rollout
+
+Return = Literal["graded", "zero"]
+"""What an episode that the agent did not end itself is paid: ``update.unfinished_return``."""
+
+
+def value_changes(values: Sequence[float | None], final: float) -> list[float]:
+    """What each turn changed.
+
+    Args:
+        values: [t], of the states before the turns; a turn whose state has None counts as no change.
+        final: the return, which stands behind the last turn.
+    """
+    states: list[float] = []
+    known = [value for value in values if value is not None]
+    for value in values:
+        states.append(value if value is not None else states[-1] if states else known[0] if known else final)
+    return [after - before for before, after in zip(states, [*states[1:], final], strict=True)]
+
+
+def with_contrast(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those of tasks whose rollouts have different returns: the others have an advantage of 0."""
+    returns: defaultdict[str, set[float]] = defaultdict(set)
+    for rollout in rollouts:
+        returns[rollout.task_id].add(rollout.reward)
+    return [rollout for rollout in rollouts if len(returns[rollout.task_id]) > 1]
+
+
+def branch_credits(
+    source: CollectionSource, rollouts: Sequence[Rollout], how: Mapping[int, HowToSample], unfinished: Return
+) -> dict[str, list[float]]:
+    """Credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
+
+    Rollouts that cannot be branched (of several sequences, or text alone) have none.
+
+    Args:
+        source: of a node that serves the versions that sampled.
+        how: by that version; its continuations are played for every turn.
+    """
+    fit = [rollout for rollout in rollouts if rollout.segments == 1 and not rollout.text_only]
+    requests = []
+    for version in sorted({rollout.policy_versions[-1] for rollout in fit}):
+        of_version = [rollout for rollout in fit if rollout.policy_versions[-1] == version]
+        for at in range(0, len(of_version), BRANCHES_OF_A_REQUEST):
+            branches = [Branch.of(r, _numbers(r)) for r in of_version[at : at + BRANCHES_OF_A_REQUEST]]
+            requests.append(continuation_request(branches, how[version]))
+    for request in requests:
+        source.start(request)
+    played = {key: found for request in requests for key, found in read_continuations(source, request).rollouts.items()}
+
+    def value(rollout: Rollout, turn: int) -> float | None:
+        found = played[rollout.rollout_id, turn]
+        return statistics.fmean(_return(each, unfinished) for each in found) if found else None
+
+    return {
+        rollout.rollout_id: value_changes(
+            [value(rollout, turn) for turn in _numbers(rollout)], _return(rollout, unfinished)
+        )
+        for rollout in fit
+    }
+
+
+def _numbers(rollout: Rollout) -> range:
+    """The turns that the rollout sampled itself, counted from its episode's beginning."""
+    return range(rollout.turns_before, rollout.turns_before + len(rollout.turns))
+
+
+def _return(rollout: Rollout, unfinished: Return) -> float:
+    return Sample.from_rollout(rollout, unfinished).reward

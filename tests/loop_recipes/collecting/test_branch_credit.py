@@ -1,0 +1,43 @@
+"""Credits of turns from continuations: the arithmetic, and on a node whose episodes go on from stored turns."""
+
+from loop_recipes.collecting.branch_credit import branch_credits, value_changes, with_contrast
+from loop_recipes.collecting.branching import HowToSample
+from loop_recipes.collecting.node_source import NodeSource
+from rollout_server.collection_request import Limits, Sampling
+from support.counter_node import counter_request, local_node
+from support.small_runs import stored_rollout
+from support.waiting import COMMAND_S, DEADLINE_S
+
+
+def test_a_turn_changes_the_value_by_the_next_state_or_the_return():
+    assert value_changes([0.25, 0.5, 0.0], 1.0) == [0.25, -0.5, 1.0]
+    assert value_changes([0.5, None, 0.75], 0.75) == [0.0, 0.25, 0.0], "an unknown state is no change"
+    assert value_changes([None, 0.5], 1.0) == [0.0, 0.5]
+    assert value_changes([None, None], 1.0) == [0.0, 0.0]
+
+
+def test_rollouts_of_tasks_without_contrast_are_not_gone_on_from():
+    rewards = {"task_1": (0.0, 1.0), "task_2": (1.0, 1.0)}
+    rollouts = [
+        stored_rollout("c", task, index, 0, reward, 97, index)
+        for task, pair in rewards.items()
+        for index, reward in enumerate(pair)
+    ]
+    assert {rollout.task_id for rollout in with_contrast(rollouts)} == {"task_1"}
+
+
+async def test_credits_are_the_differences_of_the_known_values(policy, tmp_path):
+    """On reach6 a quarter each for a counter of 6, one above 3, finishing, and one more that is always given."""
+    limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
+    async with local_node(policy, tmp_path) as local:
+        local.vllm.speak = lambda rng: "```python\nadd(3)\n```"
+        request = counter_request(tasks=["reach6_1"], rollouts_per_task=2, limits=limits)
+        rollouts, _ = await local.collect(request)
+        local.vllm.speak = lambda rng: "```python\nfinish()\n```"
+        source = NodeSource(local.client, None, DEADLINE_S, COMMAND_S, lambda: False)
+        how = {0: HowToSample(2, 0, Sampling(), limits)}
+        graded = await local.call(branch_credits, source, rollouts, how, "graded")
+        unpaid = await local.call(branch_credits, source, rollouts[:1], how, "zero")
+    # Whoever finishes at 0, 3, 6 or 9 is paid 0.5, 0.5, 1 or 0.75; these four turns end at 12, unfinished, with 0.5.
+    assert graded == {rollout.rollout_id: [0.0, 0.5, -0.25, -0.25] for rollout in rollouts}
+    assert unpaid == {rollouts[0].rollout_id: [0.0, 0.5, -0.25, -0.75]}

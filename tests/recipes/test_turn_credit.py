@@ -1,0 +1,117 @@
+"""LOOP with advantages spread over turns, by a critic and by continuations on a node; and what an actor never sees."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.sft_config import SftConfig
+from rollout_server.run_files import find_logs, read_rollouts
+from rollout_server.schema import ConfigError, fields_of
+from sft_appworld import SftAppWorldRecipe
+from support.counter_node import TOKEN, local_node
+from support.small_runs import model_section, replay_config
+from support.waiting import DEADLINE_S
+
+TOKEN_ENV = "LOOP_TEST_TOKEN"
+SECRETS = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
+
+
+def a_critic(folder, loop):
+    """The folder of a critic's run on the stored rollouts of a loop's config, which it is told secrets of."""
+    own = {
+        "output_dir": str(folder / "critic"),
+        "rollouts": {"logs": [str(file) for file in sorted((folder / "logs").glob("*.jsonl"))]},
+        "hidden_information": SECRETS,
+        "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs"},
+        "loss": {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0},
+        "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
+        "max_iterations": 1,
+    }
+    shared = {key: value for key, value in loop.items() if key in fields_of(SftConfig)}
+    recipe = SftAppWorldRecipe(OmegaConf.create({**shared, **own}))
+    recipe.setup()
+    recipe.train()
+    recipe.cleanup()
+    return folder / "critic"
+
+
+def trained(cfg):
+    """Runs the recipe; returns the samples of every update, as the optimizer's steps got them."""
+    recipe, seen = LoopAppWorldRecipe(cfg), []
+    try:
+        recipe.setup()
+        train = recipe._learner.update.train
+
+        def watched(samples, iteration):
+            seen.append(samples)
+            return train(samples, iteration)
+
+        recipe._learner.update.train = watched
+        recipe.train()
+    finally:
+        recipe.cleanup()
+    return seen
+
+
+def check_spread(updates, rollouts):
+    """The actor's batches are the served ids and nothing else, and the advantages of a rollout keep their mean."""
+    served = {rollout.rollout_id: rollout for rollout in rollouts}
+    within = []
+    for sample in [sample for samples in updates for sample in samples]:
+        assert sample.token_ids.tolist() == served[sample.rollout_id].token_ids
+        assert sample.mask.tolist() == served[sample.rollout_id].mask
+        assert sample.hidden_tokens == 0
+        assert sample.token_advantages.mean().item() == pytest.approx(sample.advantage, abs=1e-5)
+        within.append(sample.token_advantages.std(correction=0).item())
+    assert max(within) > 1e-4
+    return within
+
+
+def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does_not(tmp_path):
+    loop = OmegaConf.load(replay_config(tmp_path, iterations=2))
+    rollouts = [rollout for log in sorted((tmp_path / "logs").glob("*.jsonl")) for rollout in read_rollouts(log)]
+    loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
+    updates = trained(loop)
+    assert len(updates) == 2
+    check_spread(updates, rollouts)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert all(line["steps"] for line in lines)
+
+
+async def test_continuations_on_a_node_spread_the_advantages(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN_ENV, TOKEN)
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        cfg.model = model_section(policy / "model")
+        cfg.checkpointer.checkpoint_dir = str(policy / "model")
+        cfg.rollout_node = {"url": local.url, "token_env": TOKEN_ENV}
+        cfg.collection.tasks = ["reach3_1", "reach5_1"]
+        cfg.collection.tasks_per_iteration = 2
+        limits = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": DEADLINE_S}
+        cfg.collection.limits = limits
+        cfg["update"]["micro_batch_tokens"] = 2000
+        cfg.turn_credit = {"by": "branches", "continuations": 2}
+        cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
+        updates = await local.call(trained, cfg)
+    rollouts = [rollout for log in find_logs(tmp_path / "node") for rollout in read_rollouts(log)]
+    check_spread(updates, [rollout for rollout in rollouts if rollout.branch_of is None])
+    gone_on_from = {rollout.branch_of.rollout_id for rollout in rollouts if rollout.branch_of is not None}
+    assert {sample.rollout_id for samples in updates for sample in samples} <= gone_on_from
+
+
+def test_what_does_not_fit_is_refused_before_work(tmp_path):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
+
+    def refused(message, **changes):
+        with pytest.raises(ConfigError, match=message):
+            LoopAppWorldRecipe(OmegaConf.merge(cfg, changes))
+
+    critic = {"by": "critic", "critic": str(tmp_path)}
+    refused("critic must be given for by: critic, and only then", turn_credit={"by": "critic"})
+    refused("turn_credit.by: stored rollouts cannot be gone on from", turn_credit={"by": "branches"})
+    refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)
+    refused("loss.level is 'turn'; turn_credit gives", turn_credit=critic, loss={"level": "turn"})
+    to_go = {"_component_": "loop_recipes.learner.advantages.ReturnToGo"}
+    refused("turn_credit must be null: it spreads the one advantage", turn_credit=critic, advantage=to_go)

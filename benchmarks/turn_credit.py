@@ -53,7 +53,7 @@ from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import write_node_config
 from rollout_server.ids import training_id
 from rollout_server.rollout import Rollout
-from rollout_server.run_files import COLLECTIONS, log_path, meta_path, read_rollouts, write_whole
+from rollout_server.run_files import COLLECTIONS, meta_path, read_rollouts, write_rollouts, write_whole
 from sft_appworld import SftAppWorldRecipe
 
 CRITICS = {
@@ -63,15 +63,14 @@ CRITICS = {
 }
 """Overrides of ``sft_appworld/turn_critic``."""
 BLIND_REFERENCE = "sweet, reference blind"
-Finder = Callable[[Sequence[Rollout]], dict[str, list[float]]]
-"""Advantages of the turns of some rollouts, by rollout id."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A held-out flawed episode; ``wrong`` is the turn that the flaw is in, from 0."""
+    """A held-out episode with its flaw; ``wrong`` is the turn that the flaw is in, from 0."""
 
     rollout: Rollout
+    flaw: str
     wrong: int
 
 
@@ -113,13 +112,6 @@ def as_rollout(played: Demonstration, index: int, collection: str, dataset: str,
     )
 
 
-def write_log(folder: Path, collection: str, rollouts: Sequence[Rollout]) -> Path:
-    (folder / COLLECTIONS).mkdir(parents=True, exist_ok=True)
-    return write_whole(
-        log_path(folder / COLLECTIONS, collection), "".join(f"{rollout.to_json()}\n" for rollout in rollouts)
-    )
-
-
 class Experiment:
     """One seed: its episodes, its critics, and what they say."""
 
@@ -145,7 +137,7 @@ class Experiment:
         for one in episodes:
             rollouts.append(as_rollout(one, numbers[one.task_id], "demonstrations", self._dataset, self._tokens))
             numbers[one.task_id] += 1
-        return write_log(self._folder / "train", "demonstrations", rollouts)
+        return write_rollouts(self._folder / "train" / COLLECTIONS, "demonstrations", rollouts)
 
     def cases(self) -> list[Case]:
         """Flawed episodes of dev tasks that failed, no two alike."""
@@ -158,7 +150,8 @@ class Experiment:
         for index, one in enumerate(distinct):
             rollout = as_rollout(one, index, collection, self._dataset, self._tokens)
             codes = [extract_code(action).strip() for action, _ in one.steps]
-            cases.append(Case(rollout, wrong_turn(codes, reference_codes(self._world, one.task_id))))
+            wrong = wrong_turn(codes, reference_codes(self._world, one.task_id))
+            cases.append(Case(rollout, str(one.flaw), wrong))
         return cases
 
     def train(self, name: str, log: Path) -> Path:
@@ -176,7 +169,7 @@ class Experiment:
             recipe.cleanup()
         return run
 
-    def finders(self, cases: Sequence[Case]) -> dict[str, list[float]]:
+    def found(self, cases: Sequence[Case]) -> dict[str, list[float]]:
         """For each critic, 1 for every case whose wrong turn it found, else 0; chance is a share."""
         log = self.training_log()
         rollouts = [case.rollout for case in cases]
@@ -201,7 +194,7 @@ class Experiment:
     def monte_carlo(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """V(next state) - V(state) of every turn, by ``loop-turn-values`` on a folder that looks like a run's."""
         run, collection = self._folder / "values", training_id("held-out", 1)
-        log = write_log(run / "node", collection, rollouts)
+        log = write_rollouts(run / "node" / COLLECTIONS, collection, rollouts)
         request = CollectionRequest(
             collection, [], 1, 0, self._seed, self._conf.collection.sampling, self._conf.collection.limits
         )
@@ -231,6 +224,14 @@ def advantages(run: Path, rollouts: Sequence[Rollout], reference_sees_hidden: bo
 
 def lowest(turns: Sequence[float]) -> int:
     return min(range(len(turns)), key=turns.__getitem__)
+
+
+def by(values: Sequence[tuple[Case, float]], key: Callable[[Case], str]) -> dict[str, list[float]]:
+    """The values of the cases of each key."""
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for case, value in values:
+        grouped[key(case)].append(value)
+    return grouped
 
 
 def interval(found: Mapping[str, Sequence[float]], draws: int = 10_000) -> tuple[float, float, float]:
@@ -274,21 +275,22 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="behind --: keys of sft_appworld for every critic")
     args = parser.parse_args()
     args.output = args.output.resolve()
-    of_task: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, list[tuple[Case, float]]] = defaultdict(list)
     for seed in range(args.seeds):
         experiment = Experiment(args, seed)
         cases = experiment.cases()
         turns = statistics.fmean(len(case.rollout.turns) for case in cases)
         print(f"seed {seed}: {len(cases)} held-out episodes of {turns:.1f} turns on average", flush=True)
-        for name, found in experiment.finders(cases).items():
-            for case, value in zip(cases, found, strict=True):
-                of_task[name][case.rollout.task_id].append(value)
+        for name, values in experiment.found(cases).items():
+            found[name] += zip(cases, values, strict=True)
     rows = []
-    print(f"{'critic':<26}{'found':>8}{'from':>8}{'to':>8}")
-    for name, found in of_task.items():
-        share, low, high = interval(found)
-        print(f"{name:<26}{share:>8.3f}{low:>8.3f}{high:>8.3f}")
-        for metric, value in (("found", share), ("found_low", low), ("found_high", high)):
+    print(f"{'critic':<26}{'found':>8}{'from':>8}{'to':>8}   by flaw")
+    for name, values in found.items():
+        share, low, high = interval(by(values, lambda case: case.rollout.task_id))
+        of_flaw = {f"found_{flaw}": statistics.fmean(each) for flaw, each in by(values, lambda case: case.flaw).items()}
+        told = ", ".join(f"{metric.removeprefix('found_')} {value:.2f}" for metric, value in sorted(of_flaw.items()))
+        print(f"{name:<26}{share:>8.3f}{low:>8.3f}{high:>8.3f}   {told}")
+        for metric, value in {"found": share, "found_low": low, "found_high": high, **of_flaw}.items():
             rows.append({"case": f"ours {name}", "metric": metric, "value": round(value, 4), "unit": "fraction"})
     if args.json is not None:
         write_whole(args.json, json.dumps(rows, indent=1) + "\n")

@@ -40,6 +40,7 @@ def a_critic(folder, loop):
 def trained(cfg):
     """Runs the recipe; returns the samples of every update, as the optimizer's steps got them."""
     recipe, seen = LoopAppWorldRecipe(cfg), []
+    recipe._stop.listen = lambda: None  # signals are for main threads
     try:
         recipe.setup()
         train = recipe._learner.update.train
@@ -108,7 +109,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
         with pytest.raises(ConfigError, match=message):
             LoopAppWorldRecipe(OmegaConf.merge(cfg, changes))
 
-    critic = {"by": "critic", "critic": str(tmp_path)}
+    critic = {"by": "critic", "critic": str(tmp_path / "nowhere")}
     refused("critic must be given for by: critic, and only then", turn_credit={"by": "critic"})
     refused("turn_credit.by: stored rollouts cannot be gone on from", turn_credit={"by": "branches"})
     refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)

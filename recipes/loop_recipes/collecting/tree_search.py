@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loop_recipes.collecting.branching import HowToSample, continuation_request
 from loop_recipes.collecting.source import CollectionSource
-from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer
+from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer, write_named
 from loop_recipes.collecting.turn_tree import TURNS_OF_A_STATE, State, TurnTree
 from rollout_server.branch import Branch
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.ids import branch_id
 from rollout_server.rollout import Rollout
-from rollout_server.run_files import COLLECTIONS, write_rollouts
 from rollout_server.schema import require
 
 BRANCHES_OF_A_REQUEST = 16
@@ -83,8 +81,7 @@ class TreeSearch:
                 on_iteration(iteration + 1, len(known))
             pairs = [pair for tree in trees.values() for pair in tree.pairs(self.threshold)]
             # Those of an earlier end of this search may name rollouts that no pair names now.
-            named = {name for pair in [*buffer.pairs, *pairs] for name in (pair.chosen, pair.rejected)}
-            _write(folder / COLLECTIONS, [rollout for name, rollout in known.items() if name in named])
+            write_named(folder, known.values(), [*buffer.pairs, *pairs])
             buffer.add(pairs)
             return list(trees.values())
 
@@ -128,11 +125,3 @@ class TreeSearch:
             source.start(request)
         rollouts = [rollout for request in requests for rollout in source.read(request).rollouts]
         return sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.index))
-
-
-def _write(folder: Path, rollouts: Sequence[Rollout]) -> None:
-    by_collection: defaultdict[str, list[Rollout]] = defaultdict(list)
-    for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
-        by_collection[rollout.collection_id].append(rollout)
-    for collection, members in by_collection.items():
-        write_rollouts(folder, collection, members)

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from rollout_server.run_files import append_to, read_lines
+from rollout_server.rollout import Rollout
+from rollout_server.run_files import COLLECTIONS, append_to, read_lines, write_rollouts
 
+TURN_PAIRS = "turn_pairs"
+"""The folder of the pairs and their rollouts, in the output folder of the command that made them."""
 PAIRS_FILE = "pairs.jsonl"
 """Beside the folder of the collections whose rollouts the pairs name."""
 
@@ -56,6 +60,20 @@ def read_pairs(path: Path) -> list[TurnPair]:
     except TypeError as error:
         raise ValueError(f"{path} holds a line that is no pair: {error}") from error
     return list({pair.turns: pair for pair in pairs}.values())
+
+
+def write_named(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnPair]) -> None:
+    """Write those of the rollouts that a pair names into the logs of their collections, in ``folder/collections``.
+
+    To be called before the pairs are written: what they name must be there.
+    """
+    named = {name for pair in pairs for name in (pair.chosen, pair.rejected)}
+    by_collection: defaultdict[str, list[Rollout]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
+        if rollout.rollout_id in named:
+            by_collection[rollout.collection_id].append(rollout)
+    for collection, members in by_collection.items():
+        write_rollouts(folder / COLLECTIONS, collection, members)
 
 
 class PairBuffer:

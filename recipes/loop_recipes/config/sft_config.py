@@ -31,8 +31,8 @@ class FixedSetConfig:
     most_per_task: PositiveInt | None = None
     """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
     turn_pairs: str | None = None
-    """The file of pairs that ``loop-search-trees`` wrote: trains on these turns alone, each after all that came before
-    it; ``logs`` holds their rollouts. Needs a loss on pairs."""
+    """The file of pairs that ``loop-search-trees`` or ``loop-rank-turns`` wrote: trains on these turns alone, each
+    after all that came before it; ``logs`` holds their rollouts. Needs a loss on pairs."""
     exclude_collections: list[str] = field(default_factory=list)
     """Collections that are left out, by their ids; ``*`` stands for anything, as in ``*-dev``."""
 

@@ -17,11 +17,8 @@ from pathlib import Path
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.source import SOURCE_ERRORS
 from loop_recipes.collecting.tree_search import TreeSearch
-from loop_recipes.collecting.turn_pairs import PAIRS_FILE, read_pairs
+from loop_recipes.collecting.turn_pairs import PAIRS_FILE, TURN_PAIRS, read_pairs
 from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
-
-TURN_PAIRS = "turn_pairs"
-"""The folder of the pairs and their rollouts, in the output folder."""
 
 
 def main(arguments: list[str] | None = None) -> int:

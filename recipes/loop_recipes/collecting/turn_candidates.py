@@ -1,0 +1,95 @@
+"""SWEET-RL's data for the actor (arXiv 2503.15478, section 4.3): candidates for the turns of stored rollouts, ranked.
+
+For a turn of a stored rollout the policy samples candidates after exactly the token ids that were served before it
+(a branch, :mod:`rollout_server.branch`). The critic of turns ranks them. The chosen turn of a pair is drawn from the
+better half and the rejected one from the worse half, without replacement; both follow the same ids, so they are a pair
+as :mod:`~loop_recipes.collecting.turn_pairs` keeps it, with the critic's advantages as values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from loop_recipes.collecting.branching import HowToSample, continuation_request, read_continuations
+from loop_recipes.collecting.source import CollectionSource
+from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
+from loop_recipes.collecting.turn_pairs import TurnPair
+from rollout_server.branch import Branch
+from rollout_server.collection_request import CollectionRequest
+from rollout_server.rollout import Rollout
+
+Turn = tuple[str, int]
+"""A turn of a stored rollout: its id, and the turn's number in the episode, from 0."""
+
+
+def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample) -> list[CollectionRequest]:
+    """What to ask a node for: ``how.continuations`` episodes from every ``every``-th turn, that end with that turn.
+
+    A request has one number of turns, so each is of turns of one number. The node plays the candidate in the world
+    too, which nobody needs; it is one step.
+    """
+    of_number: defaultdict[int, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        before = rollout.turns_before
+        for turn in range(before, before + len(rollout.turns), every):
+            of_number[turn].append(rollout)
+    requests = []
+    for turn, members in sorted(of_number.items()):
+        one_turn = dataclasses.replace(how, limits=dataclasses.replace(how.limits, max_turns=turn + 1))
+        for at in range(0, len(members), BRANCHES_OF_A_REQUEST):
+            branches = [Branch.of(rollout, [turn]) for rollout in members[at : at + BRANCHES_OF_A_REQUEST]]
+            requests.append(continuation_request(branches, one_turn))
+    return requests
+
+
+def sample_candidates(
+    source: CollectionSource,
+    requests: Sequence[CollectionRequest],
+    on_request: Callable[[CollectionRequest], None] = lambda request: None,
+) -> dict[Turn, list[Rollout]]:
+    """The candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise has none.
+
+    What the node has on disk is not sampled again. Raises what the source raises.
+    """
+    for request in requests[:2]:
+        source.start(request)
+    candidates: dict[Turn, list[Rollout]] = {}
+    for number, request in enumerate(requests):
+        candidates |= read_continuations(source, request).rollouts
+        on_request(request)
+        if number + 2 < len(requests):
+            source.start(requests[number + 2])
+    return candidates
+
+
+def pairs_of(
+    turn: Turn, candidates: Sequence[Rollout], values: Mapping[str, Tensor], count: int, seed: int
+) -> Iterator[TurnPair]:
+    """Up to ``count`` pairs of one turn's candidates; of an odd number the one in the middle is in neither half.
+
+    Args:
+        values: the critic's advantage of each candidate, [1], by rollout id.
+    """
+    ranked = sorted(candidates, key=lambda rollout: (values[rollout.rollout_id].item(), rollout.rollout_id))
+    half = len(ranked) // 2
+    draw = random.Random(f"{seed} {turn}")
+    drawn = min(count, half)
+    better, worse = draw.sample(ranked[len(ranked) - half :], drawn), draw.sample(ranked[:half], drawn)
+    for chosen, rejected in zip(better, worse, strict=True):
+        high, low = values[chosen.rollout_id].item(), values[rejected.rollout_id].item()
+        if high > low:  # equal where the two said the same
+            yield TurnPair(
+                task_id=chosen.task_id,
+                turn=turn[1],
+                chosen=chosen.rollout_id,
+                rejected=rejected.rollout_id,
+                chosen_value=high,
+                rejected_value=low,
+                chosen_visits=1,
+                rejected_visits=1,
+            )

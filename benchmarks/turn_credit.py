@@ -47,7 +47,8 @@ from loop_recipes.learner.preferences import ReturnPairs
 from loop_recipes.learner.stored_critic import load_learner, load_turn_critic
 from loop_recipes.learner.turn_critic import HiddenPrefix, by_turn
 from loop_recipes.learner.turn_value_head import TurnValueHead
-from loop_recipes.warm_start.demonstrations import Demonstration, collect, draw_scripts, load, save
+from loop_recipes.warm_start.appworld import draw_scripts
+from loop_recipes.warm_start.demonstration import Demonstration, collect, load, save
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import write_node_config

@@ -1,4 +1,4 @@
-"""The warm start: builds the tiny policy from nothing, by supervised training on executed reference solutions.
+"""The warm start: builds a tiny policy from nothing, by supervised training on an expert's play.
 
 tune run warm_start_appworld --config warm_start_appworld/tiny_cpu
 """
@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,29 +22,26 @@ import torch
 from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import appworld_adapter
 from agent_environments.protocol import create_pool
-from appworld_adapter.dataset import difficulty_of, load_split
-from appworld_adapter.flaws import FLAWS
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
-from loop_recipes.warm_start import demonstrations, tiny_model, tiny_tokenizer
+from loop_recipes.warm_start import demonstration, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches
 from loop_recipes.warm_start.config import WarmStartConfig
+from loop_recipes.warm_start.demonstration import Demonstration
+from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.schema import ConfigError
-
-GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "generate.py"
-PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
 
 
 class WarmStartRecipe:
     """Supervised warm start of a tiny policy, on one process and a CPU.
 
-    - Generates a practice world and runs its train tasks' reference turns, some flawed on purpose, in the real engine.
+    - Plays an expert's solutions of train tasks, some flawed on purpose, in the real environment: reference turns of a
+      practice world that it generates (AppWorld), or what a world's own expert does.
     - Trains a byte-level BPE on these conversations.
     - Starts a Qwen2 model with heads that look back, and teaches it to copy on random streams.
     - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass,
@@ -67,9 +63,11 @@ class WarmStartRecipe:
         options = self._config.demonstrations
         if not 0 <= options.flawed_share < 1:
             raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
+        self._demonstrator = demonstrator_of(self._config)
         for habit in options.habits:
-            if habit not in FLAWS:
-                raise ConfigError(f"demonstrations.habits has {habit!r}, not one of {', '.join(FLAWS)}")
+            if habit not in self._demonstrator.flaws:
+                known = ", ".join(self._demonstrator.flaws)
+                raise ConfigError(f"demonstrations.habits has {habit!r}, not one of {known}")
         for cycle in self._config.training.cycles:
             if not 0 <= cycle.habit_share < 1:
                 raise ConfigError(f"a cycle's habit_share must be in [0, 1), but is {cycle.habit_share}")
@@ -83,38 +81,20 @@ class WarmStartRecipe:
         self._cache = Path(options.cache)
 
     def setup(self) -> None:
-        """Practice world, demonstrations, tokenizer, model and optimizers."""
+        """Demonstrations, tokenizer, model and optimizers."""
         self._output_dir.mkdir(parents=True, exist_ok=True)
-        self._setup_practice_world()
+        self._demonstrator.prepare()
         self._setup_demonstrations()
         self._setup_model()
         self._setup_optimizers()
 
-    def _setup_practice_world(self) -> None:
-        world = self._config.practice_world
-        python = self._config.environment.config["python"]
-        command = [python, str(GENERATOR), "--root", world.root, "--seed", str(world.seed)]
-        command += ["--scenarios-per-template", str(world.scenarios_per_template), "--people", str(world.people)]
-        try:
-            subprocess.run(command, check=True)
-        except OSError as error:
-            raise ConfigError(f"no AppWorld interpreter at {python}: run `make setup` ({error})") from error
-        except subprocess.CalledProcessError as error:
-            raise ConfigError(f"the practice world could not be generated (exit {error.returncode})") from error
-
     def _fingerprint(self) -> str:
         """Of everything that the cached demonstrations depend on."""
         digest = hashlib.sha256()
-        digest.update((Path(self._config.practice_world.root) / "dataset.json").read_bytes())
         for part in (self._config.demonstrations, self._config.tokenizer):
             digest.update(json.dumps(asdict(part)).encode())
-        digest.update(json.dumps(asdict(self._config.environment), sort_keys=True).encode())
-        for source in (
-            PROMPTS / f"{self._config.environment.config['prompt']}.txt",
-            Path(appworld_adapter.__file__).with_name("flaws.py"),
-            Path(demonstrations.__file__),
-            Path(tiny_tokenizer.__file__),
-        ):
+        digest.update(json.dumps(asdict(self._demonstrator.environment), sort_keys=True).encode())
+        for source in (*self._demonstrator.sources(), Path(demonstration.__file__), Path(tiny_tokenizer.__file__)):
             digest.update(source.read_bytes())
         return digest.hexdigest()
 
@@ -125,22 +105,20 @@ class WarmStartRecipe:
         if not (mark.exists() and mark.read_text() == fingerprint):
             self._cache.mkdir(parents=True, exist_ok=True)
             mark.unlink(missing_ok=True)
-            tasks = load_split(self._config.practice_world.root, options.split)
-            first = self._play(tasks, self._config.tokenizer.demonstrations, tiny_tokenizer.piece_spans)
+            first = self._play(options.split, self._config.tokenizer.demonstrations, tiny_tokenizer.piece_spans)
             rng = random.Random(self._config.seed)
-            variants = (demonstrations.with_other_names(one, rng) for one in first for _ in range(4))
-            texts = chain.from_iterable(one.texts() for one in variants)
+            variants = (self._demonstrator.renamed(one, rng) for one in first for _ in range(4))
+            texts = chain.from_iterable(map(self._demonstrator.texts, variants))
             sizes = self._config.tokenizer.vocab_size, self._config.tokenizer.min_frequency
             tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self._cache, self._config.model.max_seq_len)
             spans = ChatTokens(self._cache).spans
-            others = load_split(self._config.practice_world.root, options.held_out_split)
-            clean = self._play(others, options.held_out, spans)
-            usual = self._play(tasks, options.count, spans, seed=1, flawed_share=options.flawed_share)
-            habitual = self._play(tasks, options.habit_count, spans, seed=2, habits=options.habits)
-            demonstrations.save([*clean, *usual, *habitual], kept)
+            clean = self._play(options.held_out_split, options.held_out, spans)
+            usual = self._play(options.split, options.count, spans, seed=1, flawed_share=options.flawed_share)
+            habitual = self._play(options.split, options.habit_count, spans, seed=2, habits=options.habits)
+            demonstration.save([*clean, *usual, *habitual], kept)
             mark.write_text(fingerprint)
         self._tokens = ChatTokens(self._cache)
-        played = demonstrations.load(kept)
+        played = demonstration.load(kept)
         self._held_out = played[: options.held_out]
         self._usual = played[options.held_out :][: options.count]
         self._habitual = played[options.held_out + options.count :]
@@ -152,12 +130,11 @@ class WarmStartRecipe:
             vocab_size=self._tokens.vocab_size,
         )
 
-    def _play(self, tasks: list[str], count: int, spans: Any, seed: int = 0, **flaws: Any) -> list:
-        environment = self._config.environment
-        root = self._config.practice_world.root
-        pool = create_pool(environment.name, {**environment.config, "root": root}, spans)
-        scripts = demonstrations.draw_scripts(Path(root), tasks, count, self._config.seed + seed, **flaws)
-        return asyncio.run(demonstrations.collect(pool, scripts, self._config.demonstrations.at_once))
+    def _play(self, split: str, count: int, spans: Any, seed: int = 0, **flaws: Any) -> list[Demonstration]:
+        environment = self._demonstrator.environment
+        pool = create_pool(environment.name, environment.config, spans)
+        scripts = self._demonstrator.scripts(split, count, self._config.seed + seed, **flaws)
+        return asyncio.run(demonstration.collect(pool, scripts, self._config.demonstrations.at_once))
 
     def _setup_model(self) -> None:
         numbers = asdict(self._config.model)
@@ -235,6 +212,7 @@ class WarmStartRecipe:
             cycle.steps,
             options.tokens_per_step,
             self._tokens,
+            self._demonstrator.renamed,
             f"{seed}.{number}",
         )
         return chain(copying, shown) if number == 0 else shown
@@ -257,10 +235,9 @@ class WarmStartRecipe:
         return loss.item()
 
     def measure(self) -> HeldOut:
-        """What the policy makes of the held-out, clean demonstrations, by difficulty."""
-        root = self._config.practice_world.root
-        difficulties = {one.task_id: f"difficulty {difficulty_of(root, one.task_id)}" for one in self._held_out}
-        return measure(self._model, self._held_out, self._tokens, difficulties)
+        """What the policy makes of the held-out, clean demonstrations, by group of tasks."""
+        groups = {one.task_id: self._demonstrator.group(one.task_id) for one in self._held_out}
+        return measure(self._model, self._held_out, self._tokens, groups)
 
     def save_checkpoint(self) -> None:
         folder = Path(self._config.policy_dir)

@@ -3,9 +3,10 @@
     python babyai_world.py MEMORY_MB
 
 A task is a level and a seed, ``<level>_<seed>``. Every fifth level is held out (``test_challenge``); of the others,
-``train``, ``dev`` and ``test`` differ in their seeds. The agent sees what the world shows it, 7 x 7 cells ahead, in our
-own words. The reward is 1 once the instruction was followed, else 0; the world ends an episode after its own number of
-steps.
+``train``, ``dev`` and ``test`` differ in their seeds. ``train_one_room`` and so on are those tasks of a split that say
+to go to an object in a single room, for small policies. The agent sees what the world shows it, 7 x 7 cells ahead, in
+our own words. The reward is 1 once the instruction was followed, else 0; the world ends an episode after its own number
+of steps.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ You are in a grid of rooms and follow an instruction. You see some cells ahead o
 
 DOOR_STATES = {number: name for name, number in STATE_TO_IDX.items()}
 _LEVEL = re.compile(r"BabyAI-(\w+)-v\d+")
+ONE_ROOM = re.compile(r"GoTo(Obj|Local|RedBall|RedBlueBall)(NoDists|Grey|S\d(N\d)?)?_\d+")
+"""Tasks of the splits that end in ``_one_room``."""
 LEFT_OUT = re.compile("Debug|Carrying|KeyInBox")
 """Variants for debugging, and levels that the package's bot cannot solve."""
 
@@ -125,7 +128,8 @@ class BabyAIWorld:
         known = [level for level in levels if level not in held_out]
         splits = {split: [f"{level}_{seed}" for seed in seeds for level in known] for split, seeds in SEEDS.items()}
         splits["test_challenge"] = [f"{level}_{seed}" for seed in SEEDS["test"] for level in held_out]
-        return splits
+        small = {f"{split}_one_room": list(filter(ONE_ROOM.fullmatch, tasks)) for split, tasks in splits.items()}
+        return splits | small
 
     def start(self, task: str) -> BabyAIEpisode:
         level, _, seed = task.partition("_")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from loop_recipes.warm_start.demonstrations import Demonstration, Example, render, with_other_names
+from loop_recipes.warm_start.demonstration import Demonstration, Example, render
 from rollout_server.chat_tokens import ChatTokens
 
 DRAWN_TOGETHER = 64
@@ -67,11 +67,13 @@ def demonstration_batches(
     steps: int,
     tokens_per_step: int,
     tokens: ChatTokens,
+    renamed: Callable[[Demonstration, random.Random], Demonstration],
     seed: object,
 ) -> Iterator[Batch]:
-    """Endless, with other names each time; rows of similar length share about ``tokens_per_step``.
+    """``steps`` batches; rows of similar length share about ``tokens_per_step``.
 
-    ``habit_share`` of the rows are ``habitual`` demonstrations, the others ``usual`` ones.
+    A demonstration is ``renamed`` each time it is used. ``habit_share`` of the rows are ``habitual`` demonstrations,
+    the others ``usual`` ones.
     """
     rng = random.Random(f"batches {seed}")
     batches: list[Batch] = []
@@ -80,9 +82,7 @@ def demonstration_batches(
         while not batches:
             chosen = rng.sample(usual, min(DRAWN_TOGETHER - habits, len(usual)))
             chosen += rng.sample(habitual, min(habits, len(habitual)))
-            rows = sorted(
-                (render(with_other_names(one, rng), tokens) for one in chosen), key=lambda row: len(row.token_ids)
-            )
+            rows = sorted((render(renamed(one, rng), tokens) for one in chosen), key=lambda row: len(row.token_ids))
             group: list[Example] = []
             for row in rows:
                 if group and (len(group) + 1) * len(row.token_ids) > tokens_per_step:

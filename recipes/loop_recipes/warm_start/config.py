@@ -24,18 +24,19 @@ class PracticeWorld:
 
 @dataclass(frozen=True, config=STRICT)
 class DemonstrationConfig:
-    """Executed reference solutions on the practice world, some of them flawed on purpose."""
+    """An expert's play of tasks, some of it flawed on purpose."""
 
     split: str
-    """The practice world's tasks to demonstrate."""
+    """The tasks to demonstrate (AppWorld: the practice world's)."""
     held_out_split: str
-    """Its tasks whose clean demonstrations are not trained on but measured."""
+    """The tasks whose clean demonstrations are not trained on but measured."""
     count: int
     """Episodes trained on."""
     flawed_share: float
     """Share of those trained on that have a flaw."""
     habits: list[str]
-    """The flaws that the last cycles teach; what they are for is said at ``training.cycles``."""
+    """The flaws that the last cycles teach. AppWorld: those of docs/tiny_policy.md; the worlds: ``gave_up``,
+    ``stopped_short``, ``skipped_step``. What they are for is said at ``training.cycles``."""
     habit_count: int
     """More episodes, which all have one of the flaws ``habits``."""
     held_out: int
@@ -132,9 +133,10 @@ class WarmStartConfig:
     """Folder the policy is written to."""
     seed: int
     """Seed of everything that is drawn."""
-    practice_world: PracticeWorld
     demonstrations: DemonstrationConfig
     environment: EnvironmentConfig
     tokenizer: TokenizerConfig
     model: ModelConfig
     training: TrainingConfig
+    practice_world: PracticeWorld | None = None
+    """AppWorld only, which has no expert besides the reference solutions of its tasks."""

@@ -17,7 +17,7 @@ import torch
 
 from loop_recipes.learner.logprobs import LogProbDecoder
 from loop_recipes.warm_start.batches import collate
-from loop_recipes.warm_start.demonstrations import Demonstration, render
+from loop_recipes.warm_start.demonstration import Demonstration, render
 from rollout_server.chat_tokens import ChatTokens
 
 _VALUE = re.compile(r"\b(\w+)=('[^']*'|\d+)")

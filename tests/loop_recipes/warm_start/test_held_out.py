@@ -9,7 +9,7 @@ from agent_environments.protocol import Message
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
-from loop_recipes.warm_start.demonstrations import Demonstration, render
+from loop_recipes.warm_start.demonstration import Demonstration, render
 from loop_recipes.warm_start.held_out import measure, values_of
 from rollout_server.chat_tokens import ChatTokens
 

@@ -13,8 +13,9 @@ from agent_environments.protocol import Message
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
+from loop_recipes.warm_start.appworld import draw_scripts, quoting, texts, with_other_names
 from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
-from loop_recipes.warm_start.demonstrations import Demonstration, draw_scripts, quoting, render, with_other_names
+from loop_recipes.warm_start.demonstration import Demonstration, render
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.schema import ConfigError
 
@@ -262,7 +263,7 @@ def test_a_habit_is_shown_wherever_there_is_room_for_it_and_nowhere_else(tmp_pat
 
 def test_batches_are_reproduced_by_their_seed(tokens: ChatTokens, demonstration: Demonstration):
     def draw(seed: int) -> list[list[int]]:
-        batches = demonstration_batches([demonstration] * 9, [], 0.0, 4, 2048, tokens, seed)
+        batches = demonstration_batches([demonstration] * 9, [], 0.0, 4, 2048, tokens, with_other_names, seed)
         return [batch.tokens.flatten().tolist() for batch in batches]
 
     assert draw(0) == draw(0) != draw(1)
@@ -271,7 +272,7 @@ def test_batches_are_reproduced_by_their_seed(tokens: ChatTokens, demonstration:
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
 def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: Demonstration, share: float):
     habitual = Demonstration(**{**vars(demonstration), "steps": demonstration.steps[:1], "flaw": "gave_up"})
-    batches = demonstration_batches([demonstration] * 64, [habitual] * 64, share, 200, 512, tokens, 0)
+    batches = demonstration_batches([demonstration] * 64, [habitual] * 64, share, 200, 512, tokens, with_other_names, 0)
     turns = [int((row == tokens.im_end).sum()) - 2 for batch in batches for row in batch.tokens]
     assert set(turns) <= {1, 5}
     assert turns.count(1) / len(turns) == pytest.approx(share, abs=0.05)
@@ -313,6 +314,6 @@ def test_nothing_is_quoted_in_a_log_in_or_an_answer():
 
 def test_documentation_never_reaches_the_tokenizer(demonstration: Demonstration):
     docs = ("I look it up.\n```python\nprint(apis.api_docs.show_api_doc(app_name='venmo'))\n```", "secret parameter")
-    texts = Demonstration(**{**vars(demonstration), "steps": (docs, *demonstration.steps)}).texts()
-    assert not any("secret parameter" in text for text in texts)
-    assert any("pevigavu" in text for text in texts)
+    shown = texts(Demonstration(**{**vars(demonstration), "steps": (docs, *demonstration.steps)}))
+    assert not any("secret parameter" in text for text in shown)
+    assert any("pevigavu" in text for text in shown)

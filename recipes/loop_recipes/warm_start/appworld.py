@@ -1,79 +1,96 @@
-"""Supervised data for the warm start: reference turns of train tasks, run in the real world, as conversations.
+"""AppWorld's demonstrations: reference turns of a practice world's tasks, some of them flawed, about other people.
 
 A reference solution is a list of turns {"thought", "code"}; some copies are given a deliberate flaw (a skipped look-up,
-a wrong amount, another account's password). Each is executed turn by turn through the environment pool, so every
-observation, error messages included, is what the engine really printed.
+a wrong amount, another account's password).
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Tensor
-
+import appworld_adapter
 from agent_environments.observation import REMINDER_HEAD
-from agent_environments.protocol import EnvironmentPool, Message
+from appworld_adapter import flaws
+from appworld_adapter.dataset import difficulty_of, load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.ids import rollout_id
-from rollout_server.run_files import write_whole
+from loop_recipes.warm_start.config import PracticeWorld
+from loop_recipes.warm_start.demonstration import Demonstration, Script
+from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError
 
+GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "generate.py"
+PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
 
-@dataclass(frozen=True)
-class Demonstration:
-    """One executed solution: the opening messages, then (action, observation) steps; the last observation is unused.
 
-    ``flaw`` is its deliberate flaw, None for an unchanged reference solution.
+class AppWorldDemonstrator:
+    """Reference solutions of a practice world, which is generated where it is missing.
+
+    Args:
+        environment: as a rollout node has it; ``root`` becomes the practice world's.
+        world: the practice world.
     """
 
-    task_id: str
-    flaw: str | None
-    reward: float
-    success: bool
-    opening: tuple[Message, ...]
-    steps: tuple[tuple[str, str], ...]
+    flaws = flaws.FLAWS
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+    def __init__(self, environment: EnvironmentConfig, world: PracticeWorld) -> None:
+        self.environment = replace(environment, config={**environment.config, "root": world.root})
+        self._world = world
+        self._root = Path(world.root)
 
-    @classmethod
-    def from_json(cls, line: str) -> Demonstration:
-        data = json.loads(line)
-        opening = tuple(Message(**message) for message in data.pop("opening"))
-        return cls(opening=opening, steps=tuple((action, shown) for action, shown in data.pop("steps")), **data)
+    def prepare(self) -> None:
+        world, python = self._world, self.environment.config["python"]
+        command = [python, str(GENERATOR), "--root", world.root, "--seed", str(world.seed)]
+        command += ["--scenarios-per-template", str(world.scenarios_per_template), "--people", str(world.people)]
+        try:
+            subprocess.run(command, check=True)
+        except OSError as error:
+            raise ConfigError(f"no AppWorld interpreter at {python}: run `make setup` ({error})") from error
+        except subprocess.CalledProcessError as error:
+            raise ConfigError(f"the practice world could not be generated (exit {error.returncode})") from error
 
-    def texts(self) -> list[str]:
-        """What the tokenizer is trained on: every message, but no observation of an API's documentation.
+    def sources(self) -> list[Path]:
+        prompt = PROMPTS / f"{self.environment.config['prompt']}.txt"
+        return [self._root / "dataset.json", prompt, Path(flaws.__file__), Path(__file__)]
 
-        The reminder of the task, which ends most observations, stands in it once.
-        """
-        shown = [observation for action, observation in self.steps if "apis.api_docs." not in action]
-        once = [*shown[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in shown[1:])]
-        return [*(message.content for message in self.opening), *(action for action, _ in self.steps), *once]
+    def scripts(
+        self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
+    ) -> list[Script]:
+        return draw_scripts(self._root, load_split(self._root, split), count, seed, flawed_share, habits)
+
+    def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
+        return with_other_names(demonstration, rng)
+
+    def texts(self, demonstration: Demonstration) -> list[str]:
+        return texts(demonstration)
+
+    def group(self, task_id: str) -> str:
+        return f"difficulty {difficulty_of(str(self._root), task_id)}"
+
+
+def texts(demonstration: Demonstration) -> list[str]:
+    """What the tokenizer is trained on: every message, but no observation of an API's documentation.
+
+    The reminder of the task, which ends most observations, stands in it once.
+    """
+    shown = [observation for action, observation in demonstration.steps if "apis.api_docs." not in action]
+    once = [*shown[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in shown[1:])]
+    return [
+        *(message.content for message in demonstration.opening),
+        *(action for action, _ in demonstration.steps),
+        *once,
+    ]
 
 
 def format_action(turn: Mapping[str, str]) -> str:
     """A turn as the policy writes it: the thought, then one fenced block."""
     return f"{turn['thought']}\n```python\n{turn['code']}\n```"
-
-
-@dataclass(frozen=True)
-class Script:
-    """What one episode will do."""
-
-    task_id: str
-    flaw: str | None
-    turns: tuple[Mapping[str, str], ...]
 
 
 _LITERAL = re.compile(r"\b(?!\w+_id\b)(\w+)=('[^']+'|\d+)")
@@ -129,78 +146,8 @@ def draw_scripts(
         flaw = rng.choice(possible) if habits or rng.random() < flawed_share else None
         if flaw is not None:
             turns = flawed_turns(turns, demonstration, rng, flaw)
-        scripts.append(Script(task_id, flaw, tuple(turns)))
+        scripts.append(Script(task_id, flaw, tuple(map(format_action, turns))))
     return scripts
-
-
-async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
-    environment = await pool.acquire(episode_id)
-    try:
-        opening = await environment.start(script.task_id)
-        steps = []
-        for turn in script.turns:
-            action = format_action(turn)
-            result = await environment.step(action)
-            steps.append((action, result.observation))
-            if result.done:
-                break
-        grade = await environment.grade()
-    finally:
-        await environment.close()
-    return Demonstration(script.task_id, script.flaw, grade.reward, grade.success, tuple(opening), tuple(steps))
-
-
-async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
-    """Play all scripts, ``at_once`` at a time, in a pool that is opened and closed here."""
-    columns = (TextColumn("demonstrations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    places = asyncio.Semaphore(at_once)
-    await pool.open()
-    try:
-        with Progress(*columns) as progress:
-            bar = progress.add_task("", total=len(scripts))
-
-            async def play(index: int, script: Script) -> Demonstration:
-                async with places:
-                    demonstration = await _play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
-                progress.advance(bar)
-                return demonstration
-
-            return list(await asyncio.gather(*(play(index, script) for index, script in enumerate(scripts))))
-    finally:
-        await pool.close()
-
-
-def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
-    """One JSON object a line; the file appears only when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
-
-
-def load(path: Path) -> list[Demonstration]:
-    return [Demonstration.from_json(line) for line in path.read_text().splitlines()]
-
-
-@dataclass(frozen=True)
-class Example:
-    """A conversation as it would be served. ``token_ids`` [s] int64; ``mask`` [s] is true where the agent speaks."""
-
-    token_ids: Tensor
-    mask: Tensor
-
-
-def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
-    """Token ids through the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
-    token_ids = tokens.prompt(demonstration.opening)
-    mask = [False] * len(token_ids)
-    for number, (action, _) in enumerate(demonstration.steps):
-        if number:
-            between = tokens.continuation(demonstration.steps[number - 1][1], closed=True)
-            token_ids += between
-            mask += [False] * len(between)
-        spoken = [*tokens.encode_text(action), tokens.im_end]
-        token_ids += spoken
-        mask += [True] * len(spoken)
-    return Example(torch.tensor(token_ids), torch.tensor(mask))
 
 
 _ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
@@ -256,14 +203,7 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     def renamed(content: str) -> str:
         return pattern.sub(lambda found: new[found[0]], content)
 
-    return Demonstration(
-        demonstration.task_id,
-        demonstration.flaw,
-        demonstration.reward,
-        demonstration.success,
-        tuple(Message(message.role, renamed(message.content)) for message in demonstration.opening),
-        tuple((renamed(action), renamed(observation)) for action, observation in demonstration.steps),
-    )
+    return demonstration.rewritten(renamed)
 
 
 def _words_of_values(actions: Sequence[str]) -> list[str]:

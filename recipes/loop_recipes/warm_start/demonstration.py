@@ -1,0 +1,140 @@
+"""Supervised data for the warm start: scripts that are played in the real environment, as conversations.
+
+Each turn is really taken through the environment's pool, so every observation, error messages included, is what the
+environment answered. What is said comes from a :class:`~loop_recipes.warm_start.demonstrator.Demonstrator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
+
+from agent_environments.protocol import EnvironmentPool, Message
+from rollout_server.chat_tokens import ChatTokens
+from rollout_server.ids import rollout_id
+from rollout_server.run_files import write_whole
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One played script: the opening messages, then (action, observation) steps; the last observation is unused.
+
+    ``flaw`` is its deliberate flaw, None where the script is played as it should be.
+    """
+
+    task_id: str
+    flaw: str | None
+    reward: float
+    success: bool
+    opening: tuple[Message, ...]
+    steps: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Demonstration:
+        data = json.loads(line)
+        opening = tuple(Message(**message) for message in data.pop("opening"))
+        return cls(opening=opening, steps=tuple((action, shown) for action, shown in data.pop("steps")), **data)
+
+    def rewritten(self, changed: Callable[[str], str]) -> Demonstration:
+        """The same conversation with every message ``changed``."""
+        return replace(
+            self,
+            opening=tuple(Message(message.role, changed(message.content)) for message in self.opening),
+            steps=tuple((changed(action), changed(shown)) for action, shown in self.steps),
+        )
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one episode will do.
+
+    ``turns`` are taken in order; ``message(task, shown, turn)`` is what the agent says to take one, where ``task`` is
+    the message that opened the episode and ``shown`` the last observation (in the first turn: ``task``).
+    """
+
+    task_id: str
+    flaw: str | None
+    turns: tuple[str, ...]
+    message: Callable[[str, str, str], str] = lambda task, shown, turn: turn
+
+
+async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
+    environment = await pool.acquire(episode_id)
+    try:
+        opening = await environment.start(script.task_id)
+        task = shown = opening[-1].content
+        steps = []
+        for turn in script.turns:
+            action = script.message(task, shown, turn)
+            result = await environment.step(action)
+            shown = result.observation
+            steps.append((action, shown))
+            if result.done:
+                break
+        grade = await environment.grade()
+    finally:
+        await environment.close()
+    return Demonstration(script.task_id, script.flaw, grade.reward, grade.success, tuple(opening), tuple(steps))
+
+
+async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
+    """Play all scripts, ``at_once`` at a time, in a pool that is opened and closed here."""
+    columns = (TextColumn("demonstrations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    places = asyncio.Semaphore(at_once)
+    await pool.open()
+    try:
+        with Progress(*columns) as progress:
+            bar = progress.add_task("", total=len(scripts))
+
+            async def play(index: int, script: Script) -> Demonstration:
+                async with places:
+                    demonstration = await _play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
+                progress.advance(bar)
+                return demonstration
+
+            return list(await asyncio.gather(*(play(index, script) for index, script in enumerate(scripts))))
+    finally:
+        await pool.close()
+
+
+def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
+    """One JSON object a line; the file appears only when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
+
+
+def load(path: Path) -> list[Demonstration]:
+    return [Demonstration.from_json(line) for line in path.read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation as it would be served. ``token_ids`` [s] int64; ``mask`` [s] is true where the agent speaks."""
+
+    token_ids: Tensor
+    mask: Tensor
+
+
+def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
+    """Token ids through the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
+    token_ids = tokens.prompt(demonstration.opening)
+    mask = [False] * len(token_ids)
+    for number, (action, _) in enumerate(demonstration.steps):
+        if number:
+            between = tokens.continuation(demonstration.steps[number - 1][1], closed=True)
+            token_ids += between
+            mask += [False] * len(between)
+        spoken = [*tokens.encode_text(action), tokens.im_end]
+        token_ids += spoken
+        mask += [True] * len(spoken)
+    return Example(torch.tensor(token_ids), torch.tensor(mask))

@@ -1,0 +1,58 @@
+"""What the warm start asks of an environment: what to play, and how to say the same with other names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from loop_recipes.warm_start.demonstration import Demonstration, Script
+from rollout_server.config import EnvironmentConfig
+
+
+class Demonstrator(Protocol):
+    """Somebody who can play an environment's tasks, well or with a deliberate flaw.
+
+    Attributes:
+        environment: what the scripts are played in.
+        flaws: names of the flaws it can make.
+    """
+
+    environment: EnvironmentConfig
+
+    @property
+    def flaws(self) -> Collection[str]: ...
+
+    def prepare(self) -> None:
+        """Make ready what is played; raises ConfigError if it cannot be had."""
+        ...
+
+    def sources(self) -> list[Path]:
+        """The files that decide what is played and said: when one changes, the demonstrations are made anew."""
+        ...
+
+    def scripts(
+        self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
+    ) -> list[Script]:
+        """``count`` scripts of the split's tasks, task after task in a shuffled order.
+
+        With ``habits`` all of them have one of these flaws, and tasks that leave no room for any are passed over;
+        without, a share of them has any flaw. Which one is drawn anew each time.
+
+        Raises:
+            ConfigError: no task leaves room for a habit.
+        """
+        ...
+
+    def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
+        """The same conversation about other things, so that values are copied and not memorised."""
+        ...
+
+    def texts(self, demonstration: Demonstration) -> list[str]:
+        """What of it the tokenizer is trained on."""
+        ...
+
+    def group(self, task_id: str) -> str:
+        """The name under which the task is counted in what is measured."""
+        ...

@@ -1,0 +1,24 @@
+"""Who demonstrates the environment of a config."""
+
+from __future__ import annotations
+
+from loop_recipes.warm_start.appworld import AppWorldDemonstrator
+from loop_recipes.warm_start.config import WarmStartConfig
+from loop_recipes.warm_start.demonstrator import Demonstrator
+from loop_recipes.warm_start.expert import ExpertDemonstrator
+from rollout_server.schema import ConfigError, require
+
+
+def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
+    """AppWorld's reference solutions, or the expert of any other world.
+
+    Raises:
+        ConfigError: an environment without an expert, AppWorld without a practice world, or another with one.
+    """
+    environment, world = config.environment, config.practice_world
+    if environment.name == "appworld":
+        if world is None:
+            raise ConfigError("practice_world must be given for environment.name appworld")
+        return AppWorldDemonstrator(environment, world)
+    require(world is None, f"practice_world is for environment.name appworld, not {environment.name}")
+    return ExpertDemonstrator(environment)

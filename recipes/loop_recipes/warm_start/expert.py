@@ -1,0 +1,128 @@
+"""Demonstrations of the worlds that have an expert of their own (``agent_environments/worlds``)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
+from agent_environments.worlds.commands import message_of
+from agent_environments.worlds.pool import WorldPool
+from loop_recipes.warm_start import world_words
+from loop_recipes.warm_start.demonstration import Demonstration, Script
+from loop_recipes.warm_start.world_words import WORDS, WorldWords
+from rollout_server.config import EnvironmentConfig
+from rollout_server.schema import ConfigError
+
+CLAIM = "I have done it."
+GIVING_UP = "It does not work, so I give up."
+SAID_AGAIN = 2
+"""How often an agent that has stopped says so."""
+FLAWS = ("gave_up", "stopped_short", "skipped_step")
+
+
+def possible_flaws(commands: Sequence[str]) -> list[str]:
+    """The flaws for which an expert's commands leave room; a single command can only be left out."""
+    return list(FLAWS if len(commands) > 1 else FLAWS[:1])
+
+
+def flawed(commands: Sequence[str], flaw: str) -> list[str]:
+    """The expert's commands made wrong; a sentence among them is no command, and the world says so.
+
+    - ``gave_up``: gives up before the first command.
+    - ``stopped_short``: says that it is done when the last command is missing.
+    - ``skipped_step``: leaves out the first command, plays the rest as if nothing were missing, and gives up.
+    """
+    match flaw:
+        case "gave_up":
+            return [GIVING_UP] * SAID_AGAIN
+        case "stopped_short":
+            return [*commands[:-1], *[CLAIM] * SAID_AGAIN]
+        case "skipped_step":
+            return [*commands[1:], *[GIVING_UP] * SAID_AGAIN]
+    raise ValueError(f"no flaw {flaw!r}; there are {', '.join(FLAWS)}")
+
+
+class ExpertDemonstrator:
+    """The play of a world's own expert; what the agent thinks is of :mod:`~loop_recipes.warm_start.world_words`.
+
+    Raises:
+        ConfigError: the environment has no expert, or is not configured as it should be.
+    """
+
+    flaws = FLAWS
+
+    def __init__(self, environment: EnvironmentConfig) -> None:
+        self.environment = environment
+        self._words = WORDS.get(environment.name, WorldWords())
+        self._plans = cache(self._ask)
+        self._worker = self._pool().kind.worker
+
+    def prepare(self) -> None:
+        """The world's interpreter is asked for at the first script."""
+
+    def sources(self) -> list[Path]:
+        return [self._worker, Path(world_words.__file__), Path(__file__)]
+
+    def _pool(self) -> WorldPool:
+        try:
+            pool = create_pool(self.environment.name, self.environment.config, lambda text: [])
+        except ValueError as error:
+            raise ConfigError(f"environment: {error}") from error
+        if not isinstance(pool, WorldPool):
+            raise ConfigError(f"environment.name: {self.environment.name!r} has no expert to learn from")
+        return pool
+
+    def _ask(self, split: str) -> dict[str, list[str]]:
+        """The expert's commands for each task of a split."""
+
+        async def ask() -> dict[str, list[str]]:
+            pool = self._pool()
+            await pool.open()
+            try:
+                return {task: await pool.expert(task) for task in pool.tasks(split)}
+            finally:
+                await pool.close()
+
+        try:
+            return asyncio.run(ask())
+        except (EnvironmentCrashed, UnknownTask, FileNotFoundError) as error:
+            raise ConfigError(f"no demonstrations of {split}: {error}") from error
+
+    def scripts(
+        self, split: str, count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
+    ) -> list[Script]:
+        rng = random.Random(f"demonstrations {seed}")
+        plans = self._plans(split)
+        solutions = []
+        for task in rng.sample(list(plans), len(plans)):
+            possible = [flaw for flaw in possible_flaws(plans[task]) if not habits or flaw in habits]
+            if possible or not habits:
+                solutions.append((task, plans[task], possible))
+        if not solutions:
+            raise ConfigError(f"demonstrations.habits: none of {len(plans)} tasks leaves room for {', '.join(habits)}")
+        scripts = []
+        for task, commands, possible in itertools.islice(itertools.cycle(solutions), count):
+            flaw = rng.choice(possible) if habits or rng.random() < flawed_share else None
+            turns = commands if flaw is None else flawed(commands, flaw)
+            scripts.append(Script(task, flaw, tuple(turns), self._message))
+        return scripts
+
+    def _message(self, task: str, shown: str, turn: str) -> str:
+        if turn in (CLAIM, GIVING_UP):
+            return turn
+        return f"{self._words.thought(task, shown, turn)}\n{message_of(turn)}".lstrip()
+
+    def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
+        return self._words.renamed(demonstration, rng)
+
+    def texts(self, demonstration: Demonstration) -> list[str]:
+        spoken = itertools.chain.from_iterable(demonstration.steps)
+        return [*(message.content for message in demonstration.opening), *spoken]
+
+    def group(self, task_id: str) -> str:
+        return self.environment.name

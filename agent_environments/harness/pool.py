@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from agent_environments.protocol import (
     StepResult,
     TokenSpans,
     UnknownTask,
+    acquire,
     create_pool,
 )
 
@@ -247,6 +248,15 @@ class HarnessPool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
+        return await self._acquire(episode_id, lambda world: world.acquire(episode_id))
+
+    async def acquire_for(self, episode_id: str, task_id: str) -> HarnessEnvironment:
+        """Of a world that is a mixture, a place in the task's own environment."""
+        return await self._acquire(episode_id, lambda world: acquire(world, episode_id, task_id))
+
+    async def _acquire(
+        self, episode_id: str, world_of: Callable[[EnvironmentPool], Awaitable[Environment]]
+    ) -> HarnessEnvironment:
         self._waiting += 1
         try:
             await self._places.acquire()
@@ -255,7 +265,7 @@ class HarnessPool:
         self._open_worlds += 1
         world = None
         try:
-            world = None if self._world is None else await self._world.acquire(episode_id)
+            world = None if self._world is None else await world_of(self._world)
             return HarnessEnvironment(self, episode_id, world)
         except BaseException:
             self.release()

@@ -106,9 +106,12 @@ async def test_a_mixture_is_scored_by_environment_and_group(policy, tmp_path):
     async with local_node(policy, tmp_path / "node", publish=False, environment=mixture) as local:
         local.vllm.speak = lambda rng: solve(4)  # one task of the six of dev, none of the six of test_normal
         cfg = config(policy, tmp_path, local.url, samplings=[{"runs": 1}], groups={"low": "*/reach[46]_1"})
+        cfg = OmegaConf.merge(cfg, {"environment_turns": {"two": 3}})
         _, report, markdown = reports(await asyncio.to_thread(run, cfg))
         with pytest.raises(ConfigError, match=r"groups\.low: no task matches 'reach4_1'; ids are such as one/reach4_1"):
             await asyncio.to_thread(run, OmegaConf.merge(cfg, {"groups": {"low": "reach4_1"}}))
+        with pytest.raises(ConfigError, match=r"environment_turns\.to has no tasks; there are tasks of one, two"):
+            await asyncio.to_thread(run, OmegaConf.merge(cfg, {"environment_turns": {"to": 3}}))
     assert report["dataset"] == "one:counter + two:counter"
     scored = {group["group"]: group for group in report["scores"][0]["groups"]}
     assert {name: group["tasks"] for name, group in scored.items()} == {"all tasks": 12, "one": 6, "two": 6, "low": 2}
@@ -117,6 +120,8 @@ async def test_a_mixture_is_scored_by_environment_and_group(policy, tmp_path):
     assert scored["low"]["success"]["estimate"] == 50.0
     assert [group["group"] for group in report["comparisons"][0]["groups"]] == list(scored)
     assert "## By environment and group" in markdown
+    assert report["environment_turns"] == {"two": 3}
+    assert "6 turns (two 3), 64 tokens a turn" in markdown
     assert "| base | T=0 | low | 2 | 50.0 [" in markdown
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent_environments.harness.pool import Connection, HarnessPool
-from agent_environments.protocol import UnknownTask
+from agent_environments.protocol import UnknownTask, acquire
 from support.waiting import wait_until
 
 TASKS = {"train": ["t_1", "t_2"]}
@@ -48,6 +48,20 @@ async def played(harness_pool):
 def test_a_config_without_a_grader_or_tasks_is_refused(options, why):
     with pytest.raises(ValueError, match=why):
         pool(**options)
+
+
+async def test_a_world_that_is_a_mixture_is_waited_for_before_the_episode_begins():
+    counter = {"name": "counter", "config": {"max_worlds": 1}}
+    mixture = {"name": "mixed", "config": {"environments": {"one": counter, "two": counter}}}
+    mixed = pool(world=mixture, tasks=None, accept_reward=False)
+    first = await acquire(mixed, "e1", "one/reach3_1")
+    second = asyncio.create_task(acquire(mixed, "e2", "one/reach3_1"))
+    other = await acquire(mixed, "e3", "two/reach3_1")
+    assert not second.done()
+    await first.close()
+    for environment in (other, await second):
+        await environment.close()
+    assert mixed.status().open_worlds == 0
 
 
 def test_tasks():

@@ -1,4 +1,4 @@
-"""`tune run` with two ranks (gloo): the numbers of one process, and an exact resume after SIGKILL."""
+"""Two ranks (gloo): the numbers of one process, and with `tune run` an exact resume after SIGKILL."""
 
 import json
 import os
@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.learner.checkpoint import load_training_state
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from support.processes import IMPORT_PATH
-from support.small_runs import replay_config
+from support.ranks import on_ranks
+from support.small_runs import replay_config, train_into
 from support.waiting import COMMAND_S, block_until
 
 pytestmark = pytest.mark.integration
@@ -23,10 +22,9 @@ ITERATIONS = 4
 TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
 
 
-def tune(config: Path, *overrides: str, ranks: int) -> subprocess.Popen[str]:
-    launcher = ["--nproc_per_node", str(ranks)] if ranks > 1 else []
+def tune(config: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*TUNE, *launcher, "loop_appworld", "--config", str(config), *overrides],
+        [*TUNE, "--nproc_per_node", "2", "loop_appworld", "--config", str(config), *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -51,12 +49,8 @@ def lines(run: Path) -> list[dict]:
 
 def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_path):
     config = replay_config(tmp_path, iterations=ITERATIONS)
-    cfg = OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(tmp_path / "one")})
-    recipe = LoopAppWorldRecipe(cfg)
-    recipe.setup()
-    recipe.train()
-    recipe.cleanup()
-    output = finish(tune(config, f"output_dir={tmp_path / 'two'}", ranks=2))
+    train_into(config, tmp_path / "one")
+    output = finish(tune(config, f"output_dir={tmp_path / 'two'}"))
     assert output.count(f"iteration   {ITERATIONS}/{ITERATIONS}") == 1, "only rank 0 speaks"
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for key in ("loss", "grad_norm", "grad_norm_max", "gap_mean", "approx_kl", "ratio_p99"):
@@ -65,12 +59,12 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
             assert two[key] == one[key], key
 
     broken = tmp_path / "broken"
-    process = tune(config, f"output_dir={broken}", ranks=2)
+    process = tune(config, f"output_dir={broken}")
     block_until(lambda: (broken / "checkpoints/iteration_0002").exists() or process.poll() is not None, COMMAND_S)
     assert process.poll() is None, process.communicate()[0]
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    finish(tune(config, f"output_dir={broken}", "resume_from_checkpoint=True", ranks=2))
+    finish(tune(config, f"output_dir={broken}", "resume_from_checkpoint=True"))
 
     def numbers(run: Path) -> list[dict]:
         return [
@@ -88,8 +82,8 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
 def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
     critic = {"_component_": "loop_recipes.learner.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
     config = replay_config(tmp_path, iterations=2, critic=critic, critic_lr=1e-2)
-    for ranks, name in ((1, "one"), (2, "two")):
-        finish(tune(config, f"output_dir={tmp_path / name}", ranks=ranks))
+    train_into(config, tmp_path / "one")
+    on_ranks(2, train_into, config, tmp_path / "two")
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for key in ("loss", "value_loss", "grad_norm"):
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
@@ -109,8 +103,8 @@ def test_two_ranks_learn_the_same_from_preference_pairs(tmp_path, packed):
         loss={"_component_": "loop_recipes.learner.preferences.DMPO", "beta": 1.0},
         update={"epochs": 3, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "packed": packed},
     )
-    for ranks, name in ((1, "one"), (2, "two")):
-        finish(tune(config, f"output_dir={tmp_path / name}", ranks=ranks))
+    train_into(config, tmp_path / "one")
+    on_ranks(2, train_into, config, tmp_path / "two")
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for key in ("loss", "grad_norm", "preference_margin"):
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
@@ -122,7 +116,7 @@ def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):
     """Rank 1 raises while rank 0 waits for it in a collective, for which it would wait for hours."""
     mark = tmp_path / "failed_at"
     advantage = {"_component_": "support.rank_failure.FailsOnOneRank", "rank": 1, "mark": str(mark)}
-    process = tune(replay_config(tmp_path, iterations=1, advantage=advantage), ranks=2)
+    process = tune(replay_config(tmp_path, iterations=1, advantage=advantage))
     output, _ = process.communicate(timeout=COMMAND_S)
     ended = time.time()
     assert process.returncode != 0

@@ -137,8 +137,9 @@ def _candidates(family: Family, rng: random.Random) -> Iterator[_Draft]:
         guess = family.render(noun, guessed)
         name = f"{family.name}_{noun}"
         wanted, *rivals = (_function(code, name) for code in (reference, *others, guess))
+        other_field = rng.choice([name for name in FIELDS if name != chosen["field"]])
         for _ in range(TRIES):
-            tables = [_rows(family, chosen["field"], rng) for _ in range(CALLS)]
+            tables = [_rows(family, chosen["field"], other_field, rng) for _ in range(CALLS)]
             expected = [wanted(rows) for rows in tables]
             if not any(_passes(rival, tables, expected) for rival in rivals):
                 description = f"Please write a function {name}(rows). It should {family.request.format(noun=noun)}."
@@ -147,14 +148,22 @@ def _candidates(family: Family, rng: random.Random) -> Iterator[_Draft]:
                 break
 
 
-def _rows(family: Family, field: str, rng: random.Random) -> _Rows:
-    """The argument of a call: values around every limit and on it, some with decimals, some missing."""
+def _rows(family: Family, field: str, other_field: str, rng: random.Random) -> _Rows:
+    """The argument of a call: values around every limit and on it, some with decimals, some missing.
+
+    Rows have another field of the same kind, so an answer cannot tell from its argument which one is meant.
+    """
+
+    def value() -> float:
+        number = rng.choice((5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55))
+        return number + rng.choice((0, 0, 0.125, 0.376)) if "rounding" in family.topics else number
+
     rows: _Rows = []
     for name in "abcd":
-        value = rng.choice((5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55))
         row: dict[str, object] = {"name": name} if family.name == "best" else {}
-        if "default" not in family.topics or rng.random() < 0.75:
-            row[field] = value + rng.choice((0, 0, 0.125, 0.376)) if "rounding" in family.topics else value
+        for key in sorted((field, other_field)):
+            if "default" not in family.topics or rng.random() < 0.75:
+                row[key] = value()
         rows.append(row)
     return rows
 

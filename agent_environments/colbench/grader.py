@@ -90,10 +90,15 @@ class Grader:
         """Which of the task's calls give with ``code`` what they give with the reference.
 
         Raises:
-            EnvironmentCrashed: no process for them, by no doing of the answer's.
+            EnvironmentCrashed: no process for them, by no doing of the answer's; or the reference was cut short.
         """
         if task.task_id not in self._expected:
-            self._expected[task.task_id] = await self._outcomes(task.reference, task.calls)
+            expected = await self._outcomes(task.reference, task.calls)
+            if {} in expected:  # not kept: the machine may have been too busy
+                raise EnvironmentCrashed(
+                    f"the reference of {task.task_id} did not end its calls in {self._limits.answer_timeout_s:g} s"
+                )
+            self._expected[task.task_id] = expected
         found = await self._outcomes(code, task.calls)
         return [
             "value" in wanted and given == wanted

@@ -52,6 +52,18 @@ def test_every_particular_is_decisive_and_the_guess_does_not_pass(task):
     assert values(task.guess, task.calls) != expected
 
 
+def test_the_rows_do_not_tell_which_field_is_meant():
+    for task in TASKS[::10]:
+        fields = {key for call in task.calls for row in eval(call.partition("(")[2][:-1]) for key in row} - {"name"}
+        assert len(fields) == 2
+    meant = [task.particulars[0].answer.split()[-1].rstrip(".") for task in TASKS]
+    first = sum(
+        name == min({key for row in eval(task.calls[0].partition("(")[2][:-1]) for key in row} - {"name"}, default=name)
+        for name, task in zip(meant, TASKS, strict=True)
+    )
+    assert 0.4 < first / len(TASKS) < 0.6
+
+
 def test_the_description_names_no_particular():
     for task in TASKS:
         for particular in task.particulars:

@@ -47,6 +47,13 @@ async def test_where_the_reference_gives_no_value_no_answer_passes(grader):
     assert await grader.passed(task, task.reference) == [False, True, False]
 
 
+async def test_a_reference_that_is_cut_short_condemns_no_answer(grader):
+    task = task_of("import os\nos._exit(0)", "f(1)")
+    for _ in range(2):
+        with pytest.raises(EnvironmentCrashed, match=f"the reference of {task.task_id} did not end its calls"):
+            await grader.passed(task, "def f(x): return 1")
+
+
 async def test_every_call_begins_anew(grader):
     task = task_of("def f(x):\n    return x", "f(1)", "f(2)")
     counting = "seen = []\ndef f(x):\n    seen.append(x)\n    return seen[-1] if len(seen) == 1 else None"

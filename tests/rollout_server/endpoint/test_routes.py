@@ -8,6 +8,9 @@ import aiohttp
 import openai
 import pytest
 
+from agent_environments.colbench.human import EndpointHuman, HumanEndpoint
+from agent_environments.colbench.tasks import ColBenchTask
+from agent_environments.protocol import Message
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint.session import World
 from rollout_server.endpoint.wire import ApiError
@@ -313,6 +316,30 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
     assert not len(running.node.sessions)
     await running.call(running.client.retire_policy, 0)
     assert running.node.policies.versions() == [1]
+
+
+async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatch):
+    running.vllm.loaded["base"] = running.node.root
+    running.vllm.speak = lambda rng: "The limit is 30."
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        http.post(f"{running.url}/v1/keys", json={"model": "base"}) as answer,
+    ):
+        opened = await answer.json()
+    monkeypatch.setenv("HUMAN_KEY", opened["api_key"])
+    human = EndpointHuman(HumanEndpoint(opened["base_url"], "base", "HUMAN_KEY"))
+    await human.open()
+    try:
+        task = ColBenchTask("limit_1", "Count them.", "def count(rows):\n    return len(rows) > 30", ("count([])",))
+        said = await human.answer(task, [Message("user", task.description), Message("assistant", "What is the limit?")])
+    finally:
+        await human.close()
+    assert said == "The limit is 30."
+    read = running.node.tokens.decode(running.vllm.requests[-1]["token_ids"])
+    assert task.reference in read
+    assert "Assistant: What is the limit?" in read
+    session = running.node.sessions.find(opened["api_key"])
+    assert (session.turns, session.segments()) == (0, [])
 
 
 async def test_a_key_of_no_episode_ends_with_its_time(running):

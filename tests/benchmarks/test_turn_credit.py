@@ -2,10 +2,13 @@
 
 import json
 import random
+import sys
+from types import SimpleNamespace
 
 from appworld_adapter.dataset import load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from benchmarks.turn_credit import interval, wrong_turn
+from benchmarks import turn_credit
+from benchmarks.turn_credit import Case, interval, wrong_turn
 from loop_recipes.paths import loop_home
 
 WORLD = loop_home() / "worlds/synthetic"
@@ -37,3 +40,29 @@ def test_the_interval_is_over_tasks():
     assert share == 0.5
     assert 0.2 < low < 0.4 < 0.6 < high < 0.8
     assert interval({"one": [1.0], "other": [1.0, 1.0]}) == (1.0, 1.0, 1.0)
+
+
+def test_every_critic_has_a_row_for_all_cases_and_for_each_flaw(tmp_path, monkeypatch, capsys):
+    def rollout(task):
+        return SimpleNamespace(task_id=task, turns=[1, 2, 3, 4])
+
+    class Known:
+        def __init__(self, args, seed):
+            self.seed = seed
+
+        def cases(self):
+            return [Case(rollout("a_1"), "wrong_value", 2), Case(rollout("b_1"), "gave_up", 3)]
+
+        def found(self, cases):
+            return {"sweet": [1.0, float(self.seed)], "chance": [0.25, 0.25]}
+
+    monkeypatch.setattr(turn_credit, "Experiment", Known)
+    words = ["turn_credit.py", "--output", str(tmp_path), "--seeds", "2", "--json", str(tmp_path / "rows.json")]
+    monkeypatch.setattr(sys, "argv", words)
+    assert turn_credit.main() == 0
+    rows = {(row["case"], row["metric"]): row["value"] for row in json.loads((tmp_path / "rows.json").read_text())}
+    assert rows["ours sweet", "found"] == 0.75
+    assert rows["ours sweet", "found_wrong_value"] == 1.0
+    assert rows["ours sweet", "found_gave_up"] == 0.5
+    assert (rows["ours chance", "found_low"], rows["ours chance", "found_high"]) == (0.25, 0.25)
+    assert "2 held-out episodes of 4.0 turns" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, fields_of
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
-from support.small_runs import model_section, replay_config
+from support.small_runs import config_over, replay_config
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
@@ -83,16 +83,8 @@ def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does
 
 async def test_continuations_on_a_node_spread_the_advantages(policy, tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_ENV, TOKEN)
-    cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
     async with local_node(policy, tmp_path / "node", publish=False) as local:
-        cfg.model = model_section(policy / "model")
-        cfg.checkpointer.checkpoint_dir = str(policy / "model")
-        cfg.rollout_node = {"url": local.url, "token_env": TOKEN_ENV}
-        cfg.collection.tasks = ["reach3_1", "reach5_1"]
-        cfg.collection.tasks_per_iteration = 2
-        limits = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": DEADLINE_S}
-        cfg.collection.limits = limits
-        cfg["update"]["micro_batch_tokens"] = 2000
+        cfg = OmegaConf.load(config_over(local.url, policy, tmp_path, TOKEN_ENV, DEADLINE_S))
         cfg.turn_credit = {"by": "branches", "continuations": 2}
         cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
         updates = await local.call(trained, cfg)

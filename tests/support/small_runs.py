@@ -211,6 +211,22 @@ def sft_config(folder: Path, **changes: Any) -> DictConfig:
     return OmegaConf.create({**shared, **own, **changes})
 
 
+def config_over(url: str, policy: Path, folder: Path, token_env: str, deadline_s: float) -> Path:
+    """The same, whose counter node is at ``url``, with the policy in ``policy/model`` that it serves."""
+    file = replay_config(folder, iterations=1)
+    cfg = OmegaConf.load(file)
+    cfg.model = model_section(policy / "model")
+    cfg.checkpointer.checkpoint_dir = str(policy / "model")
+    cfg.rollout_node = {"url": url, "token_env": token_env}
+    cfg.collection.tasks = ["reach3_1", "reach5_1"]
+    cfg.collection.tasks_per_iteration = 2
+    limits = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": deadline_s}
+    cfg.collection.limits = limits
+    cfg["update"]["micro_batch_tokens"] = 2000
+    OmegaConf.save(cfg, file)
+    return file
+
+
 def train(cfg: DictConfig) -> None:
     """The recipe from start to end, in this process."""
     recipe = LoopAppWorldRecipe(cfg)

@@ -18,23 +18,10 @@ from rollout_server.schema import fields_of
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, counter_request, local_node
 from support.hidden_tasks import MadeUpSecrets
-from support.small_runs import model_section, replay_config
+from support.small_runs import config_over
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
-LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": DEADLINE_S}
-
-
-def over_node(url, policy, folder):
-    """A config of loop_appworld whose node is at ``url``, with the policy that it serves."""
-    file = replay_config(folder, iterations=1)
-    conf = OmegaConf.load(file)
-    conf.model = model_section(policy / "model")
-    conf.checkpointer.checkpoint_dir = str(policy / "model")
-    conf.rollout_node = {"url": url, "token_env": TOKEN_ENV}
-    conf.collection.limits = LIMITS
-    OmegaConf.save(conf, file)
-    return file
 
 
 def train(loop, output_dir, rollouts, **changes):
@@ -64,7 +51,7 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
         await local.call(local.client.publish_policy, 0, base)  # the policy that the command serves too
         await local.collect(counter_request("demo-i0001", tasks=["reach3_1", "reach5_1"], rollouts_per_task=4))
         (log,) = find_logs(tmp_path / "node")
-        file = over_node(local.url, policy, tmp_path)
+        file = config_over(local.url, policy, tmp_path, TOKEN_ENV, DEADLINE_S)
         loop = OmegaConf.load(file)
         loss = {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0}
         stored = {"logs": [str(log)]}

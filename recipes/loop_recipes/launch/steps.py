@@ -49,7 +49,9 @@ class Steps:
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "steps.json"
-        state = json.loads(self._file.read_text()) if self._file.exists() else {"options": dict(options), "done": []}
+        state: dict[str, Any] = {"options": dict(options), "done": []}
+        if self._file.exists():
+            state = json.loads(self._file.read_text())
         other = [name for name in options if state["options"].get(name) != options[name]]
         require(not other, f"{folder} was begun with another {', '.join(other)}; give the same, or another folder")
         self._options, self.done = state["options"], list(state["done"])

@@ -147,7 +147,8 @@ class PreferenceLoss(LogLikelihood):
         pairs: dict[str, list[Sample]] = {}
         for sample in samples:
             pairs.setdefault(sample.pair, []).append(sample)
-        weights, margins, likelihood_losses = {}, [], []
+        weights: dict[str, Tensor] = {}
+        margins, likelihood_losses = [], []
         for name, members in pairs.items():
             sides = episodes(members)
             if not name or sorted(side[0].advantage for side in sides) != [-1.0, 1.0]:

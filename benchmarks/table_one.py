@@ -41,9 +41,9 @@ from scored_runs import (
 )
 
 from appworld_adapter.dataset import load_split
+from loop_recipes.collecting.turn_pairs import TURN_PAIRS
 from loop_recipes.launch.cli import compose, split_words
 from loop_recipes.launch.collect_solved import SOLVED
-from loop_recipes.launch.search_trees import TURN_PAIRS
 from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
 from loop_recipes.learner.run_metrics import read_metrics
 from rollout_server.run_files import find_logs, read_rollouts

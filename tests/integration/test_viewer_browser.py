@@ -8,6 +8,7 @@ import json
 import os
 import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
 from rollout_server.collection_request import Limits, Sampling
+from rollout_server.run_files import read_rollouts
 from support.browser import EXECUTABLE, open_page, true_in
 from support.counter_node import TOKEN, counter_request, local_node
+from support.small_runs import in_sequences
 from support.viewer_run import LONG_TOKENS, write_run
 from support.waiting import DEADLINE_S
 
@@ -37,6 +40,12 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("viewer") / "demo")
+
+
+async def screenshot(page, name):
+    """Keep what is shown, for whoever wants to look at it."""
+    if "SCREENSHOTS" in os.environ:
+        await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/{name}.png")
 
 
 @web.middleware
@@ -240,8 +249,7 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
             await show(page, address, "c/demo-i0001/r/1", ".turn-value meter")
             assert await page.locator(".turn-value").count() == 4
             assert re.search(r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.inner_text("#turn-2"))
-            if "SCREENSHOTS" in os.environ:
-                await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/turn_values.png")
+            await screenshot(page, "turn_values")
             local.vllm.speak = lambda rng: "```python\nfinish()\n```"
             await page.locator("#turn-3 .go-on").click()
             await true_in(page, "location.hash.startsWith('#/c/branch-demo-i0001-')")
@@ -249,10 +257,47 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
             assert await page.locator(".replayed").count() == 2
             assert "goes on from demo-i0001/reach8_1/0.0 after 2 turns" in await page.inner_text("main")
             assert "finish()" in await page.inner_text("#turn-3")
-            if "SCREENSHOTS" in os.environ:
-                await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/branch.png")
+            await screenshot(page, "branch")
             await page.locator("main p a").filter(has_text="demo-i0001/reach8_1").click()
             await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
+
+
+async def test_an_episode_of_several_sequences(tmp_path):
+    """Turns of other sequences, and what a harness wrote in the agent's name, are no turns of a sequence."""
+    folder = write_run(tmp_path / "demo", iterations=2, tasks=1, per_task=3)
+    log = folder / "node/collections/demo-i0001.jsonl"
+    rollouts = read_rollouts(log)
+    several = max(rollouts, key=lambda rollout: len(rollout.turns))
+    inserted = [{"role": "assistant", "content": "Said by the harness."}, {"role": "user", "content": "Heard."}]
+    sequences = []
+    for sequence in in_sequences(several):
+        own = 2 + 2 * sequence.segment
+        messages = [*several.messages[:own], *inserted, *several.messages[own : own + 2], *inserted]
+        turns = [replace(turn, message=own + 2) for turn in sequence.turns]
+        sequences.append(replace(sequence, messages=messages, turns=turns).validate())
+    count = len(sequences)
+    assert count > 1
+    others = [rollout for rollout in rollouts if rollout is not several]
+    log.write_text("".join(f"{rollout.to_json()}\n" for rollout in [*sequences, *others]))
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001", ".cell")
+        cells = await page.locator(".cell").all_inner_texts()
+        assert sum("seq" in text for text in cells) == count
+        assert await page.inner_text("#shown") == "3 of 3 rollouts"
+        mean = sum(rollout.reward for rollout in rollouts) / 3
+        assert await page.locator("tbody td").nth(1).inner_text() == f"{mean:.3f}"
+        await screenshot(page, "sequences_collection")
+        await show(page, address, "c/demo-i0001/t/task0_1", ".column .code")
+        assert f"rollout {several.index}, sequence {count} of {count}" in await page.inner_text("main")
+        assert "go on from here" not in await page.locator(".column").first.inner_text()
+        await screenshot(page, "sequences_task")
+        await show(page, address, f"c/demo-i0001/r/{count}", ".conversation .output")
+        assert await page.locator(".conversation .assistant:not(.replayed)").count() == 1
+        assert "turn 1 ·" in await page.locator(".conversation .assistant:not(.replayed)").inner_text()
+        assert "Said by the harness." in await page.locator(".conversation .assistant.replayed").inner_text()
+        assert "not sampled by the policy" in await page.locator(".conversation .assistant.replayed").inner_text()
+        assert f"{2 * count + 1} messages before this" in await page.locator("details.prompt summary").inner_text()
+        await screenshot(page, "sequences_rollout")
 
 
 async def test_without_a_node_the_page_says_so(run_folder):

@@ -149,6 +149,8 @@ class RunData:
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
             "ungradable": record.get("ungradable"),
+            "segment": record.get("segment", 0),
+            "segments": record.get("segments", 1),
             "branch_of": self._origin(record.get("branch_of")),
             "values": self._turn_values(collection, record),
             "messages": record["messages"],

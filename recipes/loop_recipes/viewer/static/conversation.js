@@ -100,10 +100,18 @@ function Action({ text, number, turn, place, rollout }) {
   return html`<div class=${`message assistant ${turn ? "" : "replayed"}`} id=${`turn-${number}`}>
     <div class="role">agent <bdi class="quiet">${note}</bdi>
       ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
-      ${turn && !isExport && rollout.mask.length > 0 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
+      ${turn && !isExport && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
     </div>
     ${segments(text).map((part) => html`<${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`)}
     ${!text.trim() && html`<p class="quiet">(an empty message)</p>`}
+  </div>`;
+}
+
+/** An assistant's message that the policy did not speak. */
+function Inserted({ text }) {
+  return html`<div class="message assistant replayed">
+    <div class="role">agent <span class="quiet">in the prompt: not sampled by the policy</span></div>
+    <${LongText} text=${text.trim()} />
   </div>`;
 }
 
@@ -112,13 +120,15 @@ function Conversation({ rollout }) {
   const { messages, turns } = rollout;
   const assistant = messages.map((message, place) => (message.role === "assistant" ? place : -1)).filter((p) => p >= 0);
   const before = turnsBefore(rollout);
-  const first = turns.length ? assistant[assistant.length - turns.length - before] : messages.length;
+  // Records of earlier versions do not say which messages the turns are: they are the last ones.
+  const places = turns.map((turn, i) => turn.message ?? assistant[assistant.length - turns.length + i]);
+  const replayed = turns.length ? assistant.filter((place) => place < places[0]).slice(-before || Infinity) : [];
+  const first = turns.length ? (replayed[0] ?? places[0]) : messages.length;
   const task = messages[first - 1];
-  let number = 0;
   return html`<div class="conversation">
     ${first > 1 &&
     html`<details class="prompt">
-      <summary>prompt: ${first - 1} messages before the task</summary>
+      <summary>${rollout.segment ? `${first - 1} messages before this sequence's first turn` : `prompt: ${first - 1} messages before the task`}</summary>
       ${messages.slice(0, first - 1).map(
         (message) => html`<div class="message">
           <div class="role">${message.role}</div>
@@ -126,12 +136,13 @@ function Conversation({ rollout }) {
         </div>`,
       )}
     </details>`}
-    ${task && html`<div class="message task"><div class="role">task</div><${LongText} text=${task.content} /></div>`}
-    ${messages.slice(first).map((message) => {
+    ${task && html`<div class="message task"><div class="role">${rollout.segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}
+    ${messages.slice(first).map((message, i) => {
       if (message.role !== "assistant") return html`<${Observation} text=${message.content} />`;
-      number += 1;
-      const place = number - 1 - before;
-      return html`<${Action} text=${message.content} number=${number} turn=${turns[place]} place=${place} rollout=${rollout} />`;
+      const own = places.indexOf(first + i);
+      const place = own < 0 ? replayed.indexOf(first + i) - before : own;
+      if (own < 0 && place < -before) return html`<${Inserted} text=${message.content} />`;
+      return html`<${Action} text=${message.content} number=${before + place + 1} turn=${turns[place]} place=${place} rollout=${rollout} />`;
     })}
   </div>`;
 }

@@ -113,14 +113,19 @@ function Choice({ label, options, value, onChange }) {
 }
 
 /** Which of its episode's sequences a rollout is; empty where it is the only one. */
-const sequence = (entry) => (entry.segments > 1 ? ` ${entry.segment + 1}/${entry.segments}` : "");
+const sequence = (entry) => (entry.segments > 1 ? `, sequence ${entry.segment + 1} of ${entry.segments}` : "");
+
+const part = (entry) => (entry.segments > 1 ? ` seq ${entry.segment + 1}/${entry.segments}` : "");
+
+/** How many episodes rollouts are of. */
+const countEpisodes = (entries) => new Set(entries.map((entry) => `${entry.task}/${entry.index}`)).size;
 
 function RolloutCell({ collection, entry }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
   const title = `${entry.id}\n${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
   return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} title=${title}>
     <b>${entry.success ? "✓" : percent(entry.reward)}</b>
-    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}${sequence(entry)}</span>
+    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}${part(entry)}</span>
   </a>`;
 }
 
@@ -158,7 +163,7 @@ function CollectionPage({ collection, stamp, failures }) {
       <label>text <input type="search" ref=${search} value=${settings.text}
         onChange=${(event) => set({ text: event.target.value })}
         onKeyDown=${(event) => event.key === "Escape" && event.target.blur()} /></label>
-      <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
+      <span class="quiet" id="shown">${countEpisodes(entries)} of ${countEpisodes(all)} rollouts${found.loading && settings.text ? " …" : ""}</span>
     </div>
     ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} />`
       : html`<${TaskTable} collection=${collection} entries=${entries} failures=${failures} />`}
@@ -172,7 +177,8 @@ function TaskTable({ collection, entries, failures }) {
     <thead><tr><th>task</th><th>mean reward</th><th>failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
     <tbody>
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
-        const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
+        const counted = new Map(group.map((entry) => [entry.index, entry.reward]));
+        const mean = [...counted.values()].reduce((sum, reward) => sum + reward, 0) / counted.size;
         return html`<tr key=${task}>
           <td><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a></td>
           <td>${fixed(mean)}</td>
@@ -213,10 +219,10 @@ function CallSequences({ group, collection }) {
   const unique = new Set(group.map((entry) => JSON.stringify(entry.calls))).size;
   const apps = [...new Set(group.flatMap((entry) => entry.calls.map((call) => call.split(".")[0])))].sort();
   return html`<details open class="calls">
-    <summary>API calls: ${unique} different sequences in ${group.length} rollouts</summary>
+    <summary>API calls: ${unique} different sequences in ${countEpisodes(group)} rollouts</summary>
     ${group.map(
       (entry) => html`<div class="call-row">
-        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${entry.success ? " ✓" : ""}</a>
+        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${part(entry)}${entry.success ? " ✓" : ""}</a>
         ${entry.calls.slice(0, 40).map(
           (call) => html`<span class=${`call app${apps.indexOf(call.split(".")[0]) % 6}`}><bdi>${call}</bdi></span>`,
         )}
@@ -243,7 +249,7 @@ function TaskPage({ collection, task, stamp }) {
 function Column({ collection, entry }) {
   const loaded = useLoaded(() => api.rollout(collection, entry.cursor), [collection, entry.cursor]);
   return html`<article class="column">
-    <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}</h3>
+    <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}${sequence(entry)}</h3>
     ${loaded.error && html`<p class="error">${loaded.error}</p>`}
     ${loaded.value &&
     html`<${Requirements} requirements=${loaded.value.requirements} /><${Conversation} rollout=${loaded.value} />`}

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
-from agent_environments.worlds.commands import message_of
 from agent_environments.worlds.pool import WorldPool
 from loop_recipes.warm_start import world_words
 from loop_recipes.warm_start.demonstration import Demonstration, Script
@@ -60,7 +59,8 @@ class ExpertDemonstrator:
         self.environment = environment
         self._words = WORDS.get(environment.name, WorldWords())
         self._plans = cache(self._ask)
-        self._worker = self._pool().kind.worker
+        pool = self._pool()
+        self._worker, self._spoken = pool.kind.worker, pool.message
 
     def prepare(self) -> None:
         """The world's interpreter is asked for at the first script."""
@@ -115,7 +115,7 @@ class ExpertDemonstrator:
     def _message(self, task: str, shown: str, turn: str) -> str:
         if turn in (CLAIM, GIVING_UP):
             return turn
-        return f"{self._words.thought(task, shown, turn)}\n{message_of(turn)}".lstrip()
+        return f"{self._words.thought(task, shown, turn)}\n{self._spoken(turn)}".lstrip()
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
         return self._words.renamed(demonstration, rng)

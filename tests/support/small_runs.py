@@ -20,6 +20,7 @@ from loop_recipes.learner.batching import Sample
 from rollout_server.ids import segment_id
 from rollout_server.rollout import Rollout, Turn
 from rollout_server.schema import fields_of
+from sft_appworld import SftAppWorldRecipe
 from support import random_policy
 
 
@@ -240,6 +241,16 @@ def train(cfg: DictConfig) -> None:
 def train_into(config: Path, output_dir: Path) -> None:
     """:func:`train` with the config of a file, into another folder."""
     train(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
+
+
+def train_sft_into(config: Path, output_dir: Path) -> None:
+    """sft_appworld from start to end, in this process, with the config of a file, into another folder."""
+    recipe = SftAppWorldRecipe(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
+    try:
+        recipe.setup()
+        recipe.train()
+    finally:
+        recipe.cleanup()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
     python benchmarks/agent_curve.py --seeds 0 1 2 --agent-seeds 0
 
 Both sides train the tiny policy in the synthetic world: ``loop_appworld/tiny_cpu``, and ``tiny_cpu_agent``, whose
-episodes are played by a program of forty lines with OpenAI's client. Runs are made as in ``algorithms.py``: what is
-complete is not repeated, what was cut off goes on, and what follows ``--`` goes to all of them.
+episodes are played by a program of forty lines with OpenAI's client. What is complete is not repeated, what
+was cut off goes on, and what follows ``--`` goes to all runs.
 
 Three things are printed. First both curves: mean reward by iteration, the lowest to the highest seed of the node's own
 loop beside each run of the agent. Then, for each figure of a run, the range in which one more seed of the node's own
@@ -22,6 +22,7 @@ import json
 import math
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,18 +30,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms import T_QUANTILE, Algorithm, finished_iterations, numbers_of, train
+from algorithms import finished_iterations, numbers_of
+from scored_runs import T_QUANTILE
 
 from loop_recipes.learner.run_metrics import read_metrics
 from rollout_server.ids import parse_collection_id
 from rollout_server.run_files import find_logs, read_rollouts
 
-OWN_LOOP = Algorithm("the node's own loop", "tiny_cpu")
-AGENT = Algorithm("agent through the endpoint", "tiny_cpu_agent")
+STOP_S = 300.0
+"""Seconds that a run has to save and to stop its node."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared: its name, and the config that it runs."""
+
+    label: str
+    config: str
+
+
+OWN_LOOP = Side("the node's own loop", "tiny_cpu")
+AGENT = Side("agent through the endpoint", "tiny_cpu_agent")
 FIGURES = ("reward_first", "reward_last", "reward_gain", "success_last")
 
 Run = Sequence[dict[str, Any]]
 """The lines of a run's metrics."""
+
+
+def train(side: Side, run: Path, seed: int, args: argparse.Namespace) -> str | None:
+    """One run to its end, output in ``<run>.log``; returns why it failed, or None."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    command = [Path(sys.executable).with_name("tune"), "run", "loop_appworld"]
+    command += ["--config", f"loop_appworld/{side.config}", f"output_dir={run.resolve()}", f"seed={seed}"]
+    command += [f"max_iterations={args.iterations}", "resume_from_checkpoint=True"]
+    command += ["stop.iterations_without_signal=null", *args.overrides]
+    log = run.with_name(f"{run.name}.log")
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(timeout=args.run_deadline_s)
+        except BaseException as error:
+            process.terminate()  # saves after the update in hand, stops its node
+            process.wait(timeout=STOP_S)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f"not done after {args.run_deadline_s:.0f} s (--run-deadline-s); see {log}"
+    return f"status {status}; see {log}" if status or finished_iterations(run) < args.iterations else None
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -144,7 +179,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("agent_curve: stopped; the same command goes on"))
     agent_seeds = args.agent_seeds or args.seeds
 
-    def folder_of(side: Algorithm, seed: int) -> Path:
+    def folder_of(side: Side, seed: int) -> Path:
         return args.output / f"{side.config}-seed{seed}"
 
     for side, seeds in ((OWN_LOOP, args.seeds), (AGENT, agent_seeds)):

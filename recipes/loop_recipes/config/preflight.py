@@ -12,7 +12,6 @@ from pathlib import Path
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
-from loop_recipes.learner.advantages import PairingAdvantage, TokenAdvantage
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.config import NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
@@ -34,7 +33,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         check_component("critic", config.critic, positional=1)
         pairs = getattr(build(config.loss), "compares_pairs", False)
         require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
-        by_token = isinstance(build(config.advantage), TokenAdvantage)
+        by_token = hasattr(build(config.advantage), "of_tokens")
         require(not by_token, "critic must be null: the advantage gives each token its own already")
     if config.turn_credit is not None:
         _check_turn_credit(config, config.turn_credit)
@@ -43,7 +42,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
 
 def _check_turn_credit(config: LoopConfig, credit: TurnCreditConfig) -> None:
     advantage, loss = build(config.advantage), build(config.loss)
-    fit = not isinstance(advantage, TokenAdvantage) and not getattr(loss, "compares_pairs", False)
+    fit = not hasattr(advantage, "of_tokens") and not getattr(loss, "compares_pairs", False)
     require(fit, "turn_credit must be null: it spreads the one advantage of a rollout, and there are others or none")
     if credit.critic is not None:
         file = Path(credit.critic) / "config.yaml"
@@ -119,12 +118,12 @@ def _check_components(config: LearnerConfig) -> None:
         f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is a mean; give mean",
     )
     require(
-        not getattr(built["loss"], "compares_pairs", False) or isinstance(built["advantage"], PairingAdvantage),
+        not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
         "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",
     )
     require(
-        not isinstance(built["advantage"], TokenAdvantage) or getattr(built["loss"], "level", "token") == "token",
+        not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",
         f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     check_component("optimizer", config.optimizer, positional=1)

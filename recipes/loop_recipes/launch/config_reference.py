@@ -28,7 +28,7 @@ PAGES = {
     "Evaluation: `tune run eval_appworld`": EvalConfig,
     "Warm start: `tune run warm_start_appworld`": WarmStartConfig,
 }
-_REFUSED = {SftConfig: (REFUSED, WHY_REFUSED)}
+_REFUSED: dict[type, tuple[tuple[str, ...], str]] = {SftConfig: (REFUSED, WHY_REFUSED)}
 """Keys that a page's section shares with others and that must be left out there, and why."""
 _TOLD_ELSEWHERE = "policies[].endpoint"
 """Its keys are those of ``endpoint``."""

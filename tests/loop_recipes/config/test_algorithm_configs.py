@@ -18,9 +18,10 @@ from support.small_runs import replay_config
 FOLDER = CONFIGS / "loop_appworld"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 PARAMETERS = {
-    "tiny_cpu": 1.08e6,
-    "tiny_cpu_agent": 1.08e6,
-    "tiny_gpu": 1.08e6,
+    "tiny_cpu": 1.05e6,
+    "tiny_cpu_agent": 1.05e6,
+    "tiny_gpu": 1.05e6,
+    "babyai_cpu": 4.77e5,
     "qwen2_5_1_5b_one_gpu": 1.56e9,
     "qwen2_5_7b_one_gpu": 7.66e9,
     "qwen2_5_7b": 7.66e9,

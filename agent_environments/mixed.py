@@ -41,7 +41,7 @@ def environment_of(task_id: str) -> str:
 
 def check_environments(names: Iterable[str], task_ids: Sequence[str]) -> None:
     """Raise ValueError for the first of ``names`` that is no environment of these tasks."""
-    known = dict.fromkeys(map(environment_of, task_ids))
+    known = sorted(set(map(environment_of, task_ids)))
     for name in names:
         if name not in known:
             raise ValueError(f"{name} has no tasks; there are tasks of {', '.join(found or 'none' for found in known)}")

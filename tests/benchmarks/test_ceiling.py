@@ -33,7 +33,7 @@ def test_rollouts_are_counted_by_template(tmp_path: Path):
     def rollout(codes: list[str], success: bool) -> dict:
         said = [{"role": "assistant", "content": f"```python\n{code}\n```"} for code in codes]
         messages = [{"role": "user", "content": "Task"}, *said]
-        return {"task_id": "a_1", "messages": messages, "turns": codes, "success": success}
+        return {"task_id": "a_1", "messages": messages, "turns": [{} for _ in codes], "success": success}
 
     rows = table([rollout(REFERENCE, True), rollout(REFERENCE[:1], False), rollout(REFERENCE[:1], False)], tmp_path)
     assert list(lines(rows))[2:] == ["| note_read | 2 | 1 of 3 | stopped before simple_note.show_note (2) |"]

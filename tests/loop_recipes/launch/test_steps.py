@@ -27,6 +27,15 @@ def test_a_deadline_ends_it(tmp_path):
         run_step(python("import time; time.sleep(3600)"), tmp_path / "log", 0.1)
 
 
+@pytest.fixture
+def interruptible():
+    """A shell that starts its command in the background has it ignore SIGINT, and Python then leaves it at that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path):
     code = """
 import os, pathlib, signal, sys, time

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from agent_environments.extraction import extract_code
 from agent_environments.observation import FAILURE_HEAD, observation
+from agent_environments.places import Places
 from agent_environments.protocol import (
     Grade,
     Message,
@@ -134,8 +135,7 @@ class CounterPool:
         self.token_spans = token_spans
         self.observation_max_tokens = observation_max_tokens
         self.step_seconds = step_seconds
-        self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
-        self._open_worlds = 0
+        self._places = Places(max_worlds)
 
     async def open(self) -> None:
         """Nothing to start."""
@@ -151,16 +151,15 @@ class CounterPool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     async def acquire(self, episode_id: str) -> CounterEnvironment:
-        await self._places.acquire()
-        self._open_worlds += 1
+        await self._places.take()
         return CounterEnvironment(self)
 
     def release(self) -> None:
-        self._open_worlds -= 1
-        self._places.release()
+        self._places.give_back()
 
     def status(self) -> PoolStatus:
-        return PoolStatus(open_worlds=self._open_worlds)
+        return PoolStatus(self._places.taken, self._places.waiting)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Refuse who waits for a place."""
+        self._places.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from agent_environments.colbench.grader import Grader, GraderLimits, base_python
 from agent_environments.colbench.human import EndpointHuman, Human, HumanEndpoint, ScriptedHuman
 from agent_environments.colbench.tasks import ColBenchTask, ColBenchTasks
 from agent_environments.extraction import extract_code
+from agent_environments.places import Places
 from agent_environments.protocol import (
     EnvironmentCrashed,
     Grade,
@@ -135,9 +135,7 @@ class ColBenchPool:
         self.grader = Grader(python or base_python(), GraderLimits(**(grader or {})), sandbox_minimum)
         self.rounds = rounds
         self.partial_reward = partial_reward
-        self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
-        self._open = 0
-        self._waiting = 0
+        self._places = Places(max_worlds)
 
     async def open(self) -> None:
         """Raises PermissionError for a sandbox below the minimum, EnvironmentCrashed for a human who is not there."""
@@ -152,21 +150,16 @@ class ColBenchPool:
             self.all_tasks[task_id]
 
     async def acquire(self, episode_id: str) -> ColBenchEnvironment:
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        self._open += 1
+        await self._places.take()
         return ColBenchEnvironment(self)
 
     def release(self) -> None:
         """Called once by an environment that closes."""
-        self._open -= 1
-        self._places.release()
+        self._places.give_back()
 
     def status(self) -> PoolStatus:
-        return PoolStatus(self._open, self._waiting, details={"sandbox": self.grader.level})
+        return PoolStatus(self._places.taken, self._places.waiting, details={"sandbox": self.grader.level})
 
     async def close(self) -> None:
+        self._places.close()
         await self.human.close()

@@ -22,6 +22,7 @@ from typing import Any
 
 from agent_environments.harness.program import Ended, run_program
 from agent_environments.no_voiding import NoVoiding
+from agent_environments.places import Places
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -213,9 +214,7 @@ class HarnessPool:
         if world is not None:
             self._world = create_pool(world["name"], world.get("config", {}), token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset
-        self._places = asyncio.Semaphore(max_worlds)
-        self._open_worlds = 0
-        self._waiting = 0
+        self._places = Places(max_worlds)
         self._offers: list[Offer] = []
         self._offered = asyncio.Event()
 
@@ -257,12 +256,7 @@ class HarnessPool:
     async def _acquire(
         self, episode_id: str, world_of: Callable[[EnvironmentPool], Awaitable[Environment]]
     ) -> HarnessEnvironment:
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        self._open_worlds += 1
+        await self._places.take()
         world = None
         try:
             world = None if self._world is None else await world_of(self._world)
@@ -274,8 +268,7 @@ class HarnessPool:
             raise
 
     def release(self) -> None:
-        self._open_worlds -= 1
-        self._places.release()
+        self._places.give_back()
 
     async def offer(self, offer: Offer, finished: asyncio.Event) -> None:
         """Have a program elsewhere take the episode; returns once it has finished it."""
@@ -307,9 +300,10 @@ class HarnessPool:
 
     def status(self) -> PoolStatus:
         inner = PoolStatus() if self._world is None else self._world.status()
-        return PoolStatus(self._open_worlds, self._waiting + inner.waiting, inner.restarts, inner.details)
+        return PoolStatus(self._places.taken, self._places.waiting + inner.waiting, inner.restarts, inner.details)
 
     async def close(self) -> None:
+        self._places.close()
         if self._world is not None:
             await self._world.close()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_environments.observation import observation as cut_observation
-from agent_environments.protocol import EnvironmentCrashed, Message, PoolStatus, TokenSpans, UnknownTask
+from agent_environments.places import Places
+from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask
 from agent_environments.remote.episode import EpisodeRules, RemoteEnvironment
 from agent_environments.remote.line import Line
 
@@ -42,10 +42,9 @@ class RemotePool:
         self.dataset = dataset
         self.rules = EpisodeRules(token_spans, observation_max_tokens, float(step_timeout_s), float(start_timeout_s))
         self.replays = 0
-        self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
+        self._places = Places(max_worlds)
         self._splits: Mapping[str, list[str]] = {}
         self._known: frozenset[str] = frozenset()
-        self._waiting = 0
         self._open: set[RemoteEnvironment] = set()
         self._restarts = 0
         self._closing = False
@@ -93,14 +92,7 @@ class RemotePool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     async def acquire(self, episode_id: str) -> RemoteEnvironment:
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        if self._closing:
-            self._places.release()
-            raise EnvironmentCrashed("the pool is closed")
+        await self._places.take()
         environment = RemoteEnvironment(self)
         self._open.add(environment)
         return environment
@@ -108,11 +100,11 @@ class RemotePool:
     def release(self, environment: RemoteEnvironment) -> None:
         """Called once by an environment that closes."""
         self._open.discard(environment)
-        self._places.release()
+        self._places.give_back()
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        return PoolStatus(len(self._open), self._waiting, self._restarts, self._details())
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, self._details())
 
     def _details(self) -> dict[str, Any]:
         return {"replays": self.replays}
@@ -120,6 +112,7 @@ class RemotePool:
     async def close(self) -> None:
         """End all episodes and lines. May be called twice."""
         self._closing = True
+        self._places.close()
         await self._close_lines()
         for environment in list(self._open):
             await environment.close()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_environments.places import Places
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -89,9 +90,8 @@ class DatasetPool:
         self._paper_parity = paper_parity
         self._keep = keep_experiments
         self._experiments_root = experiments_root
-        self._places = asyncio.Semaphore(max_worlds)  # wakes its waiters first come, first served
+        self._places = Places(max_worlds)
         self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-        self._waiting = 0
         self._open: set[AppWorldEnvironment] = set()
         self._run_folder: RunFolder | None = None
         self._servers: dict[str, ForkServer] = {}
@@ -249,14 +249,7 @@ class DatasetPool:
         task_lists.check_tasks(self.root, task_ids)
 
     async def acquire(self, episode_id: str) -> AppWorldEnvironment:
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
-        if self._closing:
-            self._places.release()
-            raise EnvironmentCrashed("the pool is closed")
+        await self._places.take()
         environment = AppWorldEnvironment(self, episode_id)
         self._open.add(environment)
         return environment
@@ -264,17 +257,18 @@ class DatasetPool:
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None:
         """Called once by an environment that closes."""
         self._open.discard(environment)
-        self._places.release()
+        self._places.give_back()
         if self._run_folder is not None:
             await asyncio.to_thread(self._run_folder.remove_experiment, experiment)
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        return PoolStatus(len(self._open), self._waiting, self._restarts, {"replays": self.replays})
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, {"replays": self.replays})
 
     async def close(self) -> None:
         """End all worlds and servers, and remove the run folder. May be called twice."""
         self._closing = True
+        self._places.close()
         for environment in list(self._open):
             await environment.close()
         await self._close_worlds()

@@ -4,6 +4,7 @@ import pytest
 
 from agent_environments.counter import TARGETS, CounterPool
 from agent_environments.protocol import Environment, EnvironmentPool, UnknownTask, create_pool
+from support.places import check_who_waits_is_refused
 
 
 def spans(text):
@@ -83,6 +84,10 @@ async def test_places_are_bounded_and_fair():
     await first.close()
     await asyncio.gather(*visits)
     assert order == ["0", "1", "2", "3", "4"]
+
+
+async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():
+    await check_who_waits_is_refused(CounterPool(spans, max_worlds=1))
 
 
 async def test_unknown_names():

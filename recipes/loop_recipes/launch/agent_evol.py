@@ -19,6 +19,7 @@ from pathlib import Path
 
 from loop_recipes.launch.cli import split_words
 from loop_recipes.launch.collect_solved import SOLVED
+from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
 from rollout_server.run_files import find_logs
 from rollout_server.schema import ConfigError
@@ -112,16 +113,11 @@ def main(arguments: list[str] | None = None) -> int:
         options.nproc_per_node,
         options.seed,
     )
-    try:
-        policy = agent_evol(wanted, options.out.resolve(), options.rounds)
-    except (ConfigError, StepFailed, OSError) as error:
-        print(f"loop-agent-evol: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("loop-agent-evol: stopped; the same command goes on from here", file=sys.stderr)
-        return 1
-    print(f"newest policy: {policy}")
-    return 0
+
+    def work() -> str:
+        return f"newest policy: {agent_evol(wanted, options.out.resolve(), options.rounds)}"
+
+    return exit_status("loop-agent-evol", work, (ConfigError, StepFailed, OSError))
 
 
 if __name__ == "__main__":

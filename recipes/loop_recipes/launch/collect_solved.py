@@ -16,6 +16,7 @@ import time
 
 from loop_recipes.collecting.solved import Found, SolvedSearch, search
 from loop_recipes.collecting.source import SOURCE_ERRORS
+from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
 
 SOLVED = "solved"
@@ -36,16 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rollouts", type=int, help="sample no more than so many in all")
     parser.add_argument("--hours", type=float, help="begin no further round after so many hours")
     options = parser.parse_intermixed_args(arguments)
-    try:
+
+    def work() -> str:
         found = collect_solved(options)
-    except (ValueError, OSError, *SOURCE_ERRORS) as error:
-        print(f"loop-collect-solved: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("loop-collect-solved: stopped; the same command goes on from here", file=sys.stderr)
-        return 1
-    print(f"{found.solved} rollouts solved, of {found.tasks} tasks")
-    return 0
+        return f"{found.solved} rollouts solved, of {found.tasks} tasks"
+
+    return exit_status("loop-collect-solved", work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
 def collect_solved(options: argparse.Namespace) -> Found:

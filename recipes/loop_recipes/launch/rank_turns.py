@@ -20,6 +20,7 @@ from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.source import SOURCE_ERRORS
 from loop_recipes.collecting.turn_pairs import PAIRS_FILE, TURN_PAIRS, TurnPair, write_named
 from loop_recipes.config.sft_config import FixedSetConfig
+from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
 from rollout_server.run_files import write_whole
 from rollout_server.schema import require
@@ -42,17 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--blind-reference", action="store_true", help="the critic's reference is not told what is hidden"
     )
     options = parser.parse_intermixed_args(arguments)
-    try:
+
+    def work() -> str:
         folder, pairs = rank_turns(options)
-    except (ValueError, OSError, *SOURCE_ERRORS) as error:
-        print(f"loop-rank-turns: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("loop-rank-turns: stopped; the same command goes on from here", file=sys.stderr)
-        return 1
-    turns = {(pair.task_id, pair.turn) for pair in pairs}
-    print(f"{folder}: {len(pairs)} pairs of turns, of {len({task for task, _ in turns})} tasks")
-    return 0
+        return f"{folder}: {len(pairs)} pairs of turns, of {len({pair.task_id for pair in pairs})} tasks"
+
+    return exit_status("loop-rank-turns", work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
 def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:

@@ -18,6 +18,7 @@ from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.source import SOURCE_ERRORS
 from loop_recipes.collecting.tree_search import TreeSearch
 from loop_recipes.collecting.turn_pairs import PAIRS_FILE, TURN_PAIRS, read_pairs
+from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
 
 
@@ -34,17 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--threshold", type=float, default=0.0, help="what the values of a pair differ by, and more (0.0)"
     )
     options = parser.parse_intermixed_args(arguments)
-    try:
+
+    def work() -> str:
         folder = search_trees(options)
-    except (ValueError, OSError, *SOURCE_ERRORS) as error:
-        print(f"loop-search-trees: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("loop-search-trees: stopped; the same command goes on from here", file=sys.stderr)
-        return 1
-    pairs = read_pairs(folder / PAIRS_FILE)
-    print(f"{folder}: {len(pairs)} pairs of turns, of {len({pair.task_id for pair in pairs})} tasks")
-    return 0
+        pairs = read_pairs(folder / PAIRS_FILE)
+        return f"{folder}: {len(pairs)} pairs of turns, of {len({pair.task_id for pair in pairs})} tasks"
+
+    return exit_status("loop-search-trees", work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
 def search_trees(options: argparse.Namespace) -> Path:

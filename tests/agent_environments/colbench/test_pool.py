@@ -9,6 +9,7 @@ from agent_environments.colbench.pool import ColBenchPool, code_of
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
 from support.adapter_support import word_spans
+from support.places import check_who_waits_is_refused
 
 TASK = "test_count003_1"
 
@@ -82,6 +83,10 @@ async def test_the_reward_is_the_share_of_tests_by_option(pool):
     pool.partial_reward = True
     _, _, grade = await play(pool, TASK, [half])
     assert (grade.reward, grade.success) == (passing / 10, False)
+
+
+async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():
+    await check_who_waits_is_refused(create_pool("colbench", {"max_worlds": 1}, word_spans))
 
 
 async def test_conforms(pool):

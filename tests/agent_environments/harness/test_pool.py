@@ -6,6 +6,7 @@ import pytest
 
 from agent_environments.harness.pool import Connection, HarnessPool
 from agent_environments.protocol import UnknownTask, acquire
+from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
 TASKS = {"train": ["t_1", "t_2"]}
@@ -62,6 +63,10 @@ async def test_a_world_that_is_a_mixture_is_waited_for_before_the_episode_begins
     for environment in (other, await second):
         await environment.close()
     assert mixed.status().open_worlds == 0
+
+
+async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():
+    await check_who_waits_is_refused(pool(max_worlds=1))
 
 
 def test_tasks():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
 import sys
@@ -10,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
 from appworld_adapter.pool.forked import AppWorldPool, token_key
 from appworld_adapter.pool.run_folder import RunFolder
 from support.adapter_support import word_spans
-from support.waiting import wait_until
+from support.places import check_who_waits_is_refused
 
 
 @pytest.fixture
@@ -84,15 +82,7 @@ def test_below_the_minimum_nothing_opens_and_a_restart_is_judged_too(dataset):
 
 
 async def test_who_waits_for_a_place_is_refused_when_the_pool_closes(dataset):
-    pool = pool_of(dataset, max_worlds=1)
-    await pool.acquire("first")
-    waiting = [asyncio.create_task(pool.acquire(name)) for name in ("second", "third")]
-    await wait_until(lambda: pool.status().waiting == 2)
-    await pool.close()
-    for task in waiting:
-        with pytest.raises(EnvironmentCrashed, match="the pool is closed"):
-            await task
-    assert (pool.status().open_worlds, pool.status().waiting) == (0, 0)
+    await check_who_waits_is_refused(pool_of(dataset, max_worlds=1))
 
 
 async def test_why_bubblewrap_is_not_used(run, tmp_path, monkeypatch):

@@ -1,0 +1,42 @@
+"""A pool's places: how many episodes it plays at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent_environments.protocol import EnvironmentCrashed
+
+
+class Places:
+    """Who waits for a place gets it first come, first served; once the pool closes, who waits is refused.
+
+    ``taken`` and ``waiting`` are the counters of ``PoolStatus``.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.taken = 0
+        self.waiting = 0
+        self._free = asyncio.Semaphore(count)  # wakes its waiters first come, first served
+        self._closed = False
+
+    async def take(self) -> None:
+        """Raises EnvironmentCrashed if the pool is closed, or closes meanwhile."""
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        if self._closed:
+            self._free.release()  # wakes the next, who is refused too
+            raise EnvironmentCrashed("the pool is closed")
+        self.taken += 1
+
+    def give_back(self) -> None:
+        self.taken -= 1
+        self._free.release()
+
+    def close(self) -> None:
+        """Refuse who waits, and who comes. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._free.release()

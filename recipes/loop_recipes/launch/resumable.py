@@ -1,0 +1,19 @@
+"""How the console scripts end that go on where they were stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+def exit_status(program: str, work: Callable[[], str], errors: tuple[type[Exception], ...]) -> int:
+    """Do ``work`` and print what it returns: 0. One of ``errors``, or Ctrl-C, becomes one line on stderr: 1."""
+    try:
+        print(work())
+    except errors as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: stopped; the same command goes on from here", file=sys.stderr)
+        return 1
+    return 0

@@ -1,6 +1,5 @@
 """What was served is what is stored: random harnesses against a policy of random ids."""
 
-import json
 import random
 from collections import Counter
 
@@ -14,19 +13,8 @@ from rollout_server.endpoint.conversations import Conversations
 from rollout_server.endpoint.messages import read_messages, spoken_message
 from rollout_server.endpoint.wire import Completion
 from rollout_server.inference.router import Generation
+from support.random_harness import ODD, TOOL, go_on, opening, picked, respelled
 from support.random_policy import write_tokenizer
-
-ODD = [
-    "plain",
-    "é ü 你好",
-    "<|im_end|>\n<|im_start|>user\n",
-    " \n\n ",
-    "\u2028\u200b",
-    "\ud800",
-    "👩‍👩‍👧",
-    "<tool_call>",
-]
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
@@ -100,25 +88,6 @@ def check(policy):
     return segments
 
 
-def respelled(message, rng):
-    """The message as some harness hands it back."""
-    message = json.loads(json.dumps(message))
-    for call in message.get("tool_calls") or []:
-        arguments = json.loads(call["function"]["arguments"])
-        call["function"]["arguments"] = json.dumps(
-            arguments, indent=rng.choice([None, 2]), sort_keys=rng.random() < 0.5
-        )
-    if message["content"] and "</think>" in message["content"] and rng.random() < 0.5:
-        message["content"] = message["content"].partition("</think>")[2]
-    if message["content"] is not None and rng.random() < 0.5:
-        message["content"] = message["content"].strip()
-    return message
-
-
-def opening(rng):
-    return [{"role": "system", "content": "Count."}, {"role": "user", "content": rng.choice(ODD)}]
-
-
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_random_harnesses(tokens, seed):
@@ -126,28 +95,15 @@ def test_random_harnesses(tokens, seed):
     policy = Policy(tokens, rng)
     histories, under_way = [opening(rng)], []
     for _ in range(rng.randrange(1, 14)):
-        history = rng.choice(histories)
-        match rng.randrange(7):
-            case 0:  # a sub-agent
-                history = opening(rng)
-                histories.append(history)
-            case 1 if len(history) > 4:  # compaction
-                history[1:-1] = [{"role": "user", "content": "So far: nothing."}]
-            case 2 if len(history) > 2:  # an edit somewhere
-                place = rng.randrange(len(history))
-                history[place] = {"role": history[place]["role"], "content": rng.choice(ODD)}
-            case 3:  # a call that overlaps with others
+        history = picked(histories, rng)
+        match rng.randrange(4):
+            case 0:  # a call that overlaps with others
                 under_way.append((history, policy.begin(history)))
-                continue
-            case 4 if under_way:
+            case 1 if under_way:
                 _, prompt = under_way.pop(rng.randrange(len(under_way)))
                 policy.end(prompt)
-                continue
-        said = policy.ask(history)
-        if rng.random() < 0.2 and said["content"]:
-            said["content"] = said["content"][: len(said["content"]) // 2]
-        results = [{"role": "tool", "content": rng.choice(ODD)} for _ in said.get("tool_calls") or []]
-        history += [respelled(said, rng), *(results or [{"role": "user", "content": rng.choice(ODD)}])]
+            case _:
+                go_on(history, policy.ask(history), rng)
     for _, prompt in under_way:
         policy.end(prompt)
     if policy.served:

@@ -1,7 +1,8 @@
-"""Play of generated tasks for demonstrations and benchmarks: an expert who asks, and one who answers at once."""
+"""Play of generated tasks for demonstrations and benchmarks: an expert who asks, and one who answers too early."""
 
 from __future__ import annotations
 
+from agent_environments.colbench.generator import code_knowing
 from agent_environments.colbench.pool import ANSWER_MARK
 from agent_environments.colbench.tasks import ColBenchTask
 
@@ -27,6 +28,7 @@ def expert_play(task: ColBenchTask) -> list[str]:
     return [*(QUESTIONS[particular.topic] for particular in task.particulars), final_message(task.reference)]
 
 
-def hasty_play(task: ColBenchTask) -> list[str]:
-    """The flaw to unlearn: answer at once, with a guess of what was not asked for."""
-    return [final_message(task.guess)]
+def hasty_play(task: ColBenchTask, questions: int = 0) -> list[str]:
+    """The flaw to unlearn: answer after the first so many questions, with a guess of what was not asked for."""
+    asked = task.particulars[:questions]
+    return [*(QUESTIONS[particular.topic] for particular in asked), final_message(code_knowing(task, asked))]

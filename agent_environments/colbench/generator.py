@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,28 @@ FAMILIES = (
         ("field", "limit", "boundary", "unit", "rounding"),
     ),
 )
+_FAMILY = {family.name: family for family in FAMILIES}
+
+
+def value_of(particular: Particular) -> str:
+    """What stands in the code where the human says this."""
+    return next(value for value, answer in CHOICES[particular.topic].items() if answer == particular.answer)
+
+
+def guess_of(topic: str) -> str:
+    """What one would guess to stand in the code."""
+    return next(iter(CHOICES[topic]))
+
+
+def code_knowing(task: ColBenchTask, known: Collection[Particular]) -> str:
+    """The code of a generated task by somebody who knows these of its particulars, and guesses the others."""
+    name = task.reference.removeprefix("def ").partition("(")[0]
+    family, _, noun = name.partition("_")
+    chosen = {
+        particular.topic: value_of(particular) if particular in known else guess_of(particular.topic)
+        for particular in task.particulars
+    }
+    return _FAMILY[family].render(noun, chosen)
 
 
 def generate(seed: int) -> dict[str, list[ColBenchTask]]:
@@ -123,7 +145,7 @@ _Draft = tuple[str, str, tuple[str, ...], tuple[Particular, ...], str]
 
 def _candidates(family: Family, rng: random.Random) -> Iterator[_Draft]:
     """Tasks of a family that hold, in a drawn order."""
-    guessed = {topic: next(iter(CHOICES[topic])) for topic in family.topics}
+    guessed = {topic: guess_of(topic) for topic in family.topics}
     combinations = list(itertools.product(NOUNS, *(CHOICES[topic] for topic in family.topics)))
     for noun, *values in rng.sample(combinations, len(combinations)):
         chosen = dict(zip(family.topics, values, strict=True))

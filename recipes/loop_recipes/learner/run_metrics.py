@@ -7,10 +7,12 @@ by a run resumed on the same rollouts (on a CPU).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from agent_environments.agent_turns import AgentTurn
+from agent_environments.colbench.behavior import QUESTION_FIGURES, is_conversation, question_metrics
 from agent_environments.mixed import environment_of
 from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metrics
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
@@ -39,6 +41,7 @@ METRICS: dict[str, str] = {
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
     **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
     **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
+    **{name: f"{meaning}; only in ColBench" for name, meaning in QUESTION_FIGURES.items()},
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
@@ -93,6 +96,7 @@ CONDITIONAL_KEYS = frozenset(
     | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
+    | QUESTION_FIGURES.keys()
     | {"environments"}
 )
 """Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
@@ -214,8 +218,11 @@ def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     episodes = by_episode(rollouts)
     behavior = aggregate([rollout_behavior(episode_turns(sequences)) for sequences in episodes])
     metrics = {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
-    with_tools = by_episode(rollout for rollout in rollouts if has_tools(rollout.messages))
-    return metrics | tool_metrics(episode_turns(sequences) for sequences in with_tools)
+
+    def turns_where(told: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
+        return [episode_turns(one) for one in by_episode(rollout for rollout in rollouts if told(rollout.messages))]
+
+    return metrics | tool_metrics(turns_where(has_tools)) | question_metrics(turns_where(is_conversation))
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from rollout_server.config import EnvironmentConfig
+from rollout_server.schema import ConfigError
 
 
 class Demonstrator(Protocol):
@@ -56,3 +58,29 @@ class Demonstrator(Protocol):
     def group(self, task_id: str) -> str:
         """The name under which the task is counted in what is measured."""
         ...
+
+
+def draw(
+    possible: Mapping[str, Sequence[str]],
+    count: int,
+    rng: random.Random,
+    flawed_share: float = 0.0,
+    habits: Sequence[str] = (),
+) -> Iterator[tuple[str, str | None]]:
+    """(task, flaw) of ``count`` scripts, as :meth:`Demonstrator.scripts` has them.
+
+    Args:
+        possible: task -> the flaws for which it leaves room.
+
+    Raises:
+        ConfigError: no task leaves room for a habit.
+    """
+    drawn: list[tuple[str, list[str]]] = []
+    for task in rng.sample(list(possible), len(possible)):
+        flaws = [flaw for flaw in possible[task] if not habits or flaw in habits]
+        if flaws or not habits:
+            drawn.append((task, flaws))
+    if not drawn:
+        raise ConfigError(f"demonstrations.habits: none of {len(possible)} tasks leaves room for {', '.join(habits)}")
+    for task, flaws in itertools.islice(itertools.cycle(drawn), count):
+        yield task, rng.choice(flaws) if habits or rng.random() < flawed_share else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loop_recipes.warm_start.appworld import AppWorldDemonstrator
+from loop_recipes.warm_start.colbench import ColBenchDemonstrator
 from loop_recipes.warm_start.config import WarmStartConfig
 from loop_recipes.warm_start.demonstrator import Demonstrator
 from loop_recipes.warm_start.expert import ExpertDemonstrator
@@ -10,7 +11,7 @@ from rollout_server.schema import ConfigError, require
 
 
 def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
-    """AppWorld's reference solutions, or the expert of any other world.
+    """AppWorld's reference solutions, ColBench's particulars, or the expert of any other world.
 
     Raises:
         ConfigError: an environment without an expert, AppWorld without a practice world, or another with one.
@@ -21,4 +22,6 @@ def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
             raise ConfigError("practice_world must be given for environment.name appworld")
         return AppWorldDemonstrator(environment, world)
     require(world is None, f"practice_world is for environment.name appworld, not {environment.name}")
+    if environment.name == "colbench":
+        return ColBenchDemonstrator(environment)
     return ExpertDemonstrator(environment)

@@ -13,6 +13,7 @@ from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_
 from agent_environments.worlds.pool import WorldPool
 from loop_recipes.warm_start import world_words
 from loop_recipes.warm_start.demonstration import Demonstration, Script
+from loop_recipes.warm_start.demonstrator import draw
 from loop_recipes.warm_start.world_words import WORDS, WorldWords
 from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError
@@ -98,17 +99,10 @@ class ExpertDemonstrator:
     ) -> list[Script]:
         rng = random.Random(f"demonstrations {seed}")
         plans = self._plans(split)
-        solutions = []
-        for task in rng.sample(list(plans), len(plans)):
-            possible = [flaw for flaw in possible_flaws(plans[task]) if not habits or flaw in habits]
-            if possible or not habits:
-                solutions.append((task, plans[task], possible))
-        if not solutions:
-            raise ConfigError(f"demonstrations.habits: none of {len(plans)} tasks leaves room for {', '.join(habits)}")
+        possible = {task: possible_flaws(commands) for task, commands in plans.items()}
         scripts = []
-        for task, commands, possible in itertools.islice(itertools.cycle(solutions), count):
-            flaw = rng.choice(possible) if habits or rng.random() < flawed_share else None
-            turns = commands if flaw is None else flawed(commands, flaw)
+        for task, flaw in draw(possible, count, rng, flawed_share, habits):
+            turns = plans[task] if flaw is None else flawed(plans[task], flaw)
             scripts.append(Script(task, flaw, tuple(turns), self._message))
         return scripts
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from agent_environments.colbench.generator import CALLS, CHOICES, FAMILIES, NOUNS, PER_FAMILY, generate
+from agent_environments.colbench.generator import (
+    CALLS,
+    CHOICES,
+    FAMILIES,
+    NOUNS,
+    PER_FAMILY,
+    code_knowing,
+    generate,
+)
 
 TASKS = [task for tasks in generate(0).values() for task in tasks]
 
@@ -50,6 +58,15 @@ def test_every_particular_is_decisive_and_the_guess_does_not_pass(task):
         for other in set(CHOICES[topic]) - {code}:
             assert values(family.render(noun, {**chosen, topic: other}), task.calls) != expected
     assert values(task.guess, task.calls) != expected
+
+
+@pytest.mark.parametrize("task", TASKS[::20], ids=lambda task: task.task_id)
+def test_who_knows_all_particulars_writes_the_reference_and_who_knows_none_guesses(task):
+    assert code_knowing(task, task.particulars) == task.reference
+    assert code_knowing(task, ()) == task.guess
+    first, *others = task.particulars
+    known = code_knowing(task, others)
+    assert known == task.reference.replace(f'"{first.answer.split()[-1][:-1]}"', '"amount"'), "the field is guessed"
 
 
 def test_the_rows_do_not_tell_which_field_is_meant():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
+from agent_environments.colbench.pool import ANSWER_MARK
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.run_metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
 from loop_recipes.plots.rollouts import read_attempts
@@ -16,7 +17,7 @@ from support.small_runs import in_sequences, replay_config, train, write_logs
 
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 MESSAGES = [
-    {"role": "system", "content": CALL},
+    {"role": "system", "content": f"{CALL} {ANSWER_MARK}"},
     {"role": "user", "content": "task"},
     *[
         {"role": role, "content": content}
@@ -46,6 +47,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
+    assert line["questions"] > 0
     parts = line["environments"]
     assert {name: part["rollouts"] for name, part in parts.items()} == {"craft": 3, "sums": 9}
     assert sum(part["rollouts"] * part["reward"] for part in parts.values()) / 12 == pytest.approx(line["reward"])

@@ -31,7 +31,7 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
-from loop_recipes.learner.batching import Sample, episodes, training_samples
+from loop_recipes.learner.batching import Sample, check_token_ids, episodes, training_samples
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     load_latest,
@@ -40,7 +40,7 @@ from loop_recipes.learner.checkpoint import (
 from loop_recipes.learner.device_check import training_device
 from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress
 from loop_recipes.learner.learner import Learner
-from loop_recipes.learner.model import DTYPES, check_context, load_base
+from loop_recipes.learner.model import DTYPES, check_context, load_base, vocabulary
 from loop_recipes.learner.policy_update import NonFiniteLoss
 from loop_recipes.learner.process_group import (
     RemoteError,
@@ -149,7 +149,7 @@ class LoopAppWorldRecipe:
 
     def _stress_test(self) -> None:
         conf, learner = self._config, self._learner
-        context, vocab_size = conf.collection.limits.max_context, learner.model.tok_embeddings.weight.shape[0]
+        context, vocab_size = conf.collection.limits.max_context, vocabulary(learner.model)
         length = min(context, conf.update.max_tokens_per_rollout or context)
         tokens, rehearse = conf.update.micro_batch_tokens, learner.update.rehearse
         utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
@@ -159,6 +159,7 @@ class LoopAppWorldRecipe:
         conf = self._config
         utils.log_rank_zero(log, "waiting for the rollout node to be ready")
         served = self._source.wait_ready()
+        self._source.check_vocabulary(vocabulary(self._learner.model))
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
@@ -244,13 +245,15 @@ class LoopAppWorldRecipe:
             credits: of the rollouts' turns, where continuations gave some; by rollout id.
 
         Raises:
-            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from.
+            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from, or another model sampled ids
+                that this one does not know.
             NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
         conf = self._config
         check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = training_samples(rollouts, conf.update)
+        check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         trained, stepped, metrics = self._learner.update.run(
             samples, self._policy_version, iteration, self._spread(credits or {})
         )

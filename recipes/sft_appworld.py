@@ -23,13 +23,13 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import check_learner, make_output_dir
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
-from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.batching import Sample, check_token_ids
 from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.learner.device_check import training_device
 from loop_recipes.learner.diagnostics import peak_memory_gib
 from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.losses import LogLikelihood
-from loop_recipes.learner.model import DTYPES, check_context, load_base
+from loop_recipes.learner.model import DTYPES, check_context, load_base, vocabulary
 from loop_recipes.learner.policy_update import NonFiniteLoss
 from loop_recipes.learner.process_group import (
     RemoteError,
@@ -121,6 +121,7 @@ class SftAppWorldRecipe:
         checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
         model, base = load_base(conf, self._dtype)
         check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
+        check_token_ids(samples, vocabulary(model), "rollouts.logs")
         self._learner = Learner(conf, model, base, self._device, checkpoint)
         self._setup_set(fixed_set, samples)
         if checkpoint is not None:

@@ -132,6 +132,7 @@ class Node:
             "policy_versions": self.policies.versions(),
             "dataset": self.pool.dataset,
             "model": self.config.model.path,
+            "vocabulary": self.policies.vocabulary,
         }
 
     def status(self) -> dict[str, Any]:

@@ -99,6 +99,11 @@ class PolicyStore:
         """The largest weights file that can be an adapter of this model; a bound for uploads."""
         return self._base.max_adapter_bytes(self._model.lora_rank)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many ids the base model can sample."""
+        return self._base.vocabulary
+
     def staging(self) -> Path:
         """A new folder to write an upload's two files into, for :meth:`publish`; the caller removes it."""
         return self._folder.staging()

@@ -52,6 +52,20 @@ class NodeSource:
     def wait_ready(self) -> list[int]:
         return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
 
+    def check_vocabulary(self, size: int) -> None:
+        """
+        Raises:
+            NoRollouts: the node's base model has another vocabulary.
+        """
+        report = self._client.health()
+        served = report.get("vocabulary", size)  # older nodes do not say
+        if served != size:
+            raise NoRollouts(
+                f"the rollout node at {self._client.url} serves a model with a vocabulary of {served} "
+                f"({report['model']}), but the model in training has one of {size}; give the node's model.path and "
+                "checkpointer.checkpoint_dir the same base model"
+            )
+
     def tasks(self, split: str) -> tuple[str, list[str]]:
         listing = self._client.tasks(split)
         return listing.dataset, list(listing.tasks)

@@ -28,6 +28,9 @@ class ReplaySource:
     def wait_ready(self) -> list[int]:
         return []
 
+    def check_vocabulary(self, size: int) -> None:
+        pass  # a log says nothing of its model's; an update looks at the ids themselves
+
     def tasks(self, split: str) -> tuple[str, list[str]]:
         rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
         return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})

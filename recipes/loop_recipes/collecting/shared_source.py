@@ -29,6 +29,10 @@ class SharedSource:
         """Wait until collections can be asked for; returns the policy versions that are served already."""
         return on_main_rank(lambda: self._source.wait_ready())
 
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
+        on_main_rank(lambda: self._source.check_vocabulary(size))
+
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Name of the dataset and the tasks of a split."""
         dataset, tasks = on_main_rank(lambda: self._source.tasks(split))

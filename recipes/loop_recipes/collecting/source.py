@@ -67,6 +67,10 @@ class CollectionSource(Protocol):
         """Wait until collections can be asked for; returns the policy versions that are served already."""
         ...
 
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
+        ...
+
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Name of the dataset and the tasks of a split."""
         ...

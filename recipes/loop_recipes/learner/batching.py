@@ -181,6 +181,24 @@ def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[
     return kept
 
 
+def check_token_ids(samples: Sequence[Sample], vocabulary: int, key: str) -> None:
+    """
+    Args:
+        vocabulary: how many token ids the model in training knows.
+        key: of the config, which says where the samples are from.
+
+    Raises:
+        ConfigError: a sample holds an id beyond them.
+    """
+    for sample in samples:
+        largest = int(sample.token_ids.max())
+        require(
+            largest < vocabulary,
+            f"{key}: rollout {sample.rollout_id} holds the token id {largest}, but the config's model has a vocabulary "
+            f"of {vocabulary}; another model sampled it: name that one under `model` and `checkpointer`",
+        )
+
+
 def with_episode_counts(samples: Sequence[Sample]) -> list[Sample]:
     """The samples of a collection, in their order, each with its episode's sampled tokens and turns."""
     counts = {

@@ -67,6 +67,11 @@ def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
         raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
 
 
+def vocabulary(model: TransformerDecoder) -> int:
+    """How many token ids the model knows."""
+    return model.tok_embeddings.weight.shape[0]
+
+
 def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> None:
     """Compare the base checkpoint's tensors with the model's.
 

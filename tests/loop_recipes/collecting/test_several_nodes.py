@@ -114,6 +114,19 @@ async def test_nodes_with_other_tasks_are_refused(policy, tmp_path):
             await asyncio.to_thread(several([west.url, east.url]).tasks, "train")
 
 
+async def test_a_node_with_another_vocabulary_is_refused_by_its_address(policy, tmp_path, monkeypatch):
+    async with two_nodes(policy, tmp_path) as (west, east):
+        source = several([west.url, east.url])
+        size = (await west.call(west.client.health))["vocabulary"]
+        await asyncio.to_thread(source.check_vocabulary, size)
+        told = {**east.node.health(), "vocabulary": size + 8}
+        monkeypatch.setattr(east.node, "health", lambda: told)
+        with pytest.raises(NoRollouts, match=rf"at {east.url} serves .* of {size + 8} .* has one of {size}; give"):
+            await asyncio.to_thread(source.check_vocabulary, size)
+        del told["vocabulary"]  # as a node of an older version
+        await asyncio.to_thread(source.check_vocabulary, size)
+
+
 async def test_the_error_of_one_node_ends_the_wait_for_the_other(policy, tmp_path):
     async with two_nodes(policy, tmp_path) as (west, east):
         source = several([west.url, east.url])

@@ -24,20 +24,25 @@ KEY = "sk-secret"
 
 
 class ChatService:
-    """``speak(body)`` is the assistant's text, ``fault(body)`` an HTTP status and text, or None."""
+    """``speak(body)`` is the assistant's text, ``fault(body)`` an HTTP status and text, or None.
+
+    What ``holds(body)`` is not answered before the service ends.
+    """
 
     def __init__(self):
         self.bodies: list[dict] = []
         self.keys: set[str | None] = set()
         self.speak = lambda body: "```python\nfinish()\n```"
         self.fault = lambda body: None
-        self.delay_s = 0.0
+        self.holds = lambda body: False
+        self.ended = asyncio.Event()
 
     async def complete(self, request):
         body = await request.json()
         self.bodies.append(body)
         self.keys.add(request.headers.get("Authorization"))
-        await asyncio.sleep(self.delay_s)
+        if self.holds(body):
+            await self.ended.wait()
         fault = self.fault(body)
         if fault is not None:
             return web.Response(status=fault[0], text=fault[1], headers={"Retry-After": "0"})
@@ -57,7 +62,10 @@ async def serving():
     app.router.add_post("/v1/chat/completions", service.complete)
     async with TestServer(app) as server:
         service.url = str(server.make_url("/v1"))
-        yield service
+        try:
+            yield service
+        finally:
+            service.ended.set()
 
 
 @pytest.fixture(autouse=True)
@@ -181,16 +189,29 @@ async def test_budgets_end_an_episode_as_over_budget(model, tmp_path):
         assert {(line["end_reason"], line["turns"]) for line in lines} == {("context_limit", 2)}
 
 
+def deadlines():
+    """In seconds, longer and longer, for what shall happen before one of them passes however slow the machine is."""
+    return [0.5 * 2**number for number in range(10)]
+
+
 async def test_out_of_time_goes_on_later(model, tmp_path):
+    def first(body):
+        return "from 0 to 4." in body["messages"][1]["content"]
+
     async with serving() as service:
-        service.delay_s = 0.3
-        cfg = config(model, tmp_path / "out", service.url, deadline_s=0.5)
-        with pytest.raises(EvaluationTimeout, match="start the same evaluation again"):
-            await asyncio.to_thread(evaluate, cfg)
-        service.delay_s = 0.0
-        report, lines = await asyncio.to_thread(evaluate, OmegaConf.merge(cfg, {"deadline_s": 600.0}))
+        service.holds = lambda body: not first(body)
+        cfg, journal = config(model, tmp_path / "out", service.url), tmp_path / "out/journal.jsonl"
+        for deadline_s in deadlines():
+            with pytest.raises(EvaluationTimeout, match="start the same evaluation again"):
+                await asyncio.to_thread(evaluate, OmegaConf.merge(cfg, {"deadline_s": deadline_s}))
+            if len(journal.read_text().splitlines()) == 2:
+                break
+        service.holds = lambda body: False
+        service.bodies.clear()
+        report, lines = await asyncio.to_thread(evaluate, cfg)
         assert len(lines) == 12
         assert report["scores"][0]["failed"] == []
+        assert not any(map(first, service.bodies)), "both runs of the first task were done and are kept"
 
 
 def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):
@@ -220,16 +241,20 @@ def test_closing_ends_the_pool_once_and_hides_no_error(model, tmp_path):
 
 async def test_an_evaluation_out_of_time_closes_its_worlds(model, tmp_path):
     async with serving() as service:
-        service.delay_s = 600.0
-        cfg = config(model, tmp_path / "out", service.url, deadline_s=0.5)
-        recipe = EvalAppWorldRecipe(cfg)
+        service.holds = lambda body: True
 
-        def run():
-            recipe.setup()
-            with pytest.raises(EvaluationTimeout):
-                recipe.evaluate()
-            return recipe._endpoints._pool.status().open_worlds
+        def run(deadline_s):
+            recipe = EvalAppWorldRecipe(config(model, tmp_path / "out", service.url, deadline_s=deadline_s))
+            try:
+                recipe.setup()
+                with pytest.raises(EvaluationTimeout):
+                    recipe.evaluate()
+                return recipe._endpoints._pool.status().open_worlds
+            finally:
+                recipe.cleanup()
 
-        assert await asyncio.to_thread(run) == 0
+        for deadline_s in deadlines():
+            assert await asyncio.to_thread(run, deadline_s) == 0
+            if service.bodies:
+                break
         assert service.bodies
-        await asyncio.to_thread(recipe.cleanup)

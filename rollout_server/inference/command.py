@@ -112,7 +112,9 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
     # Meant for the trainer, which starts this process; memory that vLLM's workers share cannot be expandable.
     environment.pop("PYTORCH_ALLOC_CONF", None)
     if cpu:
-        # Only with this does vLLM's CPU platform allow one process per server. It leaves the number of threads to us.
+        # Otherwise vLLM's CPU platform turns the executor "uni" of the command line into "mp", a worker process that
+        # sets its number of threads itself. With "uni" the engine's process, which stands beside that of the HTTP
+        # server either way, runs the model, and the number of threads is ours.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         environment.setdefault("OMP_NUM_THREADS", "1")
     if servers.gpus is not None:

@@ -38,7 +38,9 @@ from rollout_server.client import RolloutClient
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
-from rollout_server.inference.server import ServerGroup, VllmServer, parse_metrics
+from rollout_server.inference.server import VllmServer
+from rollout_server.inference.server_group import ServerGroup
+from rollout_server.inference.server_metrics import parse_metrics
 from rollout_server.node_process import NodeProcess
 from rollout_server.rollout import Rollout
 from rollout_server.schema import from_mapping

@@ -32,7 +32,7 @@ from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.router import Router
-from rollout_server.inference.server import ServerGroup
+from rollout_server.inference.server_group import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from rollout_server.run_files import COLLECTIONS, NODE_ADDRESS, write_whole

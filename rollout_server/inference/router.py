@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from rollout_server.inference.server import ServerGroup, VllmServer
+from rollout_server.inference.server import VllmServer
+from rollout_server.inference.server_group import ServerGroup
 from rollout_server.rollout import POISONED_LOGPROB
 
 ATTEMPTS = 4

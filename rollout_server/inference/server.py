@@ -1,15 +1,13 @@
-"""vLLM servers: started as children, watched, restarted, and given back to the router when they hold the policies.
+"""One vLLM server: started as a child or found at its address, watched, ended.
 
-A server is "starting", "ready" or "down". It becomes ready only after every ready hook has run (the policy store's
-loads the live adapters), so a request sent to a ready server finds its policy there. Children run under
-:mod:`agent_environments.process_guard`, which ends all of a server's processes when this process dies in any way.
+A child runs under :mod:`agent_environments.process_guard`, which ends all of a server's processes when this process
+dies in any way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import secrets
@@ -17,8 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,70 +30,17 @@ from rollout_server.inference.command import (
     server_command,
     server_environment,
 )
-
-logger = logging.getLogger(__name__)
+from rollout_server.inference.server_metrics import Load, parse_load
 
 POLL_S = 2.0
 PROBE_TIMEOUT_S = 10.0
 PROBES_MISSED = 3
 STALL_S = 300.0
 """A server with running requests that samples and reads no token for so long is hung, whatever its /health says."""
-BACK_OFF_S = (1.0, 60.0)
-STABLE_S = 300.0
-"""A server that stayed up so long has its back-off forgotten."""
 GRACE_S = 5.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 
 _TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
-_ADAPTERS = re.compile(r"^vllm:lora_requests_info\{([^}]*)\} ([-+.\deE]+)$", re.MULTILINE)
-_SAMPLE = re.compile(r"^vllm:(\w+?)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a server said of itself in /metrics; counts are of requests or tokens, ``kv_usage`` is a fraction."""
-
-    running: float = 0.0
-    waiting: float = 0.0
-    kv_usage: float = 0.0
-    generated_tokens: float = 0.0
-    prompt_tokens: float = 0.0
-    prefix_hits: float = 0.0
-    prefix_queries: float = 0.0
-
-
-_METRIC_OF_FIELD = {
-    "running": "num_requests_running",
-    "waiting": "num_requests_waiting",
-    "kv_usage": "kv_cache_usage_perc",
-    "generated_tokens": "generation_tokens_total",
-    "prompt_tokens": "prompt_tokens_total",
-    "prefix_hits": "prefix_cache_hits_total",
-    "prefix_queries": "prefix_cache_queries_total",
-}
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """The samples of a vLLM server's Prometheus text, by name without "vllm:"; several engines are added up."""
-    sums: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
-        sums[name] = sums.get(name, 0.0) + float(value)
-    return sums
-
-
-def parse_load(text: str) -> Load:
-    """How busy a vLLM server is, from its Prometheus text; absent metrics count 0."""
-    sums = parse_metrics(text)
-    return Load(**{field: sums.get(metric, 0.0) for field, metric in _METRIC_OF_FIELD.items()})
-
-
-def adapters_at_work(text: str) -> str:
-    """The names, comma separated, of the adapters that running and waiting requests use, from the Prometheus text.
-
-    vLLM keeps a line for every combination there ever was, valued with the time it was last true: the newest counts.
-    """
-    lines = _ADAPTERS.findall(text)
-    return max(lines, key=lambda line: float(line[1]))[0] if lines else ""
 
 
 def free_port() -> int:
@@ -291,115 +235,3 @@ class VllmServer:
             "last_error": self.last_error,
             **asdict(self.load),
         }
-
-
-class ServerGroup:
-    """All servers of a node."""
-
-    def __init__(self, model: ModelConfig, config: ServersConfig, log_folder: str | Path) -> None:
-        self._model = model
-        self._config = config
-        self._log_folder = Path(log_folder)
-        self._hooks: list[Callable[[VllmServer], Awaitable[None]]] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
-        self.servers: list[VllmServer] = []
-
-    @property
-    def ready(self) -> list[VllmServer]:
-        return [server for server in self.servers if server.state == "ready"]
-
-    def add_ready_hook(self, hook: Callable[[VllmServer], Awaitable[None]]) -> None:
-        """``hook(server)`` runs each time a server has started, before it counts as ready."""
-        self._hooks.append(hook)
-
-    async def start(self) -> None:
-        """Start all servers and return when all are ready.
-
-        Raises:
-            ServerStartError: one did not come up; the others are stopped first.
-        """
-        if self._config.urls is None:
-            installed_vllm()
-            if not (Path(self._model.path) / "config.json").is_file():
-                raise ServerStartError(f"no model at {self._model.path} (config.json is missing); check model.path")
-        count = self._config.count if self._config.urls is None else len(self._config.urls)
-        self.servers = [VllmServer(i, self._model, self._config, self._log_folder) for i in range(count)]
-        loop = asyncio.get_running_loop()
-        first_starts = [loop.create_future() for _ in self.servers]
-        self._tasks = [
-            asyncio.create_task(self._supervise(server, first), name=server.name)
-            for server, first in zip(self.servers, first_starts, strict=True)
-        ]
-        try:
-            await asyncio.gather(*first_starts)
-        except BaseException:
-            await self.stop()
-            for first in first_starts:
-                if first.done() and not first.cancelled():
-                    first.exception()  # seen; only one of several can be raised
-            raise
-
-    async def stop(self) -> None:
-        """Stop watching and end every process of ours; bounded."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        await asyncio.gather(*(server.close() for server in self.servers))
-        for server in self.servers:
-            self._set_state(server, "down")
-
-    def status(self) -> list[dict[str, Any]]:
-        return [server.describe() for server in self.servers]
-
-    def report_failure(self, server: VllmServer) -> None:
-        """A request to ``server`` failed: probe it now rather than at the next poll."""
-        server.suspect.set()
-
-    def condemn(self, server: VllmServer, reason: str) -> None:
-        """Have ``server`` restarted although it answers."""
-        server.condemned = reason
-        server.suspect.set()
-
-    async def wait_for_change(self) -> None:
-        """Return when a server has become ready or ceased to be; the caller sets the deadline."""
-        await self._changed.wait()
-
-    def _set_state(self, server: VllmServer, state: str) -> None:
-        server.state = state
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _supervise(self, server: VllmServer, first_start: asyncio.Future[None]) -> None:
-        """Start, watch, replace, for ever; the first start's failure goes to ``first_start`` and ends it."""
-        delay = BACK_OFF_S[0]
-        while True:
-            ready_at = None
-            try:
-                await server.launch()
-                for hook in self._hooks:
-                    await hook(server)
-                # No await since the last hook: whoever changes policies next sees this server as ready.
-                self._set_state(server, "ready")
-                ready_at = time.monotonic()
-                if not first_start.done():
-                    first_start.set_result(None)
-                logger.info("%s is ready at %s", server.name, server.url)
-                server.last_error = await server.watch()
-            except Exception as error:
-                # Whatever a start or a hook raised: this server is of no use now, and the node goes on without it.
-                server.last_error = f"{type(error).__name__}: {error}"
-                if not first_start.done():
-                    first_start.set_exception(error)
-                    return
-            self._set_state(server, "down")
-            if ready_at is not None and time.monotonic() - ready_at > STABLE_S:
-                delay = BACK_OFF_S[0]
-            logger.warning("%s is down, restart in %g s: %s", server.name, delay, server.last_error)
-            await server.kill()
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, BACK_OFF_S[1])
-            server.restarts += 1
-            server.load = Load()
-            self._set_state(server, "starting")

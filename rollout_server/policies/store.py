@@ -23,7 +23,9 @@ import aiohttp
 from rollout_server.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import ServerUnavailable
-from rollout_server.inference.server import ServerGroup, VllmServer, adapters_at_work
+from rollout_server.inference.server import VllmServer
+from rollout_server.inference.server_group import ServerGroup
+from rollout_server.inference.server_metrics import adapters_at_work
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.canary import Canary
 from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from agent_environments.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import Generation, Router
-from rollout_server.inference.server import ServerGroup, parse_load
+from rollout_server.inference.server_group import ServerGroup
+from rollout_server.inference.server_metrics import parse_load
 from rollout_server.policies import folder as policy_folder
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore

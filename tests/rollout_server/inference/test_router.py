@@ -7,8 +7,10 @@ import pytest
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import router as router_module
 from rollout_server.inference import server as vllm_server
+from rollout_server.inference import server_group
 from rollout_server.inference.router import BadLogprob, DeadlinePassed, RequestRefused, Router, ServerUnavailable
-from rollout_server.inference.server import Load, ServerGroup
+from rollout_server.inference.server_group import ServerGroup
+from rollout_server.inference.server_metrics import Load
 from support.fake_vllm import FakeVllm
 from support.waiting import DEADLINE_S, wait_until
 
@@ -44,7 +46,7 @@ class Setup:
 @pytest.fixture
 async def setup(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
-    monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
+    monkeypatch.setattr(server_group, "BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr(router_module, "RETRY_PAUSE_S", 0.02)
     fakes = [FakeVllm() for _ in range(2)]
     for fake in fakes:

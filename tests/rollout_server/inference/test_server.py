@@ -1,3 +1,5 @@
+"""Servers of a node as real child processes that run a fake vLLM: started, watched, replaced, refused, ended."""
+
 import os
 import signal
 import subprocess
@@ -12,8 +14,9 @@ from agent_environments.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import command as vllm_command
 from rollout_server.inference import server as vllm_server
+from rollout_server.inference import server_group
 from rollout_server.inference.command import ServerStartError
-from rollout_server.inference.server import Load, ServerGroup, adapters_at_work, parse_load
+from rollout_server.inference.server_group import ServerGroup
 from support import fake_vllm
 from support.processes import alive
 from support.waiting import DEADLINE_S, block_until, wait_until
@@ -25,8 +28,9 @@ FAKE = fake_vllm.__file__
 def group_of(tmp_path, monkeypatch):
     """Builds groups whose servers are the arithmetic ones, as real child processes."""
     monkeypatch.setattr(vllm_server, "POLL_S", 0.1)
-    monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
-    monkeypatch.setattr(vllm_server, "installed_vllm", lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True))
+    monkeypatch.setattr(server_group, "BACK_OFF_S", (0.05, 0.1))
+    for module in (vllm_server, server_group):
+        monkeypatch.setattr(module, "installed_vllm", lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True))
     (tmp_path / "config.json").write_text("{}")
 
     def build(
@@ -142,11 +146,12 @@ import asyncio, sys
 sys.path[:0] = {path!r}
 from rollout_server.inference import command as vllm_command
 from rollout_server.inference import server as vllm_server
+from rollout_server.inference import server_group
 from rollout_server.config import ModelConfig, ServersConfig
-vllm_server.installed_vllm = lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True)
+vllm_server.installed_vllm = server_group.installed_vllm = lambda: vllm_command.Vllm("0.32.0+cpu", cpu=True)
 vllm_server.server_command = lambda model, servers, port, cpu: [sys.executable, {fake!r}, "--port", str(port)]
 async def main():
-    group = vllm_server.ServerGroup(ModelConfig(path={folder!r}), ServersConfig(count=2), {folder!r})
+    group = server_group.ServerGroup(ModelConfig(path={folder!r}), ServersConfig(count=2), {folder!r})
     await group.start()
     print("ready", flush=True)
     await asyncio.sleep(600)
@@ -190,22 +195,3 @@ async def test_missing_model_is_named_before_anything_starts(tmp_path):
     with pytest.raises(ServerStartError, match=r"no model at .*nowhere \(config.json is missing\); check model.path"):
         await group.start()
     assert group.servers == []
-
-
-METRICS = """# HELP vllm:num_requests_running x
-vllm:num_requests_running{engine="0",model_name="base"} 3.0
-vllm:num_requests_running{engine="1",model_name="base"} 2.0
-vllm:num_requests_waiting{engine="0",model_name="base"} 1.0
-vllm:kv_cache_usage_perc{engine="0",model_name="base"} 8.5e-02
-vllm:generation_tokens_total{engine="0",model_name="base"} 1.2e+06
-vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.7952617832324977e+09
-vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.795261781327502e+09
-"""
-
-
-def test_metrics_are_read():
-    assert parse_load(METRICS) == Load(running=5.0, waiting=1.0, kv_usage=0.085, generated_tokens=1.2e6)
-    assert parse_load("") == Load()
-    assert 'running_lora_adapters=""' in adapters_at_work(METRICS)
-    assert "c" in adapters_at_work(METRICS.replace("1.795261781", "1.795261791"))
-    assert adapters_at_work("") == ""

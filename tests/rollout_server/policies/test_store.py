@@ -8,8 +8,9 @@ import pytest
 
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import server as vllm_server
+from rollout_server.inference import server_group
 from rollout_server.inference.router import ServerUnavailable
-from rollout_server.inference.server import ServerGroup
+from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
@@ -57,7 +58,7 @@ class House:
 @pytest.fixture
 async def house(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_S", 0.05)
-    monkeypatch.setattr(vllm_server, "BACK_OFF_S", (0.05, 0.1))
+    monkeypatch.setattr(server_group, "BACK_OFF_S", (0.05, 0.1))
     house = House(tmp_path)
     await house.open()
     yield house

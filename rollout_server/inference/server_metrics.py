@@ -1,0 +1,56 @@
+"""What a vLLM server says of its work in /metrics, Prometheus' text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ADAPTERS = re.compile(r"^vllm:lora_requests_info\{([^}]*)\} ([-+.\deE]+)$", re.MULTILINE)
+_SAMPLE = re.compile(r"^vllm:(\w+?)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a server said of itself in /metrics; counts are of requests or tokens, ``kv_usage`` is a fraction."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0
+    generated_tokens: float = 0.0
+    prompt_tokens: float = 0.0
+    prefix_hits: float = 0.0
+    prefix_queries: float = 0.0
+
+
+_METRIC_OF_FIELD = {
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "kv_usage": "kv_cache_usage_perc",
+    "generated_tokens": "generation_tokens_total",
+    "prompt_tokens": "prompt_tokens_total",
+    "prefix_hits": "prefix_cache_hits_total",
+    "prefix_queries": "prefix_cache_queries_total",
+}
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """The samples of a vLLM server's Prometheus text, by name without "vllm:"; several engines are added up."""
+    sums: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def parse_load(text: str) -> Load:
+    """How busy a vLLM server is, from its Prometheus text; absent metrics count 0."""
+    sums = parse_metrics(text)
+    return Load(**{field: sums.get(metric, 0.0) for field, metric in _METRIC_OF_FIELD.items()})
+
+
+def adapters_at_work(text: str) -> str:
+    """The names, comma separated, of the adapters that running and waiting requests use, from the Prometheus text.
+
+    vLLM keeps a line for every combination there ever was, valued with the time it was last true: the newest counts.
+    """
+    lines = _ADAPTERS.findall(text)
+    return max(lines, key=lambda line: float(line[1]))[0] if lines else ""

@@ -52,7 +52,8 @@ class ServersConfig:
     max_cpu_loras: int = 8
     """Policy versions kept in a server's CPU memory; at least ``max_loras``."""
     start_timeout_s: PositiveFloat = 300.0
-    """Deadline for a server to start, in seconds."""
+    """Deadline for a server to start, in seconds; one that ends is noticed at once. Lines in its log do not extend it:
+    one that hangs may go on writing them."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for the command line of every vLLM server."""
     env: dict[str, str] = field(default_factory=dict)

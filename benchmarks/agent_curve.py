@@ -60,7 +60,7 @@ Run = Sequence[dict[str, Any]]
 def train(side: Side, run: Path, seed: int, args: argparse.Namespace) -> str | None:
     """One run to its end, output in ``<run>.log``; returns why it failed, or None."""
     run.parent.mkdir(parents=True, exist_ok=True)
-    command = [Path(sys.executable).with_name("tune"), "run", "loop_appworld"]
+    command: list[str | Path] = [Path(sys.executable).with_name("tune"), "run", "loop_appworld"]
     command += ["--config", f"loop_appworld/{side.config}", f"output_dir={run.resolve()}", f"seed={seed}"]
     command += [f"max_iterations={args.iterations}", "resume_from_checkpoint=True"]
     command += ["stop.iterations_without_signal=null", *args.overrides]

@@ -103,9 +103,11 @@ async def measure(episodes: int, turns: int) -> list[dict[str, object]]:
             await asyncio.to_thread(client.start_collection, request)
             async with aiohttp.ClientSession() as http:
                 await play(http, node.url, turns)  # its imports and caches are not counted
-                before = cpu_seconds(node.pid)
+                pid = node.pid
+                assert pid is not None, "it has been started"
+                before = cpu_seconds(pid)
                 seconds = sum([await play(http, node.url, turns) for _ in range(episodes - 1)])
-                cpu = cpu_seconds(node.pid) - before
+                cpu = cpu_seconds(pid) - before
                 rollouts = await asyncio.to_thread(
                     lambda: [r for r in client.rollouts("benchmark") if isinstance(r, Rollout)]
                 )

@@ -108,12 +108,13 @@ def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
     """Errors of one head against full logits in fp32, and how many repeats differ from the first."""
     from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
 
-    head: Callable[[Tensor, Tensor, Tensor], Tensor] = {
+    all_heads: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         "ours_tensor_cores": TensorCoreLogProbs(),
         "ours_cce": CutCrossEntropyLogProbs(),
         "ours_tiled": TiledLogProbs(),
         "cce_released": released_cce,
-    }[name]
+    }
+    head = all_heads[name]
     torch.manual_seed(0)
     dtype = getattr(torch, size.dtype)
     weight = (torch.randn(size.vocabulary, size.width, device=device) * size.width**-0.5).to(dtype)

@@ -20,10 +20,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from peak_memory import PeakMemory
-from torch import nn
+from torchtune.modules import TransformerDecoder
 
 from loop_recipes.config.components import build
 from loop_recipes.config.files import extended, load_config, read_config
@@ -40,7 +41,7 @@ from loop_recipes.learner.logprobs import (
     TiledLogProbs,
     attach_head,
 )
-from loop_recipes.learner.model import DTYPES, meta_model, new_adapter, trained_parameters
+from loop_recipes.learner.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.process_group import destroy_process_group, init_process_group
 from loop_recipes.learner.sharding import local_part, place_model
@@ -60,7 +61,7 @@ UNITS = {
 }
 
 
-def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch.device) -> nn.Module:
+def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch.device) -> TransformerDecoder:
     """The config's model, or its first ``layers`` layers, drawn on the device; the host only ever holds one tensor."""
     model = meta_model(conf.model, DTYPES[conf.dtype])
     if layers is not None:
@@ -88,7 +89,7 @@ def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch
     return model
 
 
-def made_up(tokens: int, vocabulary: int) -> list[Sample]:
+def made_up(tokens: int, known: int) -> list[Sample]:
     """Two rollouts of ``tokens``, every fourth token sampled, one of them solved."""
     generator = torch.Generator().manual_seed(tokens)
     mask = torch.arange(tokens) % 4 == 3
@@ -97,7 +98,7 @@ def made_up(tokens: int, vocabulary: int) -> list[Sample]:
         Sample(
             rollout_id=f"rollout-{number}",
             task_id="task",
-            token_ids=torch.randint(vocabulary, (tokens,), generator=generator),
+            token_ids=torch.randint(known, (tokens,), generator=generator),
             mask=mask,
             turn_ids=torch.where(mask, torch.arange(tokens) // 400, -1),
             sampler_logprobs=torch.zeros(sampled),
@@ -125,7 +126,7 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
             device=device,
             seed=conf.seed,
         )
-        samples = made_up(tokens, model.tok_embeddings.weight.shape[0])
+        samples = made_up(tokens, vocabulary(model))
         update.run(samples, 0, 1)
         peak = PeakMemory(device)
         _, stepped, metrics = update.run(samples, 0, 1)
@@ -143,7 +144,7 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
     return result | flops_metrics(model, stepped, metrics["seconds_updating"], args.peak_tflops)
 
 
-def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, float | str]:
+def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, Any]:
     """Measure in a child process."""
     command = [sys.executable, __file__, "--case", "--tokens", str(tokens), "--heads", head]
     for name in ("config", "layers", "device", "peak_tflops"):

@@ -27,6 +27,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -80,7 +81,12 @@ class BareLoop:
         environment = await self._pool.acquire("bare")
         token_ids = self._tokens.prompt(await environment.start(task))
         for turn in range(TURNS):
-            sampling = {"max_tokens": TOKENS, "temperature": 1.0, "seed": derive_seed(seed, turn), "logprobs": 0}
+            sampling: dict[str, Any] = {
+                "max_tokens": TOKENS,
+                "temperature": 1.0,
+                "seed": derive_seed(seed, turn),
+                "logprobs": 0,
+            }
             sampling |= {"stop_token_ids": list(self._tokens.stop_ids), "detokenize": False}
             body = {"model": self._model_name, "token_ids": token_ids, "sampling_params": sampling}
             async with session.post(f"{self._server.url}/inference/v1/generate", json=body) as answer:
@@ -103,6 +109,7 @@ def through_node(client: RolloutClient, request: CollectionRequest) -> tuple[flo
     stream = client.rollouts(request.id)
     rollouts = [event for event in stream if isinstance(event, Rollout)]
     rollouts.sort(key=lambda rollout: (request.tasks.index(rollout.task_id), rollout.index))
+    assert stream.end is not None, "the stream is over"
     return stream.end.seconds, rollouts
 
 
@@ -140,16 +147,17 @@ async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: in
     }
     rounds: list[Round] = []
     with NodeProcess(from_mapping(NodeConfig, config), folder / f"run{concurrent}", TOKEN) as process:
-        client = RolloutClient(process.url, TOKEN)
+        client, pid = RolloutClient(process.url, TOKEN), process.pid
+        assert pid is not None, "it has been started"
         await asyncio.to_thread(client.wait_ready, 120.0, process.check)
         published = await asyncio.to_thread(client.publish_policy, 0, folder / "adapter")
         bare = BareLoop(server, published.name, ChatTokens(folder / "model"))
         tasks = (await asyncio.to_thread(client.tasks, "train")).tasks
         for number in range(repeats + 1):
             request = CollectionRequest(f"round{number}", tasks, ROLLOUTS, policy_version=0, seed=1, limits=LIMITS)
-            cpu, served = cpu_seconds(process.pid), await vllm_seconds(server)
+            cpu, served = cpu_seconds(pid), await vllm_seconds(server)
             seconds, rollouts = await asyncio.to_thread(through_node, client, request)
-            cpu, between = cpu_seconds(process.pid) - cpu, await vllm_seconds(server)
+            cpu, between = cpu_seconds(pid) - cpu, await vllm_seconds(server)
             turns = sum(len(rollout.turns) for rollout in rollouts)
             wall, token_ids, bare_turns = await bare.run([(r.task_id, r.seed) for r in rollouts], concurrent)
             after = await vllm_seconds(server)

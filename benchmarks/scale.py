@@ -90,7 +90,7 @@ def measure_collector(tasks: int) -> float:
     request = CollectionRequest("scale", [f"task_{number}" for number in range(tasks)], 6, 0)
     collector = Collector(request)
     started = time.process_time()
-    running = [collector.start_next() for _ in range(tasks)]
+    running = [key for _ in range(tasks) if (key := collector.start_next()) is not None]
     events = len(running)
     while running:
         collector.finished(running.pop(0))

@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    distributions = {"long_tailed": long_tailed}
+    distributions: dict[str, Callable[[random.Random], Durations]] = {"long_tailed": long_tailed}
     files = only_logs(options.rollouts)
     seconds = read_seconds(files)
     if seconds:

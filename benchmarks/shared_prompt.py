@@ -16,11 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
+from loop_recipes.learner.batching import Sample
 from loop_recipes.learner.minibatches import minibatches
 from rollout_server.run_files import only_logs, read_rollouts
 
@@ -78,12 +81,22 @@ def by_tasks(episodes: Sequence[Episode], size: int) -> list[list[Episode]]:
     return [ordered[low:high] for low, high in pairwise(cuts)]
 
 
-def saving(episodes: Sequence[Episode], batches: Callable[[int], Sequence[Sequence[Episode]]], epochs: int) -> float:
-    """Share of an iteration's cost that sharing saves."""
+def as_drawn(episodes: Sequence[Episode], size: int | None, seed: int) -> list[list[Episode]]:
+    """The minibatches that the recipe would draw."""
+    nothing = torch.zeros(1)
+    stand_ins = [
+        Sample(str(number), episode.task, torch.zeros(2), torch.tensor([False, True]), nothing, nothing, nothing, 0.0)
+        for number, episode in enumerate(episodes)
+    ]
+    return [[episodes[int(one.rollout_id)] for one in batch] for batch in minibatches(stand_ins, size, seed)]
+
+
+def saving(episodes: Sequence[Episode], epochs: Sequence[Sequence[Sequence[Episode]]]) -> float:
+    """Share of an iteration's cost that sharing saves, given the minibatches of its epochs."""
     costs = []
     for shared in (False, True):
         cost = tokens(episodes, shared)
-        cost += 2 * sum(tokens(batch, shared) for epoch in range(epochs) for batch in batches(epoch))
+        cost += 2 * sum(tokens(batch, shared) for batches in epochs for batch in batches)
         costs.append(cost)
     return 1 - costs[1] / costs[0]
 
@@ -109,10 +122,10 @@ def main() -> None:
     share = sum(episode.prompt for episode in episodes) / sum(episode.length for episode in episodes)
     numbers = {"prompt_share": share, "saving": 0.0, "saving_grouped": 0.0}
     for seed, collection in enumerate(collections):
-        drawn = [minibatches(collection, args.minibatch or None, seed * 100 + epoch) for epoch in range(args.epochs)]
+        drawn = [as_drawn(collection, args.minibatch or None, seed * 100 + epoch) for epoch in range(args.epochs)]
         grouped = by_tasks(collection, args.minibatch or len(collection))
-        numbers["saving"] += saving(collection, drawn.__getitem__, args.epochs) / len(collections)
-        numbers["saving_grouped"] += saving(collection, lambda _, g=grouped: g, args.epochs) / len(collections)
+        numbers["saving"] += saving(collection, drawn) / len(collections)
+        numbers["saving_grouped"] += saving(collection, [grouped] * args.epochs) / len(collections)
     print(f"{len(collections)} collection(s), {len(episodes)} rollouts, {size}")
     for metric, value in numbers.items():
         print(f"{metric:<16}{value:>8.3f}")

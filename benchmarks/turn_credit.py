@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 
 from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
@@ -161,7 +160,8 @@ class Experiment:
         words = [f"output_dir={run}", f"rollouts.logs=[{log}]", f"max_iterations={self._args.epochs}"]
         words += [f"export_every={self._args.epochs}", f"seed={self._seed}", "resume_from_checkpoint=True"]
         words += [*CRITICS[name], *self._args.overrides]
-        cfg = OmegaConf.merge(load_config("sft_appworld/turn_critic"), OmegaConf.from_dotlist(words))
+        cfg = load_config("sft_appworld/turn_critic")
+        cfg.merge_with_dotlist(words)
         recipe = SftAppWorldRecipe(extended(cfg, "sft_appworld"))
         try:
             recipe.setup()
@@ -196,13 +196,16 @@ class Experiment:
         """V(next state) - V(state) of every turn, by ``loop-turn-values`` on a folder that looks like a run's."""
         run, collection = self._folder / "values", training_id("held-out", 1)
         log = write_rollouts(run / "node" / COLLECTIONS, collection, rollouts)
+        asked = self._conf.collection
+        tasks = sorted({rollout.task_id for rollout in rollouts})
         request = CollectionRequest(
-            collection, [], 1, 0, self._seed, self._conf.collection.sampling, self._conf.collection.limits
+            collection, tasks, 1, 0, seed=self._seed, sampling=asked.sampling, limits=asked.limits
         )
         write_whole(meta_path(log.parent, collection), json.dumps({"request": request.to_dict()}) + "\n")
         if not (run / "policies").is_dir():
             write_empty_adapter(run / "policies" / "policy-v0000", self._conf.checkpointer["checkpoint_dir"])
-            cfg = OmegaConf.merge(load_config("loop_appworld/tiny_cpu"), {"output_dir": str(run)})
+            cfg = load_config("loop_appworld/tiny_cpu")
+            cfg.merge_with({"output_dir": str(run)})
             write_node_config(read_loop_config(extended(cfg)).rollout_node.child, run / "rollout_node.yaml")
         if turn_values_cli.main(
             [str(run), "--collection", collection, "--continuations", str(self._args.continuations)]
@@ -286,9 +289,9 @@ def main() -> int:
             found[name] += zip(cases, values, strict=True)
     rows = []
     print(f"{'critic':<26}{'found':>8}{'from':>8}{'to':>8}   by flaw")
-    for name, values in found.items():
-        share, low, high = interval(by(values, lambda case: case.rollout.task_id))
-        of_flaw = {f"found_{flaw}": statistics.fmean(each) for flaw, each in by(values, lambda case: case.flaw).items()}
+    for name, each in found.items():
+        share, low, high = interval(by(each, lambda case: case.rollout.task_id))
+        of_flaw = {f"found_{flaw}": statistics.fmean(own) for flaw, own in by(each, lambda case: case.flaw).items()}
         told = ", ".join(f"{metric.removeprefix('found_')} {value:.2f}" for metric, value in sorted(of_flaw.items()))
         print(f"{name:<26}{share:>8.3f}{low:>8.3f}{high:>8.3f}   {told}")
         for metric, value in {"found": share, "found_low": low, "found_high": high, **of_flaw}.items():

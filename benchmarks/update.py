@@ -34,7 +34,7 @@ from torchtune.models.qwen2 import lora_qwen2
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from loop_recipes.learner.batching import Sample, micro_batches
+from loop_recipes.learner.batching import Sample, filled, micro_batches
 from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
 from loop_recipes.learner.losses import ClippedPolicyLoss
 from loop_recipes.learner.peft_export import peft_name
@@ -130,13 +130,14 @@ def tune_model(args: argparse.Namespace) -> nn.Module:
 
 def peft_model(args: argparse.Namespace) -> nn.Module:
     """:func:`hf_model` with the same adapter through peft."""
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     model = get_peft_model(hf_model(args), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=projections))
     shapes = {name: p.shape for name, p in tune_model(args).named_parameters() if ".lora_" in name}
-    result = set_peft_model_state_dict(model, {peft_name(name): value for name, value in adapter(shapes).items()})
-    assert not result.unexpected_keys, result.unexpected_keys
+    weights = {peft_name(name): value for name, value in adapter(shapes).items()}
+    set_peft_model_state_dict(model, weights)
+    assert get_peft_model_state_dict(model, save_embedding_layers=False).keys() == weights.keys()
     return model
 
 
@@ -145,7 +146,7 @@ def ours(args: argparse.Namespace, packed: bool) -> tuple[nn.Module, Callable, C
 
     def old_logprobs(samples: list[Sample]) -> list[Sample]:
         with torch.no_grad():
-            old = {}
+            old: dict[str, Tensor] = {}
             for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
                 old |= batch.split(model(**batch.inputs()).logprobs)
         return [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
@@ -175,7 +176,7 @@ def one_by_one(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]
     def gradient(samples: list[Sample]) -> float:
         total = 0.0
         for sample in samples:
-            ratio = (logprobs(sample) - sample.old_logprobs).exp()
+            ratio = (logprobs(sample) - filled(sample.old_logprobs)).exp()
             clipped = ratio.clamp(1 - EPS, 1 + EPS)
             value = -torch.minimum(ratio * sample.advantage, clipped * sample.advantage).mean() / len(samples)
             value.backward()

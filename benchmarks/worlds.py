@@ -19,7 +19,6 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from typing import Any
 
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import Grade, create_pool
-from agent_environments.worlds.pool import WorldPool
+from agent_environments.worlds.pool import WorldKind, WorldPool
 
 REPOSITORY = Path(__file__).parents[1]
 WORLDS = ("textcraft", "babyai", "textworldexpress", "scienceworld", "tau2_telecom")
@@ -106,8 +105,10 @@ async def collect(pool: WorldPool, plans: Sequence[tuple[str, Sequence[str]]]) -
     return list(await asyncio.gather(*(play(pool, task, commands) for task, commands in plans)))
 
 
-async def ours(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[str, list[str]]], Path]:
-    """The rows of one world, the expert's plans and the worker's file."""
+async def ours(
+    name: str, args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], list[tuple[str, list[str]]], WorldKind]:
+    """The rows of one world, the expert's plans and what kind of world it is."""
     places = {"max_worlds": args.machines} if name in JAVA_WORLDS else {}
     pool = create_pool(name, {"python": args.python, **places}, lambda text: [])
     assert isinstance(pool, WorldPool)
@@ -131,33 +132,34 @@ async def ours(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]
         row(case, "nothing_reward", statistics.fmean(grade.reward for grade in nothing), "fraction"),
         *measure.rows(case),
     ]
-    return rows, plans, pool.kind.worker
+    return rows, plans, pool.kind
 
 
-def bare(name: str, python: str, worker: Path, environment: dict[str, str], plans: Any) -> list[dict[str, Any]]:
+def bare(kind: WorldKind, python: str, plans: Any) -> list[dict[str, Any]]:
     """The same plans in a loop inside the world's interpreter; the first one twice, to warm up as ours did."""
     process = subprocess.Popen(
-        [python, "-c", BARE, str(worker)],
+        [python, "-c", BARE, str(kind.worker)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONHASHSEED": "0", **environment},
+        env={**os.environ, "PYTHONHASHSEED": "0", **kind.environment()},
         text=True,
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
 
     def ask(part: Any) -> None:
-        process.stdin.write(json.dumps(part) + "\n")
-        process.stdin.flush()
-        if not process.stdout.readline():
-            raise RuntimeError(f"the bare loop of {name} ended")
+        requests.write(json.dumps(part) + "\n")
+        requests.flush()
+        if not answers.readline():
+            raise RuntimeError(f"the bare loop of {kind.name} ended")
 
     try:
         ask(plans[:1])
         cpu, began = cpu_seconds(), time.monotonic()
         ask(plans)
-        return Measure(len(plans), time.monotonic() - began, cpu_seconds() - cpu).rows(f"bare {name}")
+        return Measure(len(plans), time.monotonic() - began, cpu_seconds() - cpu).rows(f"bare {kind.name}")
     finally:
         for pid in descendants(process.pid):
             os.kill(pid, 9)
@@ -176,9 +178,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the rows {case, metric, value, unit}")
     args = parser.parse_args()
     for name in args.worlds:
-        rows, plans, worker = asyncio.run(ours(name, args))
-        kind = create_pool(name, {"python": args.python}, lambda text: [])
-        rows += bare(name, args.python, worker, kind.kind.environment(), plans)
+        rows, plans, kind = asyncio.run(ours(name, args))
+        rows += bare(kind, args.python, plans)
         for line in rows:
             print(f"{line['case']:24} {line['metric']:22} {line['value']:>10} {line['unit']}", flush=True)
         if args.json:
@@ -188,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

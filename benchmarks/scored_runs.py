@@ -1,4 +1,4 @@
-"""Policies made by commands and scored on held-out tasks: what algorithms.py and table_one.py share.
+"""Policies made by commands and scored on held-out tasks: what algorithms.py, table_one.py and learn_worlds.py share.
 
 A policy is made in a folder of its own, step by step (:class:`~loop_recipes.launch.steps.Steps`), and scored by
 ``eval_appworld`` in the folder ``evaluation`` there. Several seeds of one setting are several runs over the same tasks.
@@ -12,7 +12,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,16 @@ def results_of(evaluations: Sequence[Path]) -> list[TaskResult]:
     Raises:
         ValueError: a folder that holds no evaluation.
     """
-    joined: list[TaskResult] = []
-    for folder in evaluations:
-        _, (named,) = read_report(folder)
-        before = 1 + max((result.run for result in joined), default=-1)
-        joined += [dataclasses.replace(result, run=before + result.run) for result in named.results]
-    return joined
+    return joined(only.results for _, (only,) in map(read_report, evaluations))
+
+
+def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
+    """Results over the same tasks, numbered as runs of one."""
+    together: list[TaskResult] = []
+    for results in seeds:
+        before = 1 + max((result.run for result in together), default=-1)
+        together += [dataclasses.replace(result, run=before + result.run) for result in results]
+    return together
 
 
 def held_out_score(evaluations: Sequence[Path]) -> Score:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -59,16 +60,18 @@ class Script:
     """What one episode will do.
 
     ``turns`` are taken in order; ``message(task, shown, turn)`` is what the agent says to take one, where ``task`` is
-    the message that opened the episode and ``shown`` the last observation (in the first turn: ``task``).
+    the message that opened the episode and ``shown`` the last observation (in the first turn: ``task``). Unless
+    ``message`` is given, turns are what is said.
     """
 
     task_id: str
     flaw: str | None
-    turns: tuple[str, ...]
-    message: Callable[[str, str, str], str] = lambda task, shown, turn: turn
+    turns: tuple[Any, ...]
+    message: Callable[[str, str, Any], str] = lambda task, shown, turn: str(turn)
 
 
-async def _play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
+async def play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demonstration:
+    """One script, in a pool that is open."""
     environment = await pool.acquire(episode_id)
     try:
         opening = await environment.start(script.task_id)
@@ -96,13 +99,13 @@ async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int
         with Progress(*columns) as progress:
             bar = progress.add_task("", total=len(scripts))
 
-            async def play(index: int, script: Script) -> Demonstration:
+            async def in_place(index: int, script: Script) -> Demonstration:
                 async with places:
-                    demonstration = await _play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
+                    demonstration = await play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
                 progress.advance(bar)
                 return demonstration
 
-            return list(await asyncio.gather(*(play(index, script) for index, script in enumerate(scripts))))
+            return list(await asyncio.gather(*(in_place(index, script) for index, script in enumerate(scripts))))
     finally:
         await pool.close()
 

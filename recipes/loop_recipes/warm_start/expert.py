@@ -12,7 +12,7 @@ from pathlib import Path
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
 from agent_environments.worlds.pool import WorldPool
 from loop_recipes.warm_start import world_words
-from loop_recipes.warm_start.demonstration import Demonstration, Script
+from loop_recipes.warm_start.demonstration import Demonstration, Script, play
 from loop_recipes.warm_start.demonstrator import draw
 from loop_recipes.warm_start.world_words import WORDS, WorldWords
 from rollout_server.config import EnvironmentConfig
@@ -24,14 +24,21 @@ SAID_AGAIN = 2
 """How often an agent that has stopped says so."""
 FLAWS = ("gave_up", "stopped_short", "skipped_step")
 
-
-def possible_flaws(commands: Sequence[str]) -> list[str]:
-    """The flaws for which an expert's commands leave room; a single command can only be left out."""
-    return list(FLAWS if len(commands) > 1 else FLAWS[:1])
+Plan = tuple[str, ...]
+"""The expert's commands from one on, which is given now."""
 
 
-def flawed(commands: Sequence[str], flaw: str) -> list[str]:
-    """The expert's commands made wrong; a sentence among them is no command, and the world says so.
+def turns_of(commands: Sequence[str]) -> list[Plan | str]:
+    return [tuple(commands[number:]) for number in range(len(commands))]
+
+
+def possible_flaws(turns: Sequence[Plan | str]) -> list[str]:
+    """The flaws for which an expert's turns leave room; a single one can only be left out."""
+    return list(FLAWS if len(turns) > 1 else FLAWS[:1])
+
+
+def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
+    """The expert's turns made wrong; a sentence among them gives no command, and the world says so.
 
     - ``gave_up``: gives up before the first command.
     - ``stopped_short``: says that it is done when the last command is missing.
@@ -41,9 +48,9 @@ def flawed(commands: Sequence[str], flaw: str) -> list[str]:
         case "gave_up":
             return [GIVING_UP] * SAID_AGAIN
         case "stopped_short":
-            return [*commands[:-1], *[CLAIM] * SAID_AGAIN]
+            return [*turns[:-1], *[CLAIM] * SAID_AGAIN]
         case "skipped_step":
-            return [*commands[1:], *[GIVING_UP] * SAID_AGAIN]
+            return [*turns[1:], *[GIVING_UP] * SAID_AGAIN]
     raise ValueError(f"no flaw {flaw!r}; there are {', '.join(FLAWS)}")
 
 
@@ -79,13 +86,18 @@ class ExpertDemonstrator:
         return pool
 
     def _ask(self, split: str) -> dict[str, list[str]]:
-        """The expert's commands for each task of a split."""
+        """The expert's commands for each task of a split that they solve: not every expert can solve all."""
 
         async def ask() -> dict[str, list[str]]:
             pool = self._pool()
             await pool.open()
+            plans = {}
             try:
-                return {task: await pool.expert(task) for task in pool.tasks(split)}
+                for task in pool.tasks(split):
+                    commands = await pool.expert(task)
+                    if (await play(pool, Script(task, None, tuple(map(pool.message, commands))), task)).success:
+                        plans[task] = commands
+                return plans
             finally:
                 await pool.close()
 
@@ -99,17 +111,18 @@ class ExpertDemonstrator:
     ) -> list[Script]:
         rng = random.Random(f"demonstrations {seed}")
         plans = self._plans(split)
-        possible = {task: possible_flaws(commands) for task, commands in plans.items()}
+        turns = {task: turns_of(commands) for task, commands in plans.items()}
+        possible = {task: possible_flaws(turns[task]) for task in plans}
         scripts = []
         for task, flaw in draw(possible, count, rng, flawed_share, habits):
-            turns = plans[task] if flaw is None else flawed(plans[task], flaw)
-            scripts.append(Script(task, flaw, tuple(turns), self._message))
+            taken = turns[task] if flaw is None else flawed(turns[task], flaw)
+            scripts.append(Script(task, flaw, tuple(taken), self._message))
         return scripts
 
-    def _message(self, task: str, shown: str, turn: str) -> str:
-        if turn in (CLAIM, GIVING_UP):
+    def _message(self, task: str, shown: str, turn: Plan | str) -> str:
+        if isinstance(turn, str):
             return turn
-        return f"{self._words.thought(task, shown, turn)}\n{self._spoken(turn)}".lstrip()
+        return f"{self._words.thought(task, shown, turn)}\n{self._spoken(turn[0])}".lstrip()
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
         return self._words.renamed(demonstration, rng)

@@ -1,5 +1,6 @@
 """The real worlds (``make environments``): the expert's score, doing nothing, a rerun, and the protocol's rules."""
 
+import re
 import shutil
 from dataclasses import dataclass
 
@@ -103,6 +104,48 @@ async def test_a_rerun_is_the_same(world):
     for worker in list(pool._workers):
         worker.kill()
     assert await play(pool, task, messages) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "sizes", "most"),
+    [("babyai", "one_room", (780, 52, 65), 20), ("textcraft", "short", (152, 15, 36), 4)],
+)
+async def test_the_tasks_for_small_policies(name, suffix, sizes, most):
+    pool = create_pool(name, {"python": PYTHON}, word_spans)
+    await pool.open()
+    try:
+        splits = [f"{split}_{suffix}" for split in ("train", "dev", "test")]
+        assert tuple(len(pool.tasks(split)) for split in splits) == sizes
+        assert not set(pool.tasks(splits[0])) & set(pool.tasks(splits[2]))
+        solved = 0
+        for task in pool.tasks(splits[2])[:24]:
+            messages = await expert_messages(pool, task)
+            assert len(messages) <= most
+            _, grade = await play(pool, task, messages)
+            solved += grade.success
+    finally:
+        await pool.close()
+    assert solved >= 23, "something may stand in the way of one who goes straight"
+
+
+async def test_babyai_says_where_things_are_and_how_far_the_way_is_free():
+    pool = create_pool("babyai", {"python": PYTHON}, word_spans)
+    await pool.open()
+    try:
+        environment = await pool.acquire("episode")
+        task = (await environment.start("GoToLocalS8N3_1"))[-1].content
+        shown = (await environment.step(pool.message("turn right"))).observation
+        await environment.close()
+    finally:
+        await pool.close()
+    assert task.startswith(
+        "Instruction: go to a yellow key\n\nYou see:\n- grey key ahead 2, right 3\nFree cells ahead: 3, then a wall.\n"
+    )
+    line = r"- \w+ \w+ (ahead \d(, (left|right) \d)?|(left|right) \d)\n"
+    assert re.fullmatch(
+        rf"(You see:\n({line})+|You see no objects.\n)Free cells ahead: \d(, then a [\w ]+)?\.\nYou carry: nothing\.",
+        shown,
+    )
 
 
 async def test_it_conforms(world):

@@ -21,7 +21,7 @@ PARAMETERS = {
     "tiny_cpu": 1.05e6,
     "tiny_cpu_agent": 1.05e6,
     "tiny_gpu": 1.05e6,
-    "babyai_cpu": 4.77e5,
+    "babyai_cpu": 6.73e5,
     "colbench_cpu": 4.86e5,
     "qwen2_5_1_5b_one_gpu": 1.56e9,
     "qwen2_5_7b_one_gpu": 7.66e9,

@@ -42,6 +42,18 @@ def test_the_experts_play_succeeds_and_a_flawed_one_does_not(demonstrator: Exper
     assert demonstrator.texts(played[0])[1:] == [f"Bring 0 to {target}.", *chain.from_iterable(played[0].steps)]
 
 
+class StumblingPool(FakePool):
+    async def expert(self, task_id: str) -> list[str]:
+        return (await super().expert(task_id))[:3]
+
+
+def test_what_the_expert_cannot_solve_is_not_demonstrated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ENVIRONMENTS, "stumbling", f"{__name__}:StumblingPool")
+    demonstrator = ExpertDemonstrator(EnvironmentConfig("stumbling", {"python": sys.executable}))
+    assert {script.task_id for script in demonstrator.scripts("train", 4, seed=0)} == {"to_3"}
+    assert {script.task_id for script in demonstrator.scripts("train", 4, seed=0, habits=FLAWS)} == {"to_3"}
+
+
 def test_scripts_repeat_with_their_seed_and_take_every_task_in_turn(demonstrator: ExpertDemonstrator):
     first, again, other = (demonstrator.scripts("train", 8, seed, flawed_share=0.5) for seed in (0, 0, 1))
     assert first == again != other

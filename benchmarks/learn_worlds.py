@@ -94,12 +94,11 @@ class World:
         build = tune("run", "warm_start_appworld", "--config", f"warm_start_appworld/{self._config}")
         build += [f"output_dir={self.warm_start}"]
         Steps(self.warm_start, {}).run("warm start", build, self.warm_start / "log", deadline_s=options.deadline_s)
-        self._score("before", self.warm_start / "cycle-1", {CLEAN: None})
         for (name, run), seed in zip(self.runs.items(), [*options.seeds, options.seeds[0]], strict=True):
             self._train(run, seed, [SHUFFLED] if name == CONTROL else [])
-        self._score(
-            "after", self.policy, {BEFORE: None} | {name: newest_policy(run) for name, run in self.runs.items()}
-        )
+        trained = {name: newest_policy(run) for name, run in self.runs.items()}
+        self._score("after", self.policy, {BEFORE: None} | trained)
+        self._score("clean", self.warm_start / "cycle-1", {CLEAN: None})
 
     def _train(self, run: Path, seed: int, words: Sequence[str]) -> None:
         options = self.options
@@ -136,7 +135,7 @@ class World:
     def results(self) -> dict[tuple[str, str], list[TaskResult]]:
         """Policy and sampling -> the results; those of all seeds are of one policy, ``loop``."""
         found: dict[tuple[str, str], list[TaskResult]] = {}
-        for what in ("before", "after"):
+        for what in ("clean", "after"):
             for named in read_report(self.evaluation(what))[1]:
                 found[named.name, named.sampling] = list(named.results)
         for sampling in (GREEDY, SAMPLED):
@@ -197,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, default=Path("runs/learn_worlds"), help="folder of all runs")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="the control takes the first")
-    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--runs", type=int, default=2, help="runs over the held-out tasks at temperature 1")
     parser.add_argument("--node", metavar="URL", help="a rollout node that serves the policy of the one world")
     parser.add_argument("--deadline-s", type=float, default=5400.0, help="of each command")

@@ -69,10 +69,10 @@ def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path,
     words = ["--output", str(tmp_path / "out"), "--worlds", "babyai", "--seeds", "0", "1", "--iterations", "2"]
     words += ["--json", str(numbers), "--", "optimizer.lr=1e-3"]
     learn_worlds.main(words)
-    build, first, *training, last = commands.commands
+    build, *training, last, clean = commands.commands
     assert "warm_start_appworld/babyai_cpu" in build
-    assert said(first, "policies") == "[{name: clean, adapter: null}]"
-    assert said(first, "rollout_node.config.model.path").endswith("warm_start/cycle-1")
+    assert said(clean, "policies") == "[{name: clean, adapter: null}]"
+    assert said(clean, "rollout_node.config.model.path").endswith("warm_start/cycle-1")
     assert [said(run, "seed") for run in training] == ["0", "1", "0"]
     assert [learn_worlds.SHUFFLED in run for run in training] == [False, False, True]
     for run in training:

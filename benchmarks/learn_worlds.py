@@ -1,13 +1,15 @@
 """LOOP in worlds with an expert: tiny policies built, taught bad habits, trained and scored on held-out tasks.
 
-    python benchmarks/learn_worlds.py --docs docs/world_policies.md --json benchmarks/results/learn_worlds.json
+    python benchmarks/learn_worlds.py --worlds babyai --docs docs/world_policies.md
+    python benchmarks/learn_worlds.py --worlds colbench --json benchmarks/results/learn_colbench.json
     python benchmarks/learn_worlds.py --worlds babyai --seeds 0 --iterations 2       # does it run?
 
 For each world: `tune run warm_start_appworld`, then `tune run loop_appworld` with each seed and with shuffled
 advantages (the control, which must not learn), then `tune run eval_appworld` over all policies, the one before the
 habits included. Success is in percent: one greedy run and --runs at temperature 1 over the held-out tasks, with a 95 %
-bootstrap interval over levels. What is done is not repeated and a run that was cut off
-goes on, so the same command again finishes the rest. What follows ``--`` goes to every config of loop_appworld.
+bootstrap interval over levels (BabyAI) or tasks (ColBench, where every turn but the last is a question). What is done
+is not repeated and a run that was cut off goes on, so the same command again finishes the rest. What follows ``--``
+goes to every config of loop_appworld.
 
 Each run starts a rollout node. All runs of one world can share one that serves its policy: `loop-launch rollout-node`
 with the world's config of loop_appworld, and then ``--worlds babyai --node URL``.
@@ -35,7 +37,7 @@ from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.plots.curves import Curve, draw
 from rollout_server.schema import ConfigError
 
-WORLDS = {"babyai": "BabyAI"}
+WORLDS = {"babyai": "BabyAI", "colbench": "ColBench"}
 """Name of the world in the configs -> in the table."""
 SHUFFLED = "advantage=loop_recipes.learner.advantages.Shuffled"
 CLEAN, BEFORE, LOOP, CONTROL = "clean", "before", "loop", "shuffled"
@@ -133,29 +135,33 @@ class World:
         return {CONTROL: [runs.pop(CONTROL)], LOOP: list(runs.values())}
 
     def results(self) -> dict[tuple[str, str], list[TaskResult]]:
-        """Policy and sampling -> the results; those of all seeds are of one policy, ``loop``."""
+        """Policy and sampling -> the results; ``loop`` stands for all seeds together."""
         found: dict[tuple[str, str], list[TaskResult]] = {}
         for what in ("clean", "after"):
             for named in read_report(self.evaluation(what))[1]:
                 found[named.name, named.sampling] = list(named.results)
         for sampling in (GREEDY, SAMPLED):
-            found[LOOP, sampling] = joined(found.pop((f"seed{seed}", sampling)) for seed in self.options.seeds)
+            found[LOOP, sampling] = joined(found[f"seed{seed}", sampling] for seed in self.options.seeds)
         return found
 
 
 def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
     """The table in Markdown, and its numbers as rows {case, metric, value, unit}."""
     head = f"mean reward, first {WINDOW} / last {WINDOW} iterations"
-    lines, rows = [f"| world | policy | greedy | sampled | {head} |", "|---|---|---|---|---|"], []
+    lines = [f"| world | policy | greedy | sampled | turns, greedy / sampled | {head} |", "|---|---|---|---|---|---|"]
+    rows = []
     for world in worlds:
         scored = {key: score(results) for key, results in world.results().items()}
         for name, label in LABELS.items():
             rewards = " / ".join(f"{value:.2f}" for value in reward_ends(world.curves.get(name, [])))
-            figures = {"greedy": scored[name, GREEDY].tgc, "sampled": scored[name, SAMPLED].tgc}
-            cells = [WORLDS[world.name], label, *map(figure, figures.values()), rewards]
+            both = [scored[name, sampling] for sampling in (GREEDY, SAMPLED)]
+            turns = " / ".join(f"{one.interactions:.2f}" for one in both)
+            cells = [WORLDS[world.name], label, *(figure(one.tgc) for one in both), turns, rewards]
             lines.append(f"| {' | '.join(cells)} |")
-            case = f"ours_{name} {world.name}"
-            rows += [number(case, f"{key}_success", value.mean, "percent") for key, value in figures.items()]
+        for (name, sampling), one in scored.items():
+            case, how = f"ours_{name} {world.name}", "greedy" if sampling == GREEDY else "sampled"
+            rows.append(number(case, f"{how}_success", one.tgc.mean, "percent"))
+            rows.append(number(case, f"{how}_turns", one.interactions, "turns"))
     return "\n".join(lines), rows
 
 
@@ -216,13 +222,13 @@ def main(arguments: list[str] | None = None) -> None:
     except (StepFailed, ConfigError) as error:
         sys.exit(f"learn_worlds: {error}")
     text, rows = table(worlds)
-    image = args.output / "learn_worlds.png"
+    image = args.output / f"learn_{'_'.join(args.worlds)}.png"
     picture(worlds, image)
     print(f"{text}\n{image}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.docs:
-        put_into(args.docs, "learn_worlds", text, image, "LOOP in two worlds")
+        put_into(args.docs, "learn_worlds", text, image, f"LOOP in {', '.join(WORLDS[name] for name in args.worlds)}")
 
 
 if __name__ == "__main__":

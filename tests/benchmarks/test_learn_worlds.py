@@ -50,7 +50,7 @@ class Commands:
         results = [
             {
                 **{"policy": name, "sampling": sampling, "task_id": f"Level{task}_1", "run": run, "reward": 0.5},
-                **{"success": task < solved, "end_reason": "completed"},
+                **{"success": task < solved, "end_reason": "completed", "turns": 5 if task < solved else 1},
             }
             for name, solved in SOLVED.items()
             if f"name: {name}," in policies
@@ -82,13 +82,15 @@ def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path,
         assert said(run, "optimizer.lr") == "1e-3"
     assert said(last, "policies").count("policies/policy-v0002") == 3
     out = capsys.readouterr().out
-    assert "| BabyAI | before the habits | 100.0 [50.0, 100.0] | 100.0 [50.0, 100.0] |  |" in out
+    assert "| BabyAI | before the habits | 100.0 [50.0, 100.0] | 100.0 [50.0, 100.0] | 5.00 / 5.00 |  |" in out
     assert "| BabyAI | after LOOP, all seeds | 87.5 [" in out
     assert out.count(" | 0.38 / 0.38 |") == 2, "two iterations are both the first and the last three"
     known = {(row["case"], row["metric"]): row["value"] for row in json.loads(numbers.read_text())}
     assert known["ours_loop babyai", "greedy_success"] == 87.5
+    assert known["ours_seed0 babyai", "greedy_success"] == 75.0
     assert known["ours_shuffled babyai", "sampled_success"] == 25.0
-    assert (tmp_path / "out/learn_worlds.png").stat().st_size > 0
+    assert known["ours_shuffled babyai", "sampled_turns"] == 2.0
+    assert (tmp_path / "out/learn_babyai.png").stat().st_size > 0
     learn_worlds.main(words)
     assert len(commands.commands) == 6, "nothing is repeated"
     with pytest.raises(SystemExit, match="was begun with another overrides"):

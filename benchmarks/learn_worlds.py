@@ -138,6 +138,8 @@ class World:
         """Policy and sampling -> the results; ``loop`` stands for all seeds together."""
         found: dict[tuple[str, str], list[TaskResult]] = {}
         for what in ("clean", "after"):
+            if not (self.evaluation(what) / "report.json").exists():
+                continue
             for named in read_report(self.evaluation(what))[1]:
                 found[named.name, named.sampling] = list(named.results)
         for sampling in (GREEDY, SAMPLED):
@@ -153,6 +155,8 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
     for world in worlds:
         scored = {key: score(results) for key, results in world.results().items()}
         for name, label in LABELS.items():
+            if (name, GREEDY) not in scored:
+                continue
             rewards = " / ".join(f"{value:.2f}" for value in reward_ends(world.curves.get(name, [])))
             both = [scored[name, sampling] for sampling in (GREEDY, SAMPLED)]
             turns = " / ".join(f"{one.interactions:.2f}" for one in both)
@@ -206,6 +210,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=2, help="runs over the held-out tasks at temperature 1")
     parser.add_argument("--node", metavar="URL", help="a rollout node that serves the policy of the one world")
     parser.add_argument("--deadline-s", type=float, default=5400.0, help="of each command")
+    parser.add_argument("--table-only", action="store_true", help="of what is scored; train nothing")
     parser.add_argument("--docs", type=Path, help="put table and picture between the markers in this file")
     parser.add_argument("--json", type=Path, help="write the rows there")
     return parser
@@ -217,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     args.overrides = overrides
     worlds = [World(name, args.output.resolve() / name, args) for name in args.worlds]
     try:
-        for world in worlds:
+        for world in worlds if not args.table_only else ():
             world.learn()
     except (StepFailed, ConfigError) as error:
         sys.exit(f"learn_worlds: {error}")

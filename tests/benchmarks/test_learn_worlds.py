@@ -93,5 +93,9 @@ def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path,
     assert (tmp_path / "out/learn_babyai.png").stat().st_size > 0
     learn_worlds.main(words)
     assert len(commands.commands) == 6, "nothing is repeated"
+    (tmp_path / "out/babyai/evaluation_clean/report.json").unlink()
+    learn_worlds.main([*words[:7], "--table-only"])
+    assert "before the habits" not in capsys.readouterr().out.rpartition("| world |")[2]
+    assert len(commands.commands) == 6
     with pytest.raises(SystemExit, match="was begun with another overrides"):
         learn_worlds.main([*words, "optimizer.lr=1e-4"])

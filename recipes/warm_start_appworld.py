@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agent_environments.protocol import create_pool
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.files import extended, read_config
+from loop_recipes.config.files import read_config
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstration, tiny_model, tiny_tokenizer
@@ -270,7 +270,7 @@ class WarmStartRecipe:
 def recipe_main(cfg: DictConfig) -> int | str:
     """Entry point of `tune run warm_start_appworld`: ``cfg`` is the file named by --config and what follows it."""
     try:
-        recipe = WarmStartRecipe(extended(cfg, "warm_start_appworld"))
+        recipe = WarmStartRecipe(cfg)
         recipe.setup()
         recipe.train()
         recipe.save_checkpoint()

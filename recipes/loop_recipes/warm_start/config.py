@@ -139,7 +139,5 @@ class WarmStartConfig:
     tokenizer: TokenizerConfig
     model: ModelConfig
     training: TrainingConfig
-    extends: str | None = None
-    """The config below this one: a name, or the path of a YAML file."""
     practice_world: PracticeWorld | None = None
     """AppWorld only, which has no expert besides the reference solutions of its tasks."""

@@ -188,13 +188,13 @@ def picture(worlds: Sequence[World], path: Path) -> None:
     drawing, grid = plt.subplots(1, len(worlds), figsize=(4.5 * len(worlds), 3), squeeze=False, sharey=True)
     for axes, world in zip(grid[0], worlds, strict=True):
         for name, colour in ((CONTROL, "#999999"), (LOOP, "#0072B2")):
-            draw(axes, Curve(LABELS[name], world.curves[name]), "reward", colour, WINDOW)
+            draw(axes, Curve(LABELS[name], world.curves[name]), "reward", colour, window=1)
         axes.set_title(WORLDS[world.name], fontsize=10)
         axes.set_xlabel("iteration")
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.25, lw=0.5)
     grid[0][0].set_ylabel("share of rollouts that solve")
-    note = f"moving average over {WINDOW} iterations; band: lowest to highest seed; grey: shuffled advantages"
+    note = "band: lowest to highest seed; grey: shuffled advantages"
     drawing.suptitle(note, fontsize=8, x=0.01, ha="left")
     drawing.tight_layout()
     drawing.savefig(path, dpi=120)

@@ -1,7 +1,7 @@
 """LOOP in worlds with an expert: tiny policies built, taught bad habits, trained and scored on held-out tasks.
 
     python benchmarks/learn_worlds.py --worlds babyai --docs docs/world_policies.md
-    python benchmarks/learn_worlds.py --worlds colbench --json benchmarks/results/learn_colbench.json
+    python benchmarks/learn_worlds.py --worlds colbench --json results.json
     python benchmarks/learn_worlds.py --worlds babyai --seeds 0 --iterations 2       # does it run?
 
 For each world: `tune run warm_start_appworld`, then `tune run loop_appworld` with each seed and with shuffled
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from scored_runs import Algorithm, figure, joined, number, put_into
+from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import TaskResult, score
@@ -39,7 +39,6 @@ from rollout_server.schema import ConfigError
 
 WORLDS = {"babyai": "BabyAI", "colbench": "ColBench"}
 """Name of the world in the configs -> in the table."""
-SHUFFLED = "advantage=loop_recipes.learner.advantages.Shuffled"
 CLEAN, BEFORE, LOOP, CONTROL = "clean", "before", "loop", "shuffled"
 LABELS = {
     CLEAN: "before the habits",
@@ -97,7 +96,7 @@ class World:
         build += [f"output_dir={self.warm_start}"]
         Steps(self.warm_start, {}).run("warm start", build, self.warm_start / "log", deadline_s=options.deadline_s)
         for (name, run), seed in zip(self.runs.items(), [*options.seeds, options.seeds[0]], strict=True):
-            self._train(run, seed, [SHUFFLED] if name == CONTROL else [])
+            self._train(run, seed, ALGORITHMS["shuffled"].overrides if name == CONTROL else ())
         trained = {name: newest_policy(run) for name, run in self.runs.items()}
         self._score("after", self.policy, {BEFORE: None} | trained)
         self._score("clean", self.warm_start / "cycle-1", {CLEAN: None})
@@ -171,16 +170,8 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
 
 def reward_ends(runs: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
     """Mean reward over the first and over the last iterations of some runs; nothing of none."""
-    ends = [[line["reward"] for run in runs for line in part(run)] for part in (_first, _last)]
-    return [statistics.fmean(rewards) for rewards in ends if rewards]
-
-
-def _first(run: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    return run[:WINDOW]
-
-
-def _last(run: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    return run[-WINDOW:]
+    ends = (slice(None, WINDOW), slice(-WINDOW, None))
+    return [statistics.fmean(line["reward"] for run in runs for line in run[end]) for end in ends if runs]
 
 
 def picture(worlds: Sequence[World], path: Path) -> None:

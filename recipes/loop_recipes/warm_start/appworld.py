@@ -6,7 +6,6 @@ a wrong amount, another account's password).
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -14,6 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import appworld_adapter
 from agent_environments.observation import REMINDER_HEAD
@@ -22,6 +22,7 @@ from appworld_adapter.dataset import difficulty_of, load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
 from loop_recipes.warm_start.config import PracticeWorld
 from loop_recipes.warm_start.demonstration import Demonstration, Script
+from loop_recipes.warm_start.demonstrator import draw
 from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError
 
@@ -119,35 +120,31 @@ def quoting(turns: Sequence[Mapping[str, str]], roles: Sequence[str], task: str)
 def draw_scripts(
     root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
 ) -> list[Script]:
-    """``count`` scripts, task after task in a shuffled order.
-
-    With ``habits`` all of them have one of these flaws, and tasks that leave no room for any are passed over; without,
-    a share of them has any flaw. Which one is drawn anew each time.
+    """``count`` scripts of ``tasks``, drawn as :func:`~loop_recipes.warm_start.demonstrator.draw` says.
 
     Raises:
         ConfigError: no task leaves room for a habit.
     """
     rng = random.Random(f"demonstrations {seed}")
-    solutions = []
-    for task_id in rng.sample(list(tasks), len(tasks)):
-        folder = root / "data" / "tasks" / task_id
-        turns, demonstration = (
-            json.loads((folder / "ground_truth" / f"{name}.json").read_text()) for name in ("turns", "demonstration")
-        )
-        task = json.loads((folder / "specs.json").read_text())["instruction"]
-        turns = quoting(turns, demonstration["roles"], task)
-        possible = [flaw for flaw in possible_flaws(demonstration) if not habits or flaw in habits]
-        if possible or not habits:
-            solutions.append((task_id, turns, demonstration, possible))
-    if not solutions:
-        raise ConfigError(f"demonstrations.habits: none of {len(tasks)} tasks leaves room for {', '.join(habits)}")
+    solutions = {task_id: _solution(root, task_id) for task_id in tasks}
+    possible = {task_id: possible_flaws(demonstration) for task_id, (_, demonstration) in solutions.items()}
     scripts = []
-    for task_id, turns, demonstration, possible in itertools.islice(itertools.cycle(solutions), count):
-        flaw = rng.choice(possible) if habits or rng.random() < flawed_share else None
+    for task_id, flaw in draw(possible, count, rng, flawed_share, habits):
+        turns, demonstration = solutions[task_id]
         if flaw is not None:
             turns = flawed_turns(turns, demonstration, rng, flaw)
         scripts.append(Script(task_id, flaw, tuple(map(format_action, turns))))
     return scripts
+
+
+def _solution(root: Path, task_id: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """The reference turns, which quote the task, and its demonstration.json."""
+    folder = root / "data" / "tasks" / task_id
+    turns, demonstration = (
+        json.loads((folder / "ground_truth" / f"{name}.json").read_text()) for name in ("turns", "demonstration")
+    )
+    task = json.loads((folder / "specs.json").read_text())["instruction"]
+    return quoting(turns, demonstration["roles"], task), demonstration
 
 
 _ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")

@@ -22,7 +22,6 @@ import json
 import math
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,51 +30,31 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import finished_iterations, numbers_of
-from scored_runs import T_QUANTILE
+from scored_runs import T_QUANTILE, Algorithm
 
+from loop_recipes.launch.steps import StepFailed, Steps
 from loop_recipes.learner.run_metrics import read_metrics
 from rollout_server.ids import parse_collection_id
 from rollout_server.run_files import find_logs, read_rollouts
+from rollout_server.schema import ConfigError
 
-STOP_S = 300.0
-"""Seconds that a run has to save and to stop its node."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two that are compared: its name, and the config that it runs."""
-
-    label: str
-    config: str
-
-
-OWN_LOOP = Side("the node's own loop", "tiny_cpu")
-AGENT = Side("agent through the endpoint", "tiny_cpu_agent")
+OWN_LOOP = Algorithm("the node's own loop", "tiny_cpu")
+AGENT = Algorithm("agent through the endpoint", "tiny_cpu_agent")
 FIGURES = ("reward_first", "reward_last", "reward_gain", "success_last")
 
 Run = Sequence[dict[str, Any]]
 """The lines of a run's metrics."""
 
 
-def train(side: Side, run: Path, seed: int, args: argparse.Namespace) -> str | None:
-    """One run to its end, output in ``<run>.log``; returns why it failed, or None."""
-    run.parent.mkdir(parents=True, exist_ok=True)
-    command: list[str | Path] = [Path(sys.executable).with_name("tune"), "run", "loop_appworld"]
-    command += ["--config", f"loop_appworld/{side.config}", f"output_dir={run.resolve()}", f"seed={seed}"]
-    command += [f"max_iterations={args.iterations}", "resume_from_checkpoint=True"]
-    command += ["stop.iterations_without_signal=null", *args.overrides]
-    log = run.with_name(f"{run.name}.log")
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            status = process.wait(timeout=args.run_deadline_s)
-        except BaseException as error:
-            process.terminate()  # saves after the update in hand, stops its node
-            process.wait(timeout=STOP_S)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            return f"not done after {args.run_deadline_s:.0f} s (--run-deadline-s); see {log}"
-    return f"status {status}; see {log}" if status or finished_iterations(run) < args.iterations else None
+def train(side: Algorithm, run: Path, seed: int, args: argparse.Namespace) -> None:
+    """One run to its end.
+
+    Raises:
+        StepFailed, ConfigError: it failed, or its folder was begun with other options.
+    """
+    steps = Steps(run, {"seed": seed, "iterations": args.iterations, "overrides": args.overrides})
+    command = side.command(run, seed, args.iterations, args.overrides)
+    steps.run("training", command, run / "training.log", training=run, deadline_s=args.run_deadline_s)
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -179,7 +158,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("agent_curve: stopped; the same command goes on"))
     agent_seeds = args.agent_seeds or args.seeds
 
-    def folder_of(side: Side, seed: int) -> Path:
+    def folder_of(side: Algorithm, seed: int) -> Path:
         return args.output / f"{side.config}-seed{seed}"
 
     for side, seeds in ((OWN_LOOP, args.seeds), (AGENT, agent_seeds)):
@@ -187,10 +166,11 @@ def main() -> None:
             folder = folder_of(side, seed)
             if finished_iterations(folder) < args.iterations:
                 started = time.monotonic()
-                failure = train(side, folder, seed, args)
-                print(f"{folder}: {failure or 'done'} ({time.monotonic() - started:.0f} s)", flush=True)
-                if failure:
-                    sys.exit(f"agent_curve: {folder} failed; the same command tries it again")
+                try:
+                    train(side, folder, seed, args)
+                except (StepFailed, ConfigError) as error:
+                    sys.exit(f"agent_curve: {folder}: {error}; the same command tries it again")
+                print(f"{folder}: done ({time.monotonic() - started:.0f} s)", flush=True)
 
     own_loop = [read_metrics(folder_of(OWN_LOOP, seed))[: args.iterations] for seed in args.seeds]
     agent = [read_metrics(folder_of(AGENT, seed))[: args.iterations] for seed in agent_seeds]

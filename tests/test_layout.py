@@ -74,7 +74,7 @@ ELSEWHERE = {
         "warm_start/tiny_tokenizer",
     ],
     "integration/test_warm_start.py": ["warm_start/config"],
-    "loop_recipes/warm_start/test_expert.py": ["warm_start/demonstrator", "warm_start/demonstrators"],
+    "loop_recipes/warm_start/test_expert.py": ["warm_start/demonstrators"],
     "rollout_server/test_app.py": ["rollout_server/display", "rollout_server/metrics"],
     "rollout_server/test_node.py": ["rollout_server/collecting/run", "rollout_server/collection_request"],
     "rollout_server/collecting/test_episode.py": ["rollout_server/collecting/attempt"],

@@ -36,8 +36,8 @@ class DemonstrationConfig:
     """Share of those trained on that have a flaw."""
     habits: list[str]
     """The flaws that the last cycles teach. AppWorld: those of docs/tiny_policy.md; ColBench: ``answered_at_once``,
-    ``stopped_asking``; the worlds: ``gave_up``, ``stopped_short``, ``skipped_step``. What they are for is said at
-    ``training.cycles``."""
+    ``stopped_asking``; the worlds: ``gave_up``, ``stopped_short``, ``skipped_step``. One that is named twice is drawn
+    twice as often. What they are for is said at ``training.cycles``."""
     habit_count: int
     """More episodes, which all have one of the flaws ``habits``."""
     held_out: int

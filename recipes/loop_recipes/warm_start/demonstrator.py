@@ -40,7 +40,8 @@ class Demonstrator(Protocol):
         """``count`` scripts of the split's tasks, task after task in a shuffled order.
 
         With ``habits`` all of them have one of these flaws, and tasks that leave no room for any are passed over;
-        without, a share of them has any flaw. Which one is drawn anew each time.
+        without, a share of them has any flaw. Which one is drawn anew each time; a habit that is named twice is drawn
+        twice as often.
 
         Raises:
             ConfigError: no task leaves room for a habit.
@@ -77,10 +78,10 @@ def draw(
     """
     drawn: list[tuple[str, list[str]]] = []
     for task in rng.sample(list(possible), len(possible)):
-        flaws = [flaw for flaw in possible[task] if not habits or flaw in habits]
+        flaws = [flaw for flaw in possible[task] for _ in range(habits.count(flaw) if habits else 1)]
         if flaws or not habits:
             drawn.append((task, flaws))
     if not drawn:
         raise ConfigError(f"demonstrations.habits: none of {len(possible)} tasks leaves room for {', '.join(habits)}")
     for task, flaws in itertools.islice(itertools.cycle(drawn), count):
-        yield task, rng.choice(flaws) if habits or rng.random() < flawed_share else None
+        yield task, rng.choice(flaws) if flaws and (habits or rng.random() < flawed_share) else None

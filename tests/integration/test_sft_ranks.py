@@ -15,9 +15,14 @@ PAIRS = {
     "loss": {"_component_": "loop_recipes.learner.preferences.DPO", "beta": 1.0},
     "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 150},
 }
+CRITIC = PAIRS | {
+    "loss": {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0},
+    "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
+    "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
+}
 
 
-@pytest.mark.parametrize("changes", [{}, PAIRS], ids=["cross_entropy", "pairs"])
+@pytest.mark.parametrize("changes", [{}, PAIRS, CRITIC], ids=["cross_entropy", "pairs", "critic of turns"])
 def test_two_ranks_learn_the_same_from_a_fixed_set(tmp_path, changes):
     """The two rollouts of a pair may lie on different ranks."""
     config, one, two = tmp_path / "sft.yaml", tmp_path / "one", tmp_path / "two"

@@ -11,7 +11,8 @@ from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, fields_of
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
-from support.small_runs import config_over, replay_config
+from support.ranks import on_ranks
+from support.small_runs import config_over, replay_config, train_into
 from support.waiting import DEADLINE_S
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
@@ -79,6 +80,21 @@ def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does
     check_spread(updates, rollouts)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all(line["steps"] for line in lines)
+
+
+@pytest.mark.integration
+def test_two_ranks_spread_the_advantages_as_one_does(tmp_path):
+    config = replay_config(tmp_path, iterations=2)
+    loop = OmegaConf.load(config)
+    loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
+    OmegaConf.save(loop, config)
+    train_into(config, tmp_path / "one")
+    on_ranks(2, train_into, config, tmp_path / "two")
+    runs = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("one", "two")]
+    for one, two in zip(*(map(json.loads, run) for run in runs), strict=True):
+        assert one["steps"] == two["steps"] > 0
+        for key in ("advantage_std", "loss", "grad_norm"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
 
 
 async def test_continuations_on_a_node_spread_the_advantages(policy, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """LOOP in worlds with an expert: tiny policies built, taught bad habits, trained and scored on held-out tasks.
 
     python benchmarks/learn_worlds.py --worlds babyai --docs docs/world_policies.md
-    python benchmarks/learn_worlds.py --worlds colbench --json results.json
+    python benchmarks/learn_worlds.py --worlds colbench --iterations 8 --json results.json
+    python benchmarks/learn_worlds.py --worlds mixed --iterations 8          # one policy in two worlds at once
     python benchmarks/learn_worlds.py --worlds babyai --seeds 0 --iterations 2       # does it run?
 
 For each world: `tune run warm_start_appworld`, then `tune run loop_appworld` with each seed and with shuffled
@@ -29,6 +30,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
+from agent_environments.mixed import environment_of
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import TaskResult, score
 from loop_recipes.launch.cli import split_words
@@ -37,7 +39,7 @@ from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.plots.curves import Curve, draw
 from rollout_server.schema import ConfigError
 
-WORLDS = {"babyai": "BabyAI", "colbench": "ColBench"}
+WORLDS = {"babyai": "BabyAI", "textworldexpress": "TextWorldExpress", "colbench": "ColBench", "mixed": "mixture"}
 """Name of the world in the configs -> in the table."""
 CLEAN, BEFORE, LOOP, CONTROL = "clean", "before", "loop", "shuffled"
 LABELS = {
@@ -152,26 +154,38 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
     lines = [f"| world | policy | greedy | sampled | turns, greedy / sampled | {head} |", "|---|---|---|---|---|---|"]
     rows = []
     for world in worlds:
-        scored = {key: score(results) for key, results in world.results().items()}
-        for name, label in LABELS.items():
-            if (name, GREEDY) not in scored:
-                continue
-            rewards = " / ".join(f"{value:.2f}" for value in reward_ends(world.curves.get(name, [])))
-            both = [scored[name, sampling] for sampling in (GREEDY, SAMPLED)]
-            turns = " / ".join(f"{one.interactions:.2f}" for one in both)
-            cells = [WORLDS[world.name], label, *(figure(one.tgc) for one in both), turns, rewards]
-            lines.append(f"| {' | '.join(cells)} |")
-        for (name, sampling), one in scored.items():
-            case, how = f"ours_{name} {world.name}", "greedy" if sampling == GREEDY else "sampled"
-            rows.append(number(case, f"{how}_success", one.tgc.mean, "percent"))
-            rows.append(number(case, f"{how}_turns", one.interactions, "turns"))
+        results = world.results()
+        for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
+            scored = {
+                key: score([one for one in found if environment_of(one.task_id) == environment])
+                for key, found in results.items()
+            }
+            for name, label in LABELS.items():
+                if (name, GREEDY) not in scored:
+                    continue
+                ends = reward_ends(world.curves.get(name, []), environment)
+                rewards = " / ".join(f"{value:.2f}" for value in ends)
+                both = [scored[name, sampling] for sampling in (GREEDY, SAMPLED)]
+                turns = " / ".join(f"{one.interactions:.2f}" for one in both)
+                title = f"{WORLDS[world.name]}: {WORLDS[environment]}" if environment else WORLDS[world.name]
+                cells = [title, label, *(figure(one.tgc) for one in both), turns, rewards]
+                lines.append(f"| {' | '.join(cells)} |")
+            for (name, sampling), one in scored.items():
+                case = " ".join(filter(None, (f"ours_{name}", world.name, environment)))
+                how = "greedy" if sampling == GREEDY else "sampled"
+                rows.append(number(case, f"{how}_success", one.tgc.mean, "percent"))
+                rows.append(number(case, f"{how}_turns", one.interactions, "turns"))
     return "\n".join(lines), rows
 
 
-def reward_ends(runs: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
-    """Mean reward over the first and over the last iterations of some runs; nothing of none."""
+def reward_ends(runs: Sequence[Sequence[dict[str, Any]]], environment: str = "") -> list[float]:
+    """Mean reward over the first and over the last iterations of some runs; nothing of none.
+
+    ``environment`` is one of a mixture; "" stands for all rollouts.
+    """
     ends = (slice(None, WINDOW), slice(-WINDOW, None))
-    return [statistics.fmean(line["reward"] for run in runs for line in run[end]) for end in ends if runs]
+    lines = [[line["environments"][environment] if environment else line for line in run] for run in runs]
+    return [statistics.fmean(line["reward"] for run in lines for line in run[end]) for end in ends if lines]
 
 
 def picture(worlds: Sequence[World], path: Path) -> None:

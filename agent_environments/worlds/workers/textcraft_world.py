@@ -5,9 +5,7 @@
 
 The package draws its tasks from Python sets, so the same seed gives another task in another process, and reads its
 recipes in the order of a directory. Here the recipes are read in sorted order, and the tasks were drawn once, by
-:func:`draw_tasks`, and frozen in a file. ``train_short`` and so on are those tasks of a split that our planner solves
-in four commands, by crafting commands as they stand, for small policies. The reward is 1 once the goal was crafted,
-else 0.
+:func:`draw_tasks`, and frozen in a file. The reward is 1 once the goal was crafted, else 0.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import json
 import math
 import os
 import random
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -35,8 +32,6 @@ from worker_loop import Step, serve
 TASKS_FILE = Path(__file__).with_name("textcraft_tasks.json")
 DISTRACTORS = 10
 CHALLENGE_DEPTH = 4
-SHORT = 4
-"""The most commands that a task of the splits that end in ``_short`` needs."""
 
 INSTRUCTIONS = """\
 You craft items. You are given crafting commands and a goal. The commands you can use:
@@ -139,14 +134,7 @@ class TextCraftWorld:
         self._tasks = {task: what for tasks in self._splits.values() for task, what in tasks.items()}
 
     def tasks(self) -> dict[str, list[str]]:
-        splits = {split: list(tasks) for split, tasks in self._splits.items()}
-        short = {f"{split}_short": list(filter(self._is_short, tasks)) for split, tasks in splits.items()}
-        return splits | {split: tasks for split, tasks in short.items() if tasks}
-
-    def _is_short(self, task: str) -> bool:
-        _, numbers = self._tasks[task]
-        commands, given = self.expert(task), {self._commands[number] for number in numbers}
-        return len(commands) <= SHORT and given.issuperset(filter(re.compile("craft ").match, commands))
+        return {split: list(tasks) for split, tasks in self._splits.items()}
 
     def start(self, task: str) -> TextCraftEpisode:
         goal, numbers = self._tasks[task]

@@ -3,7 +3,8 @@
     python textworldexpress_world.py MEMORY_MB
 
 A task is a game and a seed, ``<game>_<seed>``. The splits are the package's own seeds, 1000 of each game, of which the
-first hundred are listed. The reward is the game's score, which counts steps on the way.
+first hundred are listed. ``train_following`` and so on are the first forty of the two games in which every command
+follows from what was read last. The reward is the game's score, which counts steps on the way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from textworld_express import TextWorldExpressEnv
 from worker_loop import Step, serve
 
 GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
+FOLLOWING, FOLLOWING_SEEDS = ("simonsays", "peckingorder"), 40
 FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
 SEEDS = 100
 STEP_LIMIT = 100
@@ -64,10 +66,12 @@ class TextWorldExpressWorld:
         self._machine = TextWorldExpressEnv(envStepLimit=STEP_LIMIT)
 
     def tasks(self) -> dict[str, list[str]]:
-        return {
-            split: [f"{game}_{seed}" for seed in range(first, first + SEEDS) for game in GAMES]
-            for split, first in FIRST_SEED.items()
-        }
+        splits = {}
+        for split, first in FIRST_SEED.items():
+            splits[split] = [f"{game}_{seed}" for seed in range(first, first + SEEDS) for game in GAMES]
+            following = range(first, first + FOLLOWING_SEEDS)
+            splits[f"{split}_following"] = [f"{game}_{seed}" for seed in following for game in FOLLOWING]
+        return splits
 
     def start(self, task: str) -> TextWorldExpressEpisode:
         return TextWorldExpressEpisode(self._machine, task)

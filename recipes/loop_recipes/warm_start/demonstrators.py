@@ -7,11 +7,13 @@ from loop_recipes.warm_start.colbench import ColBenchDemonstrator
 from loop_recipes.warm_start.config import WarmStartConfig
 from loop_recipes.warm_start.demonstrator import Demonstrator
 from loop_recipes.warm_start.expert import ExpertDemonstrator
+from loop_recipes.warm_start.mixed import MixedDemonstrator
+from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError, require
 
 
 def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
-    """AppWorld's reference solutions, ColBench's particulars, or the expert of any other world.
+    """AppWorld's reference solutions, ColBench's particulars, another world's expert, or a mixture of these two.
 
     Raises:
         ConfigError: an environment without an expert, AppWorld without a practice world, or another with one.
@@ -22,6 +24,13 @@ def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
             raise ConfigError("practice_world must be given for environment.name appworld")
         return AppWorldDemonstrator(environment, world)
     require(world is None, f"practice_world is for environment.name appworld, not {environment.name}")
-    if environment.name == "colbench":
-        return ColBenchDemonstrator(environment)
+    return _without_practice(environment)
+
+
+def _without_practice(environment: EnvironmentConfig) -> Demonstrator:
+    match environment.name:
+        case "mixed":
+            return MixedDemonstrator(environment, _without_practice)
+        case "colbench":
+            return ColBenchDemonstrator(environment)
     return ExpertDemonstrator(environment)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-import string
 from collections.abc import Callable, Mapping, Sequence
 
 from loop_recipes.warm_start.demonstration import Demonstration
@@ -58,53 +57,32 @@ class BabyAIWords(WorldWords):
         return demonstration.rewritten(_exchange(new))
 
 
-class TextCraftWords(WorldWords):
-    """Says what is missing for the goal, then what for its first missing part, down to what the command is about.
+class TextWorldExpressWords(WorldWords):
+    """No thoughts: in the games of the splits that end in ``_following`` the command stands in what was read last.
 
-    An item is followed by its ingredients or by a verb, and both are found where a crafting command names the item.
-    Words of items change places or give way to words that do not exist, which have to be copied.
+    The games of each split have objects and gestures of their own. So words of the possible commands give way to any
+    of ours, which include those of all splits; words of the instructions and of the game's rules stay.
     """
 
-    _RECIPE = re.compile(r"craft \d+ (.+) using (.+)")
+    _POSSIBLE = re.compile(r"^Possible commands: (.*)$", re.MULTILINE)
     _WORD = re.compile("[a-z]+")
-    _MADE_UP_SHARE = 0.2
-
-    def thought(self, task: str, shown: str, plan: Sequence[str]) -> str:
-        made = [self._made(command) for command in plan]
-        users = [0]
-        while users[-1] + 1 < len(plan):
-            users.append(
-                next(user for user in range(users[-1] + 1, len(plan)) if made[users[-1]] in self._parts(plan[user]))
-            )
-        sentences = []
-        for user in reversed(users):
-            missing = [f"{count} {item}" for item, count in self._parts(plan[user]).items() if item in made[:user]]
-            if missing:
-                sentences.append(f"{made[user]} using {', '.join(missing)}.")
-            else:
-                sentences.append(f"{made[user]} {plan[user].split()[0]} now.")
-        return " Next ".join(sentences)
-
-    def _made(self, command: str) -> str:
-        """The item that ``get 2 oak logs`` or ``craft 4 oak planks using 1 oak logs`` is about."""
-        recipe = self._RECIPE.fullmatch(command)
-        return recipe[1] if recipe else command.split(" ", 2)[2]
-
-    def _parts(self, command: str) -> dict[str, str]:
-        """Ingredient -> count of a crafting command; none of another command."""
-        recipe = self._RECIPE.fullmatch(command)
-        parts = recipe[2].split(", ") if recipe else []
-        return {item: count for count, _, item in (part.partition(" ") for part in parts)}
+    _NAMES = _WORD.findall("""
+        apple avocado banana bean blueberry broccoli cabbage carrot celery cherry coconut corn cucumber eggplant fig
+        garlic ginger grape grapefruit kiwi leek lemon lettuce lime mango melon mushroom nut olive onion orange
+        papaya pea peach pear pepper pineapple plum potato prune pumpkin radish raspberry spinach squash strawberry
+        tangerine tomato watermelon arm bark bow cat circle clap dance dog down duck ears eye fingers foot hands
+        head hello hop in jump knee left like meow nod nose on quack right shake sing sit spin stand stomp toes turn
+        up wave wiggle wink your a and do the to eat examine slice smell touch taste cut bite put box desk bed table
+        chair shelf
+    """)
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        system, task = (message.content for message in demonstration.opening)
-        names = [name for recipe in self._RECIPE.findall(task) for name in recipe]
-        words = sorted({word for name in names for word in self._WORD.findall(name)} - set(self._WORD.findall(system)))
-        others = [self._made_up(rng) if rng.random() < self._MADE_UP_SHARE else word for word in words]
-        return demonstration.rewritten(_exchange(dict(zip(words, rng.sample(others, len(others)), strict=True))))
-
-    def _made_up(self, rng: random.Random) -> str:
-        return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 7)))
+        system, start = (message.content for message in demonstration.opening)
+        rules = start.partition("\n")[0]
+        shown = "\n".join([start, *(observation for _, observation in demonstration.steps)])
+        possible = {word for line in self._POSSIBLE.findall(shown) for word in self._WORD.findall(line)}
+        words = sorted(possible - set(self._WORD.findall(f"{system} {rules}")))
+        return demonstration.rewritten(_exchange(dict(zip(words, rng.sample(self._NAMES, len(words)), strict=True))))
 
 
 def _exchange(new: Mapping[str, str]) -> Callable[[str], str]:
@@ -112,5 +90,5 @@ def _exchange(new: Mapping[str, str]) -> Callable[[str], str]:
     return lambda text: re.sub("[A-Za-z]+", lambda found: new.get(found[0], found[0]), text)
 
 
-WORDS: dict[str, WorldWords] = {"babyai": BabyAIWords(), "textcraft": TextCraftWords()}
+WORDS: dict[str, WorldWords] = {"babyai": BabyAIWords(), "textworldexpress": TextWorldExpressWords()}
 """By the environment's name; one that is not here has no thoughts and keeps its names."""

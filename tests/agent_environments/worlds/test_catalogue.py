@@ -12,6 +12,7 @@ from support.adapter_support import word_spans
 from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
 pytestmark = NEEDS_WORLDS
+NEEDS_JAVA = "needs Java (Debian: apt-get install default-jre-headless)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ WORLDS = {
 async def world(request):
     expected = WORLDS[request.param]
     if expected.java and shutil.which("java") is None:
-        pytest.skip("needs Java (Debian: apt-get install default-jre-headless)")
+        pytest.skip(NEEDS_JAVA)
     pool = create_pool(request.param, {"python": PYTHON, "max_worlds": 2}, word_spans)
     await pool.open()
     yield pool, expected
@@ -108,9 +109,11 @@ async def test_a_rerun_is_the_same(world):
 
 @pytest.mark.parametrize(
     ("name", "suffix", "sizes", "most"),
-    [("babyai", "one_room", (780, 52, 65), 20), ("textcraft", "short", (152, 15, 36), 4)],
+    [("babyai", "one_room", (780, 52, 65), 20), ("textworldexpress", "following", (80, 80, 80), 10)],
 )
 async def test_the_tasks_for_small_policies(name, suffix, sizes, most):
+    if WORLDS[name].java and shutil.which("java") is None:
+        pytest.skip(NEEDS_JAVA)
     pool = create_pool(name, {"python": PYTHON}, word_spans)
     await pool.open()
     try:

@@ -1,13 +1,12 @@
 """What a small agent thinks in a world, and the same conversation about other things."""
 
 import random
-import re
 
 from agent_environments.protocol import Message
 from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.world_words import WORDS
 
-BABYAI, TEXTCRAFT = WORDS["babyai"], WORDS["textcraft"]
+BABYAI, TEXTWORLDEXPRESS = WORDS["babyai"], WORDS["textworldexpress"]
 ROOM = """\
 Instruction: go to a red ball
 
@@ -17,19 +16,6 @@ You see:
 - red ball ahead 3
 Free cells ahead: 6, then a wall.
 You carry: nothing."""
-RECIPES = """\
-Crafting commands:
-craft 1 blue dye using 1 cornflower
-craft 8 blue stained glass using 8 glass, 1 blue dye
-craft 1 lily pad using 2 lily of the valley
-
-Goal: craft blue stained glass."""
-PLAN = (
-    "get 8 glass",
-    "get 1 cornflower",
-    "craft 1 blue dye using 1 cornflower",
-    "craft 8 blue stained glass using 8 glass, 1 blue dye",
-)
 
 
 def test_a_thought_in_babyai_says_what_decides():
@@ -56,32 +42,22 @@ def test_colours_and_kinds_change_places_throughout():
     assert len(seen) > 8
 
 
-def test_a_thought_in_textcraft_says_what_is_missing_and_what_is_next():
-    thoughts = [TEXTCRAFT.thought(RECIPES, "", PLAN[number:]) for number in range(len(PLAN))]
-    assert thoughts == [
-        "blue stained glass using 8 glass, 1 blue dye. Next glass get now.",
-        "blue stained glass using 1 blue dye. Next blue dye using 1 cornflower. Next cornflower get now.",
-        "blue stained glass using 1 blue dye. Next blue dye craft now.",
-        "blue stained glass craft now.",
-    ]
-
-
-def test_words_of_items_become_others_throughout():
-    opening = (Message("system", "You craft items."), Message("user", RECIPES))
-    steps = (("craft 1 blue dye using 1 cornflower", "Crafted 1 minecraft:blue_dye"),)
-    original = Demonstration("blue-stained-glass_1", None, 1.0, True, opening, steps)
-    known, found = set(re.findall("[a-z]+", RECIPES)), set()
+def test_what_can_be_done_is_named_otherwise_throughout():
+    rules = "Read and follow the instructions book.\n\n"
+    opening = (
+        Message("system", "Commands are words such as: take <object>."),
+        Message("user", f"{rules}Possible commands: take instructions book, take grape, take papaya"),
+    )
+    steps = (("Action: take papaya", "You take the papaya.\n\nPossible commands: put papaya in box, take grape"),)
+    original = Demonstration("peckingorder_0", None, 1.0, True, opening, steps)
+    seen = set()
     for seed in range(20):
-        other = TEXTCRAFT.renamed(original, random.Random(seed))
-        system, task = (message.content for message in other.opening)
-        assert system == "You craft items."
-        recipe, _, _ = task.split("\n")[1:4]
-        ((command, crafted),) = other.steps
-        assert command == recipe
-        blue, dye = re.fullmatch(r"craft 1 (\w+) (\w+) using 1 \w+", recipe).groups()
-        assert crafted == f"Crafted 1 minecraft:{blue}_{dye}"
-        assert task.endswith(f"Goal: craft {blue} {task.split()[-2]} {task.split()[-1]}")
-        assert len({*re.findall("[a-z]+", task)}) == len(known), "words that differ go on to differ"
-        found.add(blue)
-    assert found & known
-    assert found - known, "some words do not exist"
+        other = TEXTWORLDEXPRESS.renamed(original, random.Random(seed))
+        ((command, shown),) = other.steps
+        taken = command.removeprefix("Action: take ")
+        assert shown.startswith(f"You take the {taken}.\n\nPossible commands: ")
+        assert other.opening[0] == opening[0]
+        assert other.opening[1].content.startswith(f"{rules}Possible commands: take instructions book, take ")
+        assert other.opening[1].content.endswith(f", take {taken}")
+        seen.add(taken)
+    assert len(seen) > 10

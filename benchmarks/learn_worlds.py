@@ -8,9 +8,9 @@
 For each world: `tune run warm_start_appworld`, then `tune run loop_appworld` with each seed and with shuffled
 advantages (the control, which must not learn), then `tune run eval_appworld` over all policies, the one before the
 habits included. Success is in percent: one greedy run and --runs at temperature 1 over the held-out tasks, with a 95 %
-bootstrap interval over levels (BabyAI) or tasks (ColBench, where every turn but the last is a question). What is done
-is not repeated and a run that was cut off goes on, so the same command again finishes the rest. What follows ``--``
-goes to every config of loop_appworld.
+bootstrap interval over levels (BabyAI) or tasks (the others; in ColBench every turn but the last is a question). What
+is done is not repeated and a run that was cut off goes on, so the same command again finishes the rest. What follows
+``--`` goes to every config of loop_appworld.
 
 Each run starts a rollout node. All runs of one world can share one that serves its policy: `loop-launch rollout-node`
 with the world's config of loop_appworld, and then ``--worlds babyai --node URL``.
@@ -23,7 +23,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from rollout_server.schema import ConfigError
 
 WORLDS = {"babyai": "BabyAI", "textworldexpress": "TextWorldExpress", "colbench": "ColBench", "mixed": "mixture"}
 """Name of the world in the configs -> in the table."""
+ALONE = ("textworldexpress",)
+"""Environments whose tasks are scenarios of their own: of two games intervals would say nothing."""
 CLEAN, BEFORE, LOOP, CONTROL = "clean", "before", "loop", "shuffled"
 LABELS = {
     CLEAN: "before the habits",
@@ -156,8 +158,11 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
     for world in worlds:
         results = world.results()
         for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
+            alone = (environment or world.name) in ALONE
             scored = {
-                key: score([one for one in found if environment_of(one.task_id) == environment])
+                key: score(
+                    [apart(one) if alone else one for one in found if environment_of(one.task_id) == environment]
+                )
                 for key, found in results.items()
             }
             for name, label in LABELS.items():
@@ -176,6 +181,11 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
                 rows.append(number(case, f"{how}_success", one.tgc.mean, "percent"))
                 rows.append(number(case, f"{how}_turns", one.interactions, "turns"))
     return "\n".join(lines), rows
+
+
+def apart(result: TaskResult) -> TaskResult:
+    """With an id by which the task is a scenario of its own."""
+    return replace(result, task_id=f"{result.task_id.replace('_', '-')}_1")
 
 
 def reward_ends(runs: Sequence[Sequence[dict[str, Any]]], environment: str = "") -> list[float]:

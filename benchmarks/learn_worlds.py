@@ -208,7 +208,7 @@ def picture(worlds: Sequence[World], path: Path) -> None:
         axes.set_xlabel("iteration")
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.25, lw=0.5)
-    grid[0][0].set_ylabel("share of rollouts that solve")
+    grid[0][0].set_ylabel("mean reward")
     note = "band: lowest to highest seed; grey: shuffled advantages"
     drawing.suptitle(note, fontsize=8, x=0.01, ha="left")
     drawing.tight_layout()

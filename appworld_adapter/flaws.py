@@ -24,6 +24,7 @@ FLAWS = (
     "several_cells",
     "assumed_value",
     "guessed_interface",
+    "corrected_error",
     "wrong_value",
     "skipped_lookup",
     "gave_up",
@@ -31,7 +32,11 @@ FLAWS = (
 )
 """The first four are habits of the LOOP paper's agent before training. Each shows in a figure of
 :mod:`appworld_adapter.behavior`: ``dummy``, ``multiple_cells_per_turn``, ``assume`` and ``show_api_doc``. Most
-end in an error and in giving up, which is its ``give_up_rate``."""
+end in an error and in giving up, which is its ``give_up_rate``; ``corrected_error`` shows the other way."""
+
+CORRECTED_ERROR = "corrected_error"
+CORRECTABLE = ("placeholder_password", "several_cells", "guessed_interface")
+"""After their error the reference solution can still be taken up."""
 
 PLACEHOLDER_PASSWORD = "password123"
 GIVING_UP: Turn = {"thought": "It does not work, so I stop.", "code": "apis.supervisor.complete_task()"}
@@ -46,7 +51,7 @@ def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: r
     """A copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws its particulars.
 
     ``demonstration`` is the content of the task's demonstration.json. Raises ValueError when the task does not allow
-    the flaw. The result differs from ``turns`` and never solves the task.
+    the flaw. The result differs from ``turns`` and, but for :data:`CORRECTED_ERROR`, never solves the task.
     """
     possible = possible_flaws(demonstration)
     if flaw not in possible:
@@ -61,6 +66,8 @@ def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: r
         return _assumed_value(copies, demonstration, rng)
     if flaw == "guessed_interface":
         return _guessed_interface(copies, roles)
+    if flaw == CORRECTED_ERROR:
+        return _corrected_error(copies, demonstration, rng)
     if flaw == "gave_up":
         # Some look-ups are made, but the deed is not.
         stop = rng.randrange(1, roles.index("act"))
@@ -82,6 +89,7 @@ def possible_flaws(demonstration: Mapping[str, Any]) -> list[str]:
         "several_cells": "login" in roles,
         "assumed_value": bool(_found_slips(demonstration)),
         "guessed_interface": "docs" in roles,
+        "corrected_error": "login" in roles or "docs" in roles,
         "wrong_value": "act" in slipping,
         "skipped_lookup": "act" in slipping and "lookup" in roles,
         "gave_up": "act" in roles,
@@ -136,6 +144,16 @@ def _guessed_interface(turns: list[Turn], roles: Sequence[str]) -> list[Turn]:
     act = roles.index("act")
     turns[act]["code"] = re.sub(r"(apis\.\w+\.\w+\()\w+=", rf"\1{GUESSED_PARAMETER}=", turns[act]["code"], count=1)
     return [*_without(turns[:act], roles, "docs"), turns[act], dict(GIVING_UP)]
+
+
+def _corrected_error(turns: list[Turn], demonstration: Mapping[str, Any], rng: random.Random) -> list[Turn]:
+    """One of :data:`CORRECTABLE`; the agent does not give up after its error, but does what it had left out."""
+    roles = demonstration["roles"]
+    flaw = rng.choice([flaw for flaw in possible_flaws(demonstration) if flaw in CORRECTABLE])
+    flawed = flawed_turns(turns, demonstration, rng, flaw)
+    if flaw == "guessed_interface":
+        return [*flawed[:-1], turns[roles.index("docs")], *turns[roles.index("act") :]]
+    return [*flawed[:-1], *turns[roles.index("passwords") :]]
 
 
 def _without(turns: Sequence[Turn], roles: Sequence[str], role: str) -> list[Turn]:

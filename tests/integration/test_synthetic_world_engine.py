@@ -59,7 +59,7 @@ def test_layout_and_counts(worlds):
     root = worlds[0]
     assert sorted(entry.name for entry in root.iterdir()) == ["data", "dataset.json"]
     dataset = json.loads((root / "dataset.json").read_text())
-    assert dataset["name"] == "synthetic-v2-seed5-1x48"
+    assert dataset["name"] == "synthetic-v3-seed5-1x48"
     apps, templates = {}, set()
     for split, count in dataset["tasks"].items():
         ids = (root / "data" / "datasets" / f"{split}.txt").read_text().split()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from appworld_adapter.flaws import FLAWS
+from appworld_adapter.flaws import CORRECTED_ERROR, FLAWS
 from loop_recipes.paths import loop_home, loop_package
 from loop_recipes.warm_start import tiny_model
 from rollout_server.chat_tokens import ChatTokens
@@ -107,8 +107,8 @@ def test_demonstrations_really_succeeded(built: Path):
     assert len(clean) >= 4
     assert all(one["success"] and one["reward"] == 1.0 for one in clean)
     habitual = [json.loads(line) for line in lines[-6:]]
-    assert {one["flaw"] for one in habitual} <= set(FLAWS[:4])
-    assert not any(one["success"] for one in habitual)
+    assert {one["flaw"] for one in habitual} <= set(FLAWS[:5])
+    assert all(one["success"] == (one["flaw"] == CORRECTED_ERROR) for one in habitual)
 
 
 def test_nothing_is_written_above_the_gate(built: Path, tmp_path: Path):

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from people import Person, draw_population
 
-GENERATOR_VERSION = "v2"
+GENERATOR_VERSION = "v3"
 TASKS_PER_SCENARIO = 3
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 

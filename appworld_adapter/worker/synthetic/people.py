@@ -71,6 +71,7 @@ def draw_population(size: int, seed: int) -> Population:
     first_names = _unique_words(size, rng, syllables=2)
     last_names = [word + rng.choice(LAST_NAME_ENDINGS) for word in _unique_words(size, rng, syllables=2)]
     passwords = _unique_words(size * len(ACCOUNT_APPS), rng, syllables=4)
+    phone_numbers = _phone_numbers(size, rng)
     people = []
     for index in range(size):
         first, last = first_names[index].capitalize(), last_names[index].capitalize()
@@ -80,7 +81,7 @@ def draw_population(size: int, seed: int) -> Population:
                 first_name=first,
                 last_name=last,
                 email=f"{first}.{last}@example.com".lower(),
-                phone_number=f"555{rng.randrange(1000):03d}{index:04d}",
+                phone_number=phone_numbers[index],
                 birthday=f"{rng.randrange(1960, 2003)}-{rng.randrange(1, 13):02d}-{rng.randrange(1, 29):02d}",
                 sex=rng.choice(("male", "female")),
                 passwords=dict(zip(ACCOUNT_APPS, own, strict=True)),
@@ -105,6 +106,14 @@ def _unique_words(count: int, rng: random.Random, syllables: int) -> list[str]:
     while len(words) < count:
         words["".join(rng.choice(SYLLABLES) for _ in range(syllables))] = None
     return list(words)
+
+
+def _phone_numbers(count: int, rng: random.Random) -> list[str]:
+    """Behind 555 each digit occurs once at most, so that the digits before one tell which comes next."""
+    numbers: dict[str, None] = {}
+    while len(numbers) < count:
+        numbers["555" + "".join(rng.sample("012346789", 7))] = None
+    return list(numbers)
 
 
 def _pairs(pool: tuple[Person, ...], contacts: dict, rng: random.Random) -> list[tuple[Person, Person]]:

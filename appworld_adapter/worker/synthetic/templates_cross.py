@@ -98,7 +98,7 @@ def venmo_pay_texted(stage: Stage) -> Plan:
     )
     script.slip(receiver.phone_number, [p.phone_number for p in stage.strangers(receiver)])
     script.login("venmo")
-    thought = f"text: you owe me {amount} dollars. I send the money to email: {receiver.email}"
+    thought = f"text: you owe me {amount}, so amount: {amount}. I send the money to email: {receiver.email}"
     pay(stage, script, receiver, amount, reason, wrong, thought)
     script.complete()
     wording = stage.phrase(
@@ -155,10 +155,7 @@ def phone_text_artist(stage: Stage) -> Plan:
     return Plan(wording, text_requirements(stage, receiver, artist), script)
 
 
-# Compositions of known steps that no training task asks for.
-
-
-@template(difficulty=2, apps="phone venmo", kind="held_out")
+@template(difficulty=2, apps="phone venmo")
 def venmo_request_relation(stage: Stage) -> Plan:
     relationship, debtor = stage.relation()
     amount, *wrong = amounts(stage)
@@ -174,6 +171,9 @@ def venmo_request_relation(stage: Stage) -> Plan:
         f"Ask my {relationship} for ${amount} on Venmo. The note is {reason}.",
     )
     return Plan(wording, request_requirements(stage, debtor, amount, reason), script)
+
+
+# Compositions of known steps that no training task asks for.
 
 
 @template(difficulty=3, apps="phone simple_note", kind="held_out")

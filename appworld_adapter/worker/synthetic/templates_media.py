@@ -155,7 +155,9 @@ def note_append(stage: Stage) -> Plan:
             updated("The line stands at the end of the right note.", model, note_id, content=f"{first_line}\n{line}")
         ),
     ]
-    wording = stage.phrase(f"Add this line to my note {title}: {line}", f"Append to the note titled {title}: {line}")
+    wording = stage.phrase(
+        f"Add to my note {title} this line: {line}", f"Append to the note titled {title} the words: {line}"
+    )
     return Plan(wording, requirements, script)
 
 

@@ -103,7 +103,7 @@ def phone_text_relation(stage: Stage) -> Plan:
     send_text(stage, script, other, message)
     script.complete()
     wording = stage.phrase(
-        f"Text my {relationship} this message: {message}", f"Send a phone message to my {relationship}: {message}"
+        f"Text my {relationship} this message: {message}", f"Send my {relationship} a phone message: {message}"
     )
     return Plan(wording, text_requirements(stage, other, message), script)
 

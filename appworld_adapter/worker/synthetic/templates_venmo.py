@@ -166,14 +166,14 @@ def venmo_approve(stage: Stage) -> Plan:
     script = stage.script()
     script.login("venmo")
     script.lookup(
-        "I look for the request.",
+        f"I look for the request from {chosen.name}.",
         "venmo",
         "show_received_payment_requests(status='pending', access_token=venmo_token)",
         "r",
         {"['sender']['name']": "['payment_request_id']"},
     )
     script.act(
-        f"I approve the request of {chosen.name}: {request_id}",
+        f"I approve the request from {chosen.name}: {request_id}",
         "venmo",
         f"approve_payment_request(payment_request_id={request_id}, access_token=venmo_token)",
     )
@@ -196,7 +196,7 @@ def venmo_approve(stage: Stage) -> Plan:
     ]
     wording = stage.phrase(
         f"Approve the Venmo payment request from {chosen.name}.",
-        f"{chosen.name} asked me for money on Venmo. Approve that request.",
+        f"There is a request from {chosen.name} on Venmo. Approve it.",
     )
     return Plan(wording, requirements, script)
 

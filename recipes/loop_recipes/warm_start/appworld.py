@@ -6,11 +6,12 @@ a wrong amount, another account's password).
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,24 +98,39 @@ def format_action(turn: Mapping[str, str]) -> str:
 _LITERAL = re.compile(r"\b(?!\w+_id\b)(\w+)=('[^']+'|\d+)")
 
 
-def quoting(turns: Sequence[Mapping[str, str]], roles: Sequence[str], task: str) -> list[dict[str, str]]:
+def quoting(
+    turns: Sequence[Mapping[str, str]], roles: Sequence[str], task: str, wording: Collection[str]
+) -> list[dict[str, str]]:
     """``turns``, where the thought of a look-up or deed first quotes each value that the text of the task gives it.
 
     "Send $48, so amount: 48. note is fruit, so description: fruit. I send the money." Quoted are the value and up to
-    two words before it. A small model copies what stands behind words that it has just written; the words that lead to
-    a value in the task are others than the code's, and the quotation joins them. An id is never in the task's text:
-    the same digits there are another number.
+    two words of the ``wording`` before it. A small model copies what stands behind words that it has just written; the
+    words that lead to a value in the task are others than the code's, and the quotation joins them. What is not of the
+    wording, such as a name, leads nowhere. An id is never in the task's text: the same digits there are another number.
     """
     quoted = []
     for turn, role in zip(turns, roles, strict=True):
         said = ""
         for name, literal in _LITERAL.findall(turn["code"] if role in ("lookup", "act") else ""):
             value = literal.strip("'")
-            found = re.search(rf"(?<!\S)(?:[A-Za-z]+:? ){{0,2}}\$?{re.escape(value)}(?![\w@]|:\d)", task)
+            found = re.search(rf"(?<!\S)\$?{re.escape(value)}(?![\w@]|:\d)", task)
             if found:
-                said += f"{found[0]}, so {name}: {value}. "
+                before = task[: found.start()].split()[-2:]
+                lead = itertools.takewhile(lambda word: word in wording, reversed(before))
+                said += f"{' '.join([*reversed([*lead]), found[0]])}, so {name}: {value}. "
         quoted.append({**turn, "thought": said + turn["thought"]})
     return quoted
+
+
+def _instruction(root: Path, task_id: str) -> str:
+    return json.loads((root / "data" / "tasks" / task_id / "specs.json").read_text())["instruction"]
+
+
+def _wording(root: Path, task_id: str) -> set[str]:
+    """The words that all tasks of the scenario share; the others are particulars."""
+    scenario = task_id.rpartition("_")[0]
+    tasks = (root / "data" / "tasks").glob(f"{scenario}_*")
+    return set.intersection(*(set(_instruction(root, task.name).split()) for task in tasks))
 
 
 def draw_scripts(
@@ -126,8 +142,12 @@ def draw_scripts(
         ConfigError: no task leaves room for a habit.
     """
     rng = random.Random(f"demonstrations {seed}")
+    wanted = habits or [flaw for flaw in flaws.FLAWS if flaw != flaws.CORRECTED_ERROR]
     solutions = {task_id: _solution(root, task_id) for task_id in tasks}
-    possible = {task_id: possible_flaws(demonstration) for task_id, (_, demonstration) in solutions.items()}
+    possible = {
+        task_id: [flaw for flaw in possible_flaws(demonstration) if flaw in wanted]
+        for task_id, (_, demonstration) in solutions.items()
+    }
     scripts = []
     for task_id, flaw in draw(possible, count, rng, flawed_share, habits):
         turns, demonstration = solutions[task_id]
@@ -143,8 +163,7 @@ def _solution(root: Path, task_id: str) -> tuple[list[dict[str, str]], dict[str,
     turns, demonstration = (
         json.loads((folder / "ground_truth" / f"{name}.json").read_text()) for name in ("turns", "demonstration")
     )
-    task = json.loads((folder / "specs.json").read_text())["instruction"]
-    return quoting(turns, demonstration["roles"], task), demonstration
+    return quoting(turns, demonstration["roles"], _instruction(root, task_id), _wording(root, task_id)), demonstration
 
 
 _ADDRESS = re.compile(r"\b([a-z]+)\.([a-z]+)@")
@@ -153,6 +172,7 @@ _ACCOUNT = re.compile(r"^[a-z_]+: ([a-z]{6,})$", re.MULTILINE)
 _FULL_NAME = re.compile(r"\b([A-Z][a-z]+) ([A-Z][a-z]+)\b")
 _PHONE = re.compile(r"\b555\d{7}\b")
 _NUMBER = re.compile(r"(?:amount|answer|volume|_id)=(\d+)\b")
+_LISTED = re.compile(r"^[^\n:]+: (\d{1,4})$", re.MULTILINE)
 _WORDS = re.compile(r"\b(?:title|label|message|content|added_content|description|query|answer)='([a-z ]+)'")
 _CLOCK = re.compile(r"\btime='(\d\d:\d\d)'")
 _TODAY = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\b")
@@ -179,18 +199,14 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     for word in sorted(words):
         other = _SYLLABLE.sub(lambda _: rng.choice("bdfgklmnprstv") + rng.choice("aeiou"), word)
         new |= {word: other, word.capitalize(): other.capitalize()}
-    new |= {phone: f"555{rng.randrange(10**7):07d}" for phone in sorted(set(_PHONE.findall(text)))}
+    new |= {phone: "555" + "".join(rng.sample("012346789", 7)) for phone in sorted(set(_PHONE.findall(text)))}
     if rng.random() < 0.5:
         new |= {word: _invented_word(rng) for word in _words_of_values([action for action, _ in demonstration.steps])}
     clocks = sorted({clock for action, _ in demonstration.steps for clock in _CLOCK.findall(action)})
     new |= {clock: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}" for clock in clocks}
     new |= {day: _some_day(rng) for day in sorted(set(_TODAY.findall(text)))}
-    taken = set(_DIGITS.findall(text))
-    for number in sorted(set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))):
-        free = [n for n in map(str, range(10 ** (len(number) - 1), 10 ** len(number))) if n not in taken]
-        if free:
-            new[number] = rng.choice(free)
-            taken.add(new[number])
+    written = set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))
+    new |= _moved(written | set(_LISTED.findall(shown)), set(_DIGITS.findall(text)), rng)
     if not new:
         return demonstration
     # Not a part of a longer word, a date or a time of day.
@@ -201,6 +217,24 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
         return pattern.sub(lambda found: new[found[0]], content)
 
     return demonstration.rewritten(renamed)
+
+
+def _moved(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str, str]:
+    """``numbers``, those with as many digits all moved by the same, onto none of ``taken`` that stays.
+
+    So ids that are neighbours stay neighbours, as a database hands them out: of 104 and 105 the first two digits do
+    not tell which is meant.
+    """
+    new = {}
+    for length in sorted({len(number) for number in numbers}):
+        low = 10 ** (length - 1)
+        group = sorted(number for number in numbers if len(number) == length and int(number) >= low)
+        for shift in rng.sample(range(9 * low), min(9 * low, 50)):
+            moved = {number: str(low + (int(number) - low + shift) % (9 * low)) for number in group}
+            if not set(moved.values()) & (taken - set(group)):
+                new |= moved
+                break
+    return new
 
 
 def _words_of_values(actions: Sequence[str]) -> list[str]:

@@ -242,6 +242,21 @@ def test_a_guessed_interface_is_a_wrong_parameter_without_the_documentation():
     ]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_corrected_error_the_agent_does_what_it_had_left_out(seed):
+    demonstration = DEMONSTRATION | {"roles": ["docs", *DEMONSTRATION["roles"]]}
+    demonstration["slips"] = [slip | {"turn": slip["turn"] + 1} for slip in DEMONSTRATION["slips"]]
+    docs = {"thought": "I look it up.", "code": "show_api_doc()"}
+    codes = [
+        turn["code"]
+        for turn in flaws.flawed_turns([docs, *TURNS], demonstration, random.Random(seed), flaws.CORRECTED_ERROR)
+    ]
+    right = [docs["code"], *(turn["code"] for turn in TURNS)]
+    assert [code for code in codes if code in right][-2:] == right[-2:]
+    assert set(right) <= set(codes)
+    assert sum(code not in right for code in codes) == 1
+
+
 def test_each_habit_shows_in_its_behaviour_figure():
     def figures(flaw: str | None) -> RolloutBehavior:
         turns = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(0), flaw) if flaw else TURNS

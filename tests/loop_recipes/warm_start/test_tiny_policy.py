@@ -204,6 +204,22 @@ def test_other_numbers_are_used_where_the_agent_copied_them():
     assert with_other_names(guessed, random.Random(0)) == guessed
 
 
+def test_ids_that_are_neighbours_stay_neighbours():
+    """Otherwise the first digits of the right id told it apart, as they do not in a database."""
+    step = ("show_note(note_id=105)", "safe: 104\nbike: 105\nideas: 66\n\nAs a reminder")
+    original = Demonstration("0000000_1", None, 1.0, True, (Message("user", "Read it."),), (step,))
+    chosen = set()
+    for seed in range(20):
+        other = with_other_names(original, random.Random(seed))
+        action, observed = other.steps[0]
+        safe, bike, ideas = (int(line.partition(": ")[2]) for line in observed.splitlines()[:3])
+        assert action == f"show_note(note_id={bike})"
+        assert bike - safe in (1, 1 - 900)
+        assert 10 <= ideas <= 99
+        chosen.add(bike)
+    assert len(chosen) > 10
+
+
 def test_day_time_and_words_do_not_tell_the_task():
     """A small model would otherwise remember by the date which label a task asks for, and not copy it."""
     task = "Today's date is: 2023-05-24T15:11:00\nTask: Set an alarm for 09:10 with the label swim in the album."
@@ -292,7 +308,7 @@ def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: 
         (
             "Text my cousin this: i am late",
             "send(message='i am late')",
-            "cousin this: i am late, so message: i am late. ",
+            "this: i am late, so message: i am late. ",
         ),
         ("Append to my note plans: a line", "search_notes(query='plans')", "my note plans, so query: plans. "),
         ("Pay what the note says. It has 148 words.", "create_transaction(amount=48)", ""),
@@ -304,12 +320,13 @@ def test_a_share_of_the_rows_shows_the_habit(tokens: ChatTokens, demonstration: 
 @pytest.mark.parametrize("role", ["lookup", "act"])
 def test_a_thought_quotes_what_the_task_gives(task: str, call: str, said: str, role: str):
     turn = {"thought": "I do.", "code": f"print(apis.app.{call})"}
-    assert quoting([turn], [role], task) == [{**turn, "thought": f"{said}I do."}]
+    wording = set(task.split()) - {"a.b@c.d", "cousin", "plans:", "yoga"}
+    assert quoting([turn], [role], task, wording) == [{**turn, "thought": f"{said}I do."}]
 
 
 def test_nothing_is_quoted_in_a_log_in_or_an_answer():
     turn = {"thought": "I do.", "code": "apis.supervisor.complete_task(answer='plans')"}
-    assert quoting([turn, turn], ["login", "complete"], "Read my note plans.") == [turn, turn]
+    assert quoting([turn, turn], ["login", "complete"], "Read my note plans.", {"my", "note"}) == [turn, turn]
 
 
 def test_documentation_never_reaches_the_tokenizer(demonstration: Demonstration):

@@ -225,7 +225,7 @@ def _moved(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str, 
     So ids that are neighbours stay neighbours, as a database hands them out: of 104 and 105 the first two digits do
     not tell which is meant.
     """
-    new = {}
+    new: dict[str, str] = {}
     for length in sorted({len(number) for number in numbers}):
         low = 10 ** (length - 1)
         group = sorted(number for number in numbers if len(number) == length and int(number) >= low)

@@ -23,6 +23,8 @@ PARAMETERS = {
     "tiny_gpu": 1.05e6,
     "babyai_cpu": 6.73e5,
     "colbench_cpu": 4.86e5,
+    "mixed_cpu": 7.12e5,
+    "textworldexpress_cpu": 7.0e5,
     "qwen2_5_1_5b_one_gpu": 1.56e9,
     "qwen2_5_7b_one_gpu": 7.66e9,
     "qwen2_5_7b": 7.66e9,

@@ -32,7 +32,7 @@ from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
 from agent_environments.mixed import environment_of
 from loop_recipes.evaluation.report import read_report
-from loop_recipes.evaluation.scores import TaskResult, score
+from loop_recipes.evaluation.scores import Score, TaskResult, score
 from loop_recipes.launch.cli import split_words
 from loop_recipes.launch.steps import StepFailed, Steps, newest_policy, tune
 from loop_recipes.learner.run_metrics import read_metrics
@@ -41,8 +41,8 @@ from rollout_server.schema import ConfigError
 
 WORLDS = {"babyai": "BabyAI", "textworldexpress": "TextWorldExpress", "colbench": "ColBench", "mixed": "mixture"}
 """Name of the world in the configs -> in the table."""
-ALONE = ("textworldexpress",)
-"""Environments whose tasks are scenarios of their own: of two games intervals would say nothing."""
+SCORED_BY_TASK = ("textworldexpress",)
+"""Environments with so few scenarios (two games) that intervals over them would say nothing; they are over tasks."""
 CLEAN, BEFORE, LOOP, CONTROL = "clean", "before", "loop", "shuffled"
 LABELS = {
     CLEAN: "before the habits",
@@ -156,15 +156,7 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
     lines = [f"| world | policy | greedy | sampled | turns, greedy / sampled | {head} |", "|---|---|---|---|---|---|"]
     rows = []
     for world in worlds:
-        results = world.results()
-        for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
-            alone = (environment or world.name) in ALONE
-            scored = {
-                key: score(
-                    [apart(one) if alone else one for one in found if environment_of(one.task_id) == environment]
-                )
-                for key, found in results.items()
-            }
+        for environment, scored in scores_of(world).items():
             for name, label in LABELS.items():
                 if (name, GREEDY) not in scored:
                     continue
@@ -183,7 +175,20 @@ def table(worlds: Sequence[World]) -> tuple[str, list[dict[str, Any]]]:
     return "\n".join(lines), rows
 
 
-def apart(result: TaskResult) -> TaskResult:
+def scores_of(world: World) -> dict[str, dict[tuple[str, str], Score]]:
+    """Environment -> policy and sampling -> its score; "" stands for the one environment of a world without others."""
+    results = world.results()
+    scored: dict[str, dict[tuple[str, str], Score]] = {}
+    for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
+        by_task = (environment or world.name) in SCORED_BY_TASK
+        scored[environment] = {}
+        for key, found in results.items():
+            own = [one for one in found if environment_of(one.task_id) == environment]
+            scored[environment][key] = score(list(map(as_scenario, own)) if by_task else own)
+    return scored
+
+
+def as_scenario(result: TaskResult) -> TaskResult:
     """With an id by which the task is a scenario of its own."""
     return replace(result, task_id=f"{result.task_id.replace('_', '-')}_1")
 

@@ -12,7 +12,7 @@ from agent_environments.mixed import environment_of
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import Demonstrator
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, require
 
 
 class MixedDemonstrator:
@@ -31,15 +31,16 @@ class MixedDemonstrator:
     def __init__(self, environment: EnvironmentConfig, member: Callable[[EnvironmentConfig], Demonstrator]) -> None:
         self.environment = environment
         sections = environment.config.get("environments") or {}
-        if not sections:
-            raise ConfigError("environment.config.environments must name at least one environment")
+        require(bool(sections), "environment.config.environments must name at least one environment")
         self._members: dict[str, Demonstrator] = {}
         self._splits = {name: section.get("splits") or {} for name, section in sections.items()}
         for name, section in sections.items():
+            key = f"environment.config.environments.{name}"
+            require("name" in section, f"{key}.name must be given")
             try:
                 self._members[name] = member(EnvironmentConfig(section["name"], section.get("config") or {}))
-            except (ConfigError, KeyError) as error:
-                raise ConfigError(f"environment.config.environments.{name}: {error}") from error
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
 
     @property
     def flaws(self) -> list[str]:
@@ -63,6 +64,7 @@ class MixedDemonstrator:
             own_split = self._splits[name].get(split, split)
             if own_split is not None:
                 parts.append((name, member, own_split, known))
+        require(bool(parts), f"demonstrations: no environment of the mixture has split {split!r} and one of the habits")
         shares = [count // len(parts) + (number < count % len(parts)) for number in range(len(parts))]
         scripts = [
             replace(script, task_id=f"{name}/{script.task_id}")

@@ -60,8 +60,8 @@ class BabyAIWords(WorldWords):
 class TextWorldExpressWords(WorldWords):
     """No thoughts: in the games of the splits that end in ``_following`` the command stands in what was read last.
 
-    The games of each split have objects and gestures of their own. So words of the possible commands give way to any
-    of ours, which include those of all splits; words of the instructions and of the game's rules stay.
+    The games of each split have objects and gestures of their own. So the words of the possible commands become any of
+    ``_NAMES``, which has those of all splits; words of the instructions and of the game's rules stay.
     """
 
     _POSSIBLE = re.compile(r"^Possible commands: (.*)$", re.MULTILINE)
@@ -82,7 +82,9 @@ class TextWorldExpressWords(WorldWords):
         shown = "\n".join([start, *(observation for _, observation in demonstration.steps)])
         possible = {word for line in self._POSSIBLE.findall(shown) for word in self._WORD.findall(line)}
         words = sorted(possible - set(self._WORD.findall(f"{system} {rules}")))
-        return demonstration.rewritten(_exchange(dict(zip(words, rng.sample(self._NAMES, len(words)), strict=True))))
+        # Other games than those may have more words than there are names: the last then stay as they are.
+        names = rng.sample(self._NAMES, min(len(words), len(self._NAMES)))
+        return demonstration.rewritten(_exchange(dict(zip(words, names, strict=False))))
 
 
 def _exchange(new: Mapping[str, str]) -> Callable[[str], str]:

@@ -67,6 +67,17 @@ def test_a_habit_is_taught_where_it_is_known(demonstrator: MixedDemonstrator):
     assert set(demonstrator.flaws) >= {"gave_up", "answered_at_once"}
 
 
+def test_a_split_that_nobody_has_is_refused(demonstrator: MixedDemonstrator):
+    assert {environment_of(one.task_id) for one in demonstrator.scripts("practice", 2, seed=0)} == {"adds", "asks"}
+    with pytest.raises(ConfigError, match="no environment of the mixture has split 'once'"):
+        demonstrator.scripts("once", 4, seed=0, habits=["answered_at_once"])
+
+
+def test_an_environment_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match=r"environments.one.name must be given"):
+        MixedDemonstrator(EnvironmentConfig("mixed", {"environments": {"one": {}}}), member)
+
+
 def test_an_environment_without_an_expert_is_named():
     environments = {"one": {"name": "counter"}}
     with pytest.raises(ConfigError, match=r"environments.one: .* no expert"):

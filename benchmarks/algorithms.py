@@ -12,13 +12,14 @@ and a run that was cut off goes on from its checkpoint, so the same command agai
 of what there is.
 
 Each algorithm has its learning rate chosen first, by one run at each of ``--rates`` with a seed of its own: the best
-greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control takes
-LOOP's. All runs start from the same policy on the same world and sample the same number of rollouts; a seed draws other
-tasks, samples and minibatches. The numbers are means over the first and the last five iterations of each run, then over
-seeds, with the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1, with
-a 95 % bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by task.
-``--ceiling`` draws a line at the success that the policy's own abilities allow. ``--docs`` puts tables and picture
-between the two markers in that file.
+greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control and
+LOOP with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic that
+its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same number
+of rollouts; a seed draws other tasks, samples and minibatches. The numbers are means over the first and the last five
+iterations of each run, then over seeds, with the 95 % interval of Student's t. TGC is that of the last policies on
+held-out tasks at temperature 1, with a 95 % bootstrap interval over scenarios; the second table compares each algorithm
+with the first one, task by task. ``--ceiling`` draws a line at the success that the policy's own abilities allow.
+``--docs`` puts tables and picture between the two markers in that file.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ WINDOW = 5
 SEARCH_SEED = 1000
 """Of the runs that choose a learning rate; none of the seeds that are reported."""
 RATES = (3.5e-4, 7e-4, 1.4e-3, 2.8e-3)
-RATE_OF = {"shuffled": "loop_token"}
-"""Algorithms that have no search of their own: the control would choose by chance."""
+RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
+"""Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
+BY_DEFAULT = [name for name in ALGORITHMS if not name.startswith("turn_")]
 EVALUATION = "evaluation"
 
 
@@ -203,7 +205,7 @@ def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"), help="folder of all runs")
-    parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=BY_DEFAULT)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="one: no search")
     parser.add_argument("--iterations", type=int, default=15)

@@ -54,6 +54,10 @@ ALGORITHMS = {
     "ppo_critic": Algorithm("PPO (critic)", "ppo_critic", ("critic.warmup_iterations={twentieth}",)),
     "expert_iteration": Algorithm("EI", "expert_iteration"),
     "dmpo": Algorithm("DMPO", "dmpo"),
+    "turn_credit": Algorithm("LOOP, credit by critic", "turn_credit"),
+    "turn_branches": Algorithm(
+        "LOOP, credit by branches", "turn_credit", ("turn_credit={{by: branches, critic: null, continuations: 1}}",)
+    ),
     "shuffled": Algorithm("shuffled (control)", "tiny_cpu", ("advantage=loop_recipes.learner.advantages.Shuffled",)),
 }
 

@@ -106,6 +106,7 @@ EXPECTED = {
     "on_policy_fp16": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
     "expert_iteration": ("Solved", "LogLikelihood", None, 0.0, False, False),
     "dmpo": ("ReturnPairs", "DMPO", None, 0.0, False, False),
+    "turn_credit": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
     "horizon_curriculum": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
 }
 
@@ -238,7 +239,8 @@ def test_what_cannot_be_extended_is_one_line(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# turn_credit needs a critic of turns that was trained before: tests/recipes/test_turn_credit.py takes its steps.
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "turn_credit"])
 def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
     """The algorithm's own sections on a random policy: one real iteration, and a second that the first one changed."""
     replay_config(tmp_path, iterations=2)

@@ -13,12 +13,13 @@ of what there is.
 
 Each algorithm has its learning rate chosen first, by one run at each of ``--rates`` with a seed of its own: the best
 greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control and
-LOOP with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic that
-its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same number
-of rollouts; a seed draws other tasks, samples and minibatches. The numbers are means over the first and the last five
-iterations of each run, then over seeds, with the 95 % interval of Student's t. TGC is that of the last policies on
-held-out tasks at temperature 1, with a 95 % bootstrap interval over scenarios; the second table compares each algorithm
-with the first one, task by task. ``--ceiling`` draws a line at the success that the policy's own abilities allow.
+LOOP with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic
+that its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same
+number of rollouts; a seed draws other tasks, samples and minibatches. The numbers are means over the first and the
+last five iterations of each run, then over seeds, with the 95 % interval of Student's t. TGC is that of the last
+policies on held-out tasks at temperature 1, with a 95 % bootstrap interval over scenarios; the second table compares
+each algorithm with the first one, task by task.
+``--ceiling`` draws a line at the success that the policy's own abilities allow.
 ``--docs`` puts tables and picture between the two markers in that file.
 """
 

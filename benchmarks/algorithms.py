@@ -39,6 +39,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scored_runs import (
     ALGORITHMS,
+    EVALUATION,
     HeldOut,
     differences,
     figure,
@@ -62,7 +63,6 @@ RATES = (3.5e-4, 7e-4, 1.4e-3, 2.8e-3)
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
 BY_DEFAULT = [name for name in ALGORITHMS if not name.startswith("turn_")]
-EVALUATION = "evaluation"
 
 
 def finished_iterations(run: Path) -> int:

@@ -3,6 +3,7 @@
     python benchmarks/table_one.py --output runs/table_one        # every row, three seeds: hours
     python benchmarks/table_one.py --docs docs/table_one.md --json benchmarks/results/table_one.json
     python benchmarks/table_one.py --rows base rft loop_token --seeds 0 --budget 300
+    python benchmarks/table_one.py --budget 600 --online runs/algorithms   # online rows: algorithms.py made them
     python benchmarks/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
         --held-out-tasks 3 --runs 1                               # does every row run?
 
@@ -10,6 +11,7 @@
 take it in iterations, without early stop; RFT samples until tasks are solved or the budget is spent; DPO-MCTS divides
 it among the tasks' trees. Scoring is not counted. Every policy is the last one of its training, scored on held-out
 tasks at temperature 1, each seed as a run: TGC and SGC in percent with a 95 % bootstrap interval over scenarios.
+``--online`` takes the online rows from the ``--output`` of ``algorithms.py``, which chose their learning rates.
 
 Each row and seed has a folder, whose steps are done once: the same command again goes on where it was stopped, and
 makes the tables of the rows that have all their seeds. What follows ``--`` goes to every config of loop_appworld.
@@ -30,6 +32,7 @@ from typing import Any
 from omegaconf import DictConfig
 from scored_runs import (
     ALGORITHMS,
+    EVALUATION,
     Algorithm,
     HeldOut,
     differences,
@@ -46,13 +49,15 @@ from loop_recipes.launch.cli import compose, split_words
 from loop_recipes.launch.collect_solved import SOLVED
 from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
 from loop_recipes.learner.run_metrics import read_metrics
+from loop_recipes.paths import METRICS_FILE
+from rollout_server.ids import parse_collection_id
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, require
 
 TEMPERATURES = ("0.2", "0.4", "0.6", "0.8", "1.0")
 """Of RFT. The paper has twenty; a budget for two cores would end within the lowest of them."""
-RUN, ROLLOUTS, EVALUATION = "run", "rollouts", "evaluation"
-"""In the folder of a row and seed: what trained, what only sampled, the score."""
+RUN, ROLLOUTS = "run", "rollouts"
+"""In the folder of a row and seed: what trained, and what only sampled."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,7 @@ class Row:
 
     label: str
     make: Callable[[Attempt], Path | None]
+    online: bool = False
 
 
 def _rows() -> dict[str, Row]:
@@ -175,7 +181,7 @@ def _rows() -> dict[str, Row]:
     loop = ("loop_bandit", "loop_turn", "loop_token", "loop_rwnorm")
     rows = {"base": Row("base", _base), "sft_gt": Row("SFT-GT", _sft_gt), "rft": Row("RFT", _rft)}
     rows |= {"dpo_mcts": Row("DPO-MCTS", _dpo_mcts)}
-    return rows | {name: Row(ALGORITHMS[name].label, partial(_online, name)) for name in (*online, *loop)}
+    return rows | {name: Row(ALGORITHMS[name].label, partial(_online, name), True) for name in (*online, *loop)}
 
 
 ROWS = _rows()
@@ -196,15 +202,31 @@ def make(row: Row, folder: Path, seed: int, plan: Plan) -> None:
     plan.held_out.score(steps, folder / EVALUATION, policy, seed, plan.deadline_s)
 
 
+def check_made(folder: Path, plan: Plan) -> None:
+    """Whether ``algorithms.py`` made and scored an online row of the plan's budget there.
+
+    Raises:
+        ConfigError: it did not.
+    """
+    require((folder / EVALUATION / "report.json").exists(), f"{folder} holds no scored run: run algorithms.py first")
+    made = len(read_metrics(folder))
+    require(made == plan.iterations, f"{folder} has {made} iterations, and the budget allows {plan.iterations}")
+
+
+def run_of(folder: Path) -> Path:
+    """The run that trained a row's policy; ``algorithms.py`` keeps the score in the run's own folder."""
+    return folder if (folder / METRICS_FILE).exists() else folder / RUN
+
+
 def sampled(folder: Path) -> tuple[int, int]:
     """(episodes, sampled tokens) that a row and seed took to learn from, by the logs of its own nodes."""
-    logs = [log for name in (RUN, ROLLOUTS) for log in find_logs(folder / name / "node")]
-    rollouts = [rollout for log in logs for rollout in read_rollouts(log)]
+    logs = [log for own in (run_of(folder), folder / ROLLOUTS) for log in find_logs(own / "node")]
+    rollouts = [one for log in logs if not parse_collection_id(log.stem).dev for one in read_rollouts(log)]
     return sum(rollout.segment == 0 for rollout in rollouts), sum(rollout.sampled_tokens for rollout in rollouts)
 
 
 def optimizer_steps(folder: Path) -> int:
-    run = folder / RUN
+    run = run_of(folder)
     return sum(line["steps"] for line in read_metrics(run)) if run.exists() else 0
 
 
@@ -252,6 +274,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=2, help="rollouts of a held-out task for each seed (2)")
     parser.add_argument("--train-tasks", type=int, help="the first of the training split only")
     parser.add_argument("--held-out-tasks", type=int, help="the first of test_normal only")
+    parser.add_argument("--online", type=Path, help="folder of algorithms.py's runs, which are the online rows then")
     parser.add_argument("--table-only", action="store_true", help="of the rows that are complete; run nothing")
     parser.add_argument("--step-deadline-s", type=float, default=7200.0, help="longest time of one command (7200)")
     parser.add_argument("--docs", type=Path, help="put the tables between the markers in this file")
@@ -276,6 +299,11 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
     return plan
 
 
+def folder_of(args: argparse.Namespace, name: str, seed: int) -> Path:
+    made_elsewhere = ROWS[name].online and args.online is not None
+    return (args.online if made_elsewhere else args.output) / f"{name}-seed{seed}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
@@ -284,33 +312,39 @@ def main(arguments: list[str] | None = None) -> None:
         plan = read_plan(args, overrides)
     except (ConfigError, OSError) as error:
         sys.exit(f"table_one: {error}")
-    failures = []
+    failed: dict[Path, Exception] = {}
     # A seed of every row first, so that a table cut short can be compared too.
     for seed in [] if args.table_only else args.seeds:
         for name in args.rows:
-            folder, started = args.output / f"{name}-seed{seed}", time.monotonic()
+            folder, started = folder_of(args, name, seed), time.monotonic()
             print(f"{name}, seed {seed}", flush=True)
             try:
-                make(ROWS[name], folder, seed, plan)
+                if ROWS[name].online and args.online is not None:
+                    check_made(folder, plan)
+                else:
+                    make(ROWS[name], folder, seed, plan)
             except (StepFailed, ConfigError) as error:
-                failures.append(f"{name}, seed {seed}: {error}")
-                print(failures[-1], flush=True)
+                failed[folder] = error
+                print(f"{name}, seed {seed}: {error}", flush=True)
             print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
-    folders = {name: [args.output / f"{name}-seed{seed}" for seed in args.seeds] for name in args.rows}
+    folders = {name: [folder_of(args, name, seed) for seed in args.seeds] for name in args.rows}
     complete = {
-        name: seeds for name, seeds in folders.items() if all((f / EVALUATION / "report.json").exists() for f in seeds)
+        name: seeds
+        for name, seeds in folders.items()
+        if all(folder not in failed and (folder / EVALUATION / "report.json").exists() for folder in seeds)
     }
     if not complete:
         sys.exit("table_one: no row is complete")
     text, numbers = tables(complete)
+    args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table_one.md").write_text(text + "\n")
     print(text)
     if args.json:
         args.json.write_text(json.dumps(numbers, indent=1) + "\n")
     if args.docs:
         put_into(args.docs, "table_one", text)
-    if failures:
-        sys.exit(f"table_one: {len(failures)} attempt(s) failed; the same command tries them again")
+    if failed:
+        sys.exit(f"table_one: {len(failed)} attempt(s) failed; the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_every_row_runs_and_is_scored_with_the_same_budget(table_one, monkeypatc
     again = Commands()
     run(table_one, monkeypatch, tmp_path, world, again)
     assert again.commands == []
-    with pytest.raises(SystemExit, match="attempt"):
+    with pytest.raises(SystemExit, match="no row is complete"):
         run(table_one, monkeypatch, tmp_path, world, again, "--epochs", "7")
     assert "was begun with another epochs" in capsys.readouterr().out
 
@@ -125,3 +125,23 @@ def test_a_budget_that_suffices_for_no_iteration_is_refused(table_one, monkeypat
     for budget in ("5", "11"):
         with pytest.raises(SystemExit, match=r"--budget .* is too small for one iteration"):
             run(table_one, monkeypatch, tmp_path, world, Commands(), "--budget", budget)
+
+
+def test_online_rows_are_taken_from_the_algorithms_runs(table_one, monkeypatch, tmp_path, world, capsys):
+    run_folder, words = tmp_path / "algorithms/loop_token-seed0", ["--rows", "loop_token", "--seeds", "0"]
+    words += ["--online", str(tmp_path / "algorithms")]
+    commands = Commands()
+    with pytest.raises(SystemExit, match="no row is complete"):
+        run(table_one, monkeypatch, tmp_path, world, commands, *words)
+    assert "loop_token-seed0 holds no scored run: run algorithms.py first" in capsys.readouterr().out
+    commands(["tune", "run", "loop_appworld", f"output_dir={run_folder}"], None)
+    sampled = [stored_rollout("made-up", "dev_1", 0, 0, 1.0, 50, 9)]
+    write_rollouts(run_folder / "node/collections", "made-up-i0002-dev", sampled)
+    commands.evaluation(run_folder / "evaluation", ["held0_1", "held1_1", "held2_1"])
+    commands.commands.clear()
+    run(table_one, monkeypatch, tmp_path, world, commands, *words)
+    assert commands.commands == []
+    assert "| LOOP (token) | 1 | 4 | " in capsys.readouterr().out, "rollouts of dev are not learned from"
+    with pytest.raises(SystemExit, match="no row is complete"):
+        run(table_one, monkeypatch, tmp_path, world, commands, *words, "--budget", "12")
+    assert "has 2 iterations, and the budget allows 1" in capsys.readouterr().out

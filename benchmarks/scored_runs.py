@@ -7,6 +7,7 @@ A policy is made in a folder of its own, step by step (:class:`~loop_recipes.lau
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import shutil
@@ -77,8 +78,13 @@ class HeldOut:
         command = tune("run", "eval_appworld", "--config", "eval_appworld/tiny_cpu", f"output_dir={folder}")
         command += [f"policies=[{{name: policy, adapter: {adapter}}}]", f"seed={seed}"]
         command += [f"samplings=[{{temperature: 1.0, runs: {self.runs}}}]"]
-        command += ["split=null", f"tasks=[{','.join(self.tasks)}]"]
+        command += ["split=null", f"tasks={listed(self.tasks)}"]
         steps.run("scoring", command, folder.with_suffix(".log"), deadline_s=deadline_s)
+
+
+def listed(tasks: Sequence[str]) -> str:
+    """The tasks as the value of a key on the command line; without quotes, YAML takes 1099290_1 for a number."""
+    return json.dumps(list(tasks))
 
 
 def results_of(evaluations: Sequence[Path]) -> list[TaskResult]:

@@ -38,6 +38,7 @@ from scored_runs import (
     differences,
     figure,
     held_out_score,
+    listed,
     number,
     put_into,
     with_interval,
@@ -291,7 +292,7 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
     world = config.rollout_node.config.environment.config.root
     chosen = config.collection.get("tasks") or config.collection.split
     train = load_split(world, chosen if isinstance(chosen, str) else list(chosen))[: args.train_tasks]
-    own = [f"collection.tasks=[{','.join(train)}]"] if args.train_tasks else []
+    own = [f"collection.tasks={listed(train)}"] if args.train_tasks else []
     own += [f"collection.tasks_per_iteration={min(len(train), config.collection.tasks_per_iteration)}"]
     held_out = HeldOut(load_split(world, "test_normal")[: args.held_out_tasks], args.runs)
     plan = Plan(args.budget, [*overrides, *own], train, held_out, args.epochs, args.step_deadline_s)

@@ -94,7 +94,9 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
     if not same:
         return f"{key}: {first['msg']}"
     wanted = dict.fromkeys(_WANTED[error["type"]].format(**error.get("ctx", {})).replace("'", "") for error in same)
-    return f"{key} must be {' or '.join(wanted)}, not {first['input']!r}"
+    # YAML reads 1099290_1 as a number.
+    cure = "; put quotes around it" if "str" in wanted and isinstance(first["input"], int | float) else ""
+    return f"{key} must be {' or '.join(wanted)}, not {first['input']!r}{cure}"
 
 
 def _of_section(message: str, key: str, fields: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from loop_recipes.launch import steps
 from loop_recipes.launch.steps import StepFailed
@@ -34,7 +35,7 @@ class Commands:
             return
         out = Path(said(command, "output_dir"))
         if "eval_appworld" in command:
-            return self.evaluation(out, said(command, "tasks").strip("[]").split(","))
+            return self.evaluation(out, held_out(command))
         if any("sft_appworld" in word or word == "loop_appworld" for word in command):
             (out / "policies/policy-v0002").mkdir(parents=True)
             for name in ADAPTER_FILES:
@@ -63,6 +64,11 @@ def said(command, key):
     return next((word.removeprefix(f"{key}=") for word in command if word.startswith(f"{key}=")), None)
 
 
+def held_out(command):
+    """The tasks that an evaluation is told, as its config reads them."""
+    return list(OmegaConf.from_dotlist([f"tasks={said(command, 'tasks')}"]).tasks)
+
+
 @pytest.fixture
 def world(tmp_path):
     """A dataset in which only the splits are looked at."""
@@ -70,7 +76,7 @@ def world(tmp_path):
     folder.mkdir(parents=True)
     (tmp_path / "world/data/tasks").mkdir()
     (folder / "train.txt").write_text("\n".join(f"train{n}_1" for n in range(5)) + "\n")
-    (folder / "test_normal.txt").write_text("\n".join(f"held{n}_1" for n in range(4)) + "\n")
+    (folder / "test_normal.txt").write_text("\n".join(f"109929{n}_1" for n in range(4)) + "\n")
     (tmp_path / "world/dataset.json").write_text(json.dumps({"name": "made-up"}))
     return tmp_path / "world"
 
@@ -87,7 +93,7 @@ def test_every_row_runs_and_is_scored_with_the_same_budget(table_one, monkeypatc
     run(table_one, monkeypatch, tmp_path, world, played)
     evaluations = [command for command in played.commands if "eval_appworld" in command]
     assert len(evaluations) == 2 * len(table_one.ROWS)
-    assert {said(command, "tasks") for command in evaluations} == {"[held0_1,held1_1,held2_1]"}
+    assert all(held_out(command) == ["1099290_1", "1099291_1", "1099292_1"] for command in evaluations)
     online = [command for command in played.commands if "loop_appworld" in command]
     assert {said(command, "max_iterations") for command in online} == {"2"}, "24 rollouts are two of 2 x 6"
     assert {said(command, "collection.min_rollouts_per_task") for command in online} == {"6"}
@@ -137,7 +143,7 @@ def test_online_rows_are_taken_from_the_algorithms_runs(table_one, monkeypatch, 
     commands(["tune", "run", "loop_appworld", f"output_dir={run_folder}"], None)
     sampled = [stored_rollout("made-up", "dev_1", 0, 0, 1.0, 50, 9)]
     write_rollouts(run_folder / "node/collections", "made-up-i0002-dev", sampled)
-    commands.evaluation(run_folder / "evaluation", ["held0_1", "held1_1", "held2_1"])
+    commands.evaluation(run_folder / "evaluation", ["1099290_1", "1099291_1", "1099292_1"])
     commands.commands.clear()
     run(table_one, monkeypatch, tmp_path, world, commands, *words)
     assert commands.commands == []

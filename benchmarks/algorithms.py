@@ -277,9 +277,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("algorithms: no run is complete")
     rates = {name: chosen_rate(args.output, name, args.rates, args.iterations) for name in curves}
     text, rows = table(curves, rates, scored)
-    image = args.output / "algorithms.png"
+    # Of a selection by its own name, so that several documents can have their pictures.
+    name = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
+    image = args.output / f"{name}.png"
     picture(curves, image, args.ceiling)
-    (args.output / "algorithms.md").write_text(text + "\n")
+    image.with_suffix(".md").write_text(text + "\n")
     print(f"{text}\n{image}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")

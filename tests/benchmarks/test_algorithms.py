@@ -52,7 +52,7 @@ class Commands:
         out.mkdir()
         solved = "loop_token" in out.parent.name
         head = {"policy": "policy", "sampling": "T=1", "run": 0, "success": solved, "end_reason": "completed"}
-        results = [head | {"task_id": task} for task in said(command, "tasks").strip("[]").split(",")]
+        results = [head | {"task_id": task} for task in json.loads(said(command, "tasks"))]
         (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
         (out / "report.json").write_text('{"schema": 1}')
 
@@ -94,8 +94,8 @@ def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
     assert content.endswith("What it says.\n")
     assert "| GRPO | 2 | 0.002 | 4 ± 0 | 0.200 ± 0.000 |" in content
     assert "| GRPO against LOOP (token) | T=1 | -100.0 [" in content
-    assert "![learning curves of the algorithms](images/algorithms.png)" in content
-    assert (tmp_path / "images/algorithms.png").read_bytes().startswith(b"\x89PNG")
+    assert "![learning curves of the algorithms](images/algorithms_loop_token_grpo_shuffled.png)" in content
+    assert (tmp_path / "images/algorithms_loop_token_grpo_shuffled.png").read_bytes().startswith(b"\x89PNG")
     again = Commands({})
     run(algorithms, monkeypatch, tmp_path, world, again, *words)
     assert again.commands == []

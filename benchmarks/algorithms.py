@@ -15,12 +15,12 @@ Each algorithm has its learning rate chosen first, by one run at each of ``--rat
 greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control and
 LOOP with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic
 that its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same
-number of rollouts; a seed draws other tasks, samples and minibatches. The numbers are means over the first and the
-last five iterations of each run, then over seeds, with the 95 % interval of Student's t. TGC is that of the last
-policies on held-out tasks at temperature 1, with a 95 % bootstrap interval over scenarios; the second table compares
-each algorithm with the first one, task by task.
-``--ceiling`` draws a line at the success that the policy's own abilities allow.
-``--docs`` puts tables and picture between the two markers in that file.
+number of rollouts, but for the continuations of ``turn_branches``, which come on top; a seed draws other tasks, samples
+and minibatches. The numbers are means over the first and the last five iterations of each run, then over seeds, with
+the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1, with a 95 %
+bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by task.
+``--ceiling`` draws a line at the success that the policy's own abilities allow. ``--docs`` puts tables and picture
+between the two markers in that file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SEARCH_SEED = 1000
 RATES = (3.5e-4, 7e-4, 1.4e-3, 2.8e-3)
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
-BY_DEFAULT = [name for name in ALGORITHMS if not name.startswith("turn_")]
+BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.config != "turn_credit"]
 
 
 def finished_iterations(run: Path) -> int:
@@ -278,8 +278,8 @@ def main(arguments: list[str] | None = None) -> None:
     rates = {name: chosen_rate(args.output, name, args.rates, args.iterations) for name in curves}
     text, rows = table(curves, rates, scored)
     # Of a selection by its own name, so that several documents can have their pictures.
-    name = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
-    image = args.output / f"{name}.png"
+    stem = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
+    image = args.output / f"{stem}.png"
     picture(curves, image, args.ceiling)
     image.with_suffix(".md").write_text(text + "\n")
     print(f"{text}\n{image}")

@@ -2,8 +2,8 @@
 
     python benchmarks/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
     python benchmarks/algorithms.py --output runs/algorithms --docs docs/results.md
-    python benchmarks/algorithms.py --only loop_token grpo --rates 7e-4 --seeds 0 1 2 --iterations 15
-    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rates 7e-4 --iterations 1 --held-out-tasks 3 \\
+    python benchmarks/algorithms.py --only loop_token grpo --rates 3e-4 --seeds 0 1 2 --iterations 15
+    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rates 3e-4 --iterations 1 --held-out-tasks 3 \\
         -- collection.tasks_per_iteration=2                             # does it run?
 
 Every run is `tune run loop_appworld`, one after another; what follows ``--`` goes to all of them
@@ -59,7 +59,7 @@ from rollout_server.schema import ConfigError
 WINDOW = 5
 SEARCH_SEED = 1000
 """Of the runs that choose a learning rate; none of the seeds that are reported."""
-RATES = (3.5e-4, 7e-4, 1.4e-3, 2.8e-3)
+RATES = (1.5e-4, 3e-4, 6e-4, 1.2e-3)
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
 BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.config != "turn_credit"]

@@ -203,13 +203,17 @@ def make(row: Row, folder: Path, seed: int, plan: Plan) -> None:
     plan.held_out.score(steps, folder / EVALUATION, policy, seed, plan.deadline_s)
 
 
+def is_scored(folder: Path) -> bool:
+    return (folder / EVALUATION / "report.json").exists()
+
+
 def check_made(folder: Path, plan: Plan) -> None:
     """Whether ``algorithms.py`` made and scored an online row of the plan's budget there.
 
     Raises:
         ConfigError: it did not.
     """
-    require((folder / EVALUATION / "report.json").exists(), f"{folder} holds no scored run: run algorithms.py first")
+    require(is_scored(folder), f"{folder} holds no scored run: run algorithms.py first")
     made = len(read_metrics(folder))
     require(made == plan.iterations, f"{folder} has {made} iterations, and the budget allows {plan.iterations}")
 
@@ -300,9 +304,12 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
     return plan
 
 
+def made_elsewhere(args: argparse.Namespace, name: str) -> bool:
+    return ROWS[name].online and args.online is not None
+
+
 def folder_of(args: argparse.Namespace, name: str, seed: int) -> Path:
-    made_elsewhere = ROWS[name].online and args.online is not None
-    return (args.online if made_elsewhere else args.output) / f"{name}-seed{seed}"
+    return (args.online if made_elsewhere(args, name) else args.output) / f"{name}-seed{seed}"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -315,12 +322,15 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"table_one: {error}")
     failed: dict[Path, Exception] = {}
     # A seed of every row first, so that a table cut short can be compared too.
-    for seed in [] if args.table_only else args.seeds:
+    for seed in args.seeds:
         for name in args.rows:
             folder, started = folder_of(args, name, seed), time.monotonic()
+            elsewhere = made_elsewhere(args, name)
+            if args.table_only and not (elsewhere and is_scored(folder)):
+                continue
             print(f"{name}, seed {seed}", flush=True)
             try:
-                if ROWS[name].online and args.online is not None:
+                if elsewhere:
                     check_made(folder, plan)
                 else:
                     make(ROWS[name], folder, seed, plan)
@@ -332,7 +342,7 @@ def main(arguments: list[str] | None = None) -> None:
     complete = {
         name: seeds
         for name, seeds in folders.items()
-        if all(folder not in failed and (folder / EVALUATION / "report.json").exists() for folder in seeds)
+        if all(folder not in failed and is_scored(folder) for folder in seeds)
     }
     if not complete:
         sys.exit("table_one: no row is complete")

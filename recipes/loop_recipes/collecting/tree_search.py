@@ -19,7 +19,7 @@ from pathlib import Path
 
 from loop_recipes.collecting.branching import HowToSample, continuation_request
 from loop_recipes.collecting.source import CollectionSource
-from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer, write_named
+from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
 from loop_recipes.collecting.turn_tree import TURNS_OF_A_STATE, State, TurnTree
 from rollout_server.branch import Branch
 from rollout_server.collection_request import CollectionRequest
@@ -72,7 +72,7 @@ class TreeSearch:
             for rollout in self._collect(source, self._first_request()):
                 known[rollout.rollout_id] = rollout
                 tree = trees[rollout.task_id]
-                tree.add(tree.root, rollout.rollout_id, len(rollout.turns), rollout.reward)
+                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), rollout.reward)
             for iteration in range(self.iterations):
                 states = {task_id: state for task_id, tree in trees.items() if (state := tree.select()) is not None}
                 if not states:
@@ -101,7 +101,7 @@ class TreeSearch:
         for rollout in self._collect(source, *(continuation_request(part, how) for part in parts)):
             known[rollout.rollout_id] = rollout
             state = waiting.pop(rollout.task_id)
-            trees[rollout.task_id].add(state, rollout.rollout_id, len(rollout.turns), rollout.reward)
+            trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), rollout.reward)
         for state in waiting.values():
             state.closed = True
 

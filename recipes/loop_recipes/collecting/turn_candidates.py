@@ -18,7 +18,7 @@ from torch import Tensor
 from loop_recipes.collecting.branching import HowToSample, continuation_request, read_continuations
 from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
-from loop_recipes.collecting.turn_pairs import TurnPair
+from loop_recipes.collecting.turn_pairs import TurnPair, turns_of
 from rollout_server.branch import Branch
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
@@ -82,7 +82,8 @@ def pairs_of(
     better, worse = draw.sample(ranked[len(ranked) - half :], drawn), draw.sample(ranked[:half], drawn)
     for chosen, rejected in zip(better, worse, strict=True):
         high, low = values[chosen.rollout_id].item(), values[rejected.rollout_id].item()
-        if high > low:  # equal where the two said the same
+        # Of the same words the critic's values differ by rounding.
+        if high > low and turns_of(chosen)[0].said != turns_of(rejected)[0].said:
             yield TurnPair(
                 task_id=chosen.task_id,
                 turn=turn[1],

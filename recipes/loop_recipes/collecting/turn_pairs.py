@@ -27,6 +27,24 @@ PAIRS_FILE = "pairs.jsonl"
 
 
 @dataclass(frozen=True)
+class TurnIds:
+    """The token ids of a turn, and those that answered it (none where the sequence ends)."""
+
+    said: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def turns_of(rollout: Rollout) -> list[TurnIds]:
+    """The turns that ``rollout`` sampled itself."""
+    ends = [turn.start for turn in rollout.turns[1:]] + [len(rollout.token_ids)]
+    ids = rollout.token_ids
+    return [
+        TurnIds(tuple(ids[turn.start : turn.end]), tuple(ids[turn.end : end]))
+        for turn, end in zip(rollout.turns, ends, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
 class TurnPair:
     """Turn ``turn`` (from 0, of the episode) as two rollouts sampled it.
 

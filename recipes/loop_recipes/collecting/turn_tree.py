@@ -1,11 +1,15 @@
 """A tree over the turns of one task's rollouts, searched by UCB: the collecting side of DPO-MCTS (LOOP, table 1).
 
-A state has up to two sampled turns, and each rollout is a path from the root. The next rollout begins at the first
-state on the way down that has one turn only; where there are two, the way goes by UCB1 (Auer et al. 2002):
+Each rollout is a path from the root. The next one begins at the first state on the way down that has one turn only;
+where there are two, the way goes by UCB1 (Auer et al. 2002):
 
     Q + exploration * sqrt(ln N / n)
 
 Q is the mean return of the n rollouts through the turn, N the number of rollouts through its state.
+
+Rollouts that sampled the same ids and were answered by the same ids went through one turn. So what differs in value has
+said something else, and the luck of what came after a turn makes no pair. A state whose second sample is the turn that
+it has is closed. It gets a further turn only from a rollout that began above it, and then may have more than two.
 
 No clock, no I/O: :mod:`loop_recipes.collecting.tree_search` samples.
 """
@@ -13,10 +17,10 @@ No clock, no I/O: :mod:`loop_recipes.collecting.tree_search` samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loop_recipes.collecting.turn_pairs import TurnPair
+from loop_recipes.collecting.turn_pairs import TurnIds, TurnPair
 
 TURNS_OF_A_STATE = 2
 
@@ -31,17 +35,22 @@ class State:
     closed: bool = False
 
     @property
+    def open(self) -> bool:
+        """A rollout may begin here."""
+        return not self.closed and len(self.sampled) < TURNS_OF_A_STATE
+
+    @property
     def exhausted(self) -> bool:
         """No rollout can begin here or further down."""
-        full = self.closed or len(self.sampled) == TURNS_OF_A_STATE
-        return full and all(turn.after is None or turn.after.exhausted for turn in self.sampled)
+        return not self.open and all(turn.after is None or turn.after.exhausted for turn in self.sampled)
 
 
 @dataclass
 class SampledTurn:
-    """A turn of rollout ``rollout_id``, taken in ``state``; ``after`` is None where it ended the episode."""
+    """A turn taken in ``state``, first by rollout ``rollout_id``; ``after`` is None where it ended the episode."""
 
     rollout_id: str
+    ids: TurnIds
     state: State
     after: State | None = None
     visits: int = 0
@@ -68,7 +77,7 @@ class TurnTree:
     def select(self) -> State | None:
         """Where the next rollout begins; None once nothing is left to try."""
         state = self.root
-        while state.closed or len(state.sampled) == TURNS_OF_A_STATE:
+        while not state.open:
             ways = [turn for turn in state.sampled if turn.after is not None and not turn.after.exhausted]
             if not ways:
                 return None
@@ -81,13 +90,19 @@ class TurnTree:
     def _bound(self, turn: SampledTurn, visits: int) -> float:
         return turn.value + self._exploration * math.sqrt(math.log(visits) / turn.visits)
 
-    def add(self, state: State, rollout_id: str, turns: int, reward: float) -> None:
-        """A rollout that began at ``state`` and sampled ``turns`` turns, at least one; its return is backed up."""
-        for number in range(turns):
-            turn = SampledTurn(rollout_id, state)
-            state.sampled.append(turn)
-            if number + 1 < turns:
-                turn.after = state = State(state.turn + 1, above=turn)
+    def add(self, state: State, rollout_id: str, turns: Sequence[TurnIds], reward: float) -> None:
+        """A rollout that began at ``state`` and sampled ``turns``, at least one; its return is backed up."""
+        began = state
+        for number, ids in enumerate(turns):
+            turn = next((known for known in state.sampled if known.ids == ids), None)
+            if turn is None:
+                turn = SampledTurn(rollout_id, ids, state)
+                state.sampled.append(turn)
+            elif state is began:
+                state.closed = True
+            if number + 1 < len(turns):
+                turn.after = turn.after or State(state.turn + 1, above=turn)
+                state = turn.after
         seen: SampledTurn | None = turn
         while seen is not None:
             seen.visits += 1
@@ -95,12 +110,14 @@ class TurnTree:
             seen = seen.state.above
 
     def pairs(self, threshold: float) -> Iterator[TurnPair]:
-        """The two turns of every state whose values differ by more than ``threshold``."""
+        """The best and the worst turn of every state, where they say different things and their values differ by more
+        than ``threshold``."""
         for state in self._states(self.root):
             if len(state.sampled) < TURNS_OF_A_STATE:
                 continue
-            rejected, chosen = sorted(state.sampled, key=lambda turn: turn.value)
-            if chosen.value - rejected.value > threshold:
+            chosen = max(state.sampled, key=lambda turn: turn.value)
+            rejected = min(state.sampled, key=lambda turn: turn.value)
+            if chosen.value - rejected.value > threshold and chosen.ids.said != rejected.ids.said:
                 yield TurnPair(
                     task_id=self.task_id,
                     turn=state.turn,

@@ -93,7 +93,11 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
 
 
 def test_the_chosen_are_of_the_better_half_and_nobody_is_in_two_pairs():
-    candidates = [SimpleNamespace(rollout_id=f"c/task/{n}.0", task_id="task") for n in range(9)]
+    def candidate(n, word):
+        turns = [SimpleNamespace(start=2, end=3)]
+        return SimpleNamespace(rollout_id=f"c/task/{n}.0", task_id="task", turns=turns, token_ids=[7, 7, word])
+
+    candidates = [candidate(n, word=n) for n in range(9)]
     values = {candidate.rollout_id: torch.tensor([float(n)]) for n, candidate in enumerate(candidates)}
     pairs = list(pairs_of(("origin", 2), candidates, values, 3, seed=1))
     assert len(pairs) == 3
@@ -102,6 +106,8 @@ def test_the_chosen_are_of_the_better_half_and_nobody_is_in_two_pairs():
     assert pairs == list(pairs_of(("origin", 2), candidates, values, 3, seed=1))
     alike = dict.fromkeys(values, torch.tensor([0.5]))
     assert list(pairs_of(("origin", 2), candidates, alike, 3, seed=1)) == []
+    of_the_same_words = [candidate(n, word=1) for n in range(9)]
+    assert list(pairs_of(("origin", 2), of_the_same_words, values, 3, seed=1)) == []
 
 
 def test_bad_options_are_one_line(tmp_path, capsys):

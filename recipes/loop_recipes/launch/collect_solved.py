@@ -70,7 +70,7 @@ def collect_solved(options: argparse.Namespace) -> Found:
 
 
 def _show(found: Found) -> None:
-    print(f"round {found.attempt}: {found.solved} of {found.wanted} solved, {found.tasks} tasks", flush=True)
+    print(f"round {found.attempt}: {found.solved} of {found.wanted} tasks x temperatures solved, {found.tasks} tasks by any", flush=True)
 
 
 if __name__ == "__main__":

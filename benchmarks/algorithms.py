@@ -19,8 +19,8 @@ number of rollouts, but for the continuations of ``turn_branches``, which come o
 and minibatches. The numbers are means over the first and the last five iterations of each run, then over seeds, with
 the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1, with a 95 %
 bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by task.
-``--ceiling`` draws a line at the success that the policy's own abilities allow. ``--docs`` puts tables and picture
-between the two markers in that file.
+An algorithm that lacks some of the seeds is in the tables with those it has. ``--ceiling`` draws a line at the success
+that the policy's own abilities allow. ``--docs`` puts tables and picture between the two markers in that file.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def table(
     Args:
         curves: the complete runs of each algorithm.
         rates: their learning rates.
-        scored: the held-out evaluations of those that have one for each seed; the first is what others are compared
-            with.
+        scored: the held-out evaluations of those that have one for each of these runs; the first is what others are
+            compared with.
     """
     head = ["algorithm", "seeds", "rate", *(column.title for column in COLUMNS.values()), "TGC, held out"]
     lines, rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], []
@@ -270,8 +270,8 @@ def main(arguments: list[str] | None = None) -> None:
         complete = [run for run in runs if finished_iterations(run) >= args.iterations]
         if complete:
             curves[name] = Curve(ALGORITHMS[name].label, [read_metrics(run) for run in complete])
-        evaluations = [run / EVALUATION for run in runs if (run / EVALUATION / "report.json").exists()]
-        if len(evaluations) == len(runs):
+        evaluations = [run / EVALUATION for run in complete]
+        if complete and all((evaluation / "report.json").exists() for evaluation in evaluations):
             scored[name] = evaluations
     if not curves:
         sys.exit("algorithms: no run is complete")

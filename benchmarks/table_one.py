@@ -13,8 +13,9 @@ it among the tasks' trees. Scoring is not counted. Every policy is the last one 
 tasks at temperature 1, each seed as a run: TGC and SGC in percent with a 95 % bootstrap interval over scenarios.
 ``--online`` takes the online rows from the ``--output`` of ``algorithms.py``, which chose their learning rates.
 
-Each row and seed has a folder, whose steps are done once: the same command again goes on where it was stopped, and
-makes the tables of the rows that have all their seeds. What follows ``--`` goes to every config of loop_appworld.
+Each row and seed has a folder, whose steps are done once: the same command again goes on where it was stopped. The
+tables have what is there: a row that lacks some of the seeds stands in them with those it has. What follows ``--`` goes
+to every config of loop_appworld.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ def tables(folders: dict[str, list[Path]], reference: str = "loop_token") -> tup
     """The table in Markdown with the differences to ``reference`` where it is there, and its numbers.
 
     Args:
-        folders: name of a row -> the folders of its seeds, all of them complete.
+        folders: name of a row -> the folders of its seeds, at least one, all of them complete.
     """
     lines, numbers = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"], []
     for name, seeds in folders.items():
@@ -339,13 +340,10 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{name}, seed {seed}: {error}", flush=True)
             print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
     folders = {name: [folder_of(args, name, seed) for seed in args.seeds] for name in args.rows}
-    complete = {
-        name: seeds
-        for name, seeds in folders.items()
-        if all(folder not in failed and is_scored(folder) for folder in seeds)
-    }
+    made = {name: [one for one in seeds if one not in failed and is_scored(one)] for name, seeds in folders.items()}
+    complete = {name: seeds for name, seeds in made.items() if seeds}
     if not complete:
-        sys.exit("table_one: no row is complete")
+        sys.exit("table_one: no row is complete with any seed")
     text, numbers = tables(complete)
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table_one.md").write_text(text + "\n")

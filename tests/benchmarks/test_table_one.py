@@ -148,6 +148,9 @@ def test_online_rows_are_taken_from_the_algorithms_runs(table_one, monkeypatch, 
     run(table_one, monkeypatch, tmp_path, world, commands, *words)
     assert commands.commands == []
     assert "| LOOP (token) | 1 | 4 | " in capsys.readouterr().out, "rollouts of dev are not learned from"
+    with pytest.raises(SystemExit, match=r"1 attempt\(s\) failed"):
+        run(table_one, monkeypatch, tmp_path, world, commands, *words, "--seeds", "0", "1")
+    assert "| LOOP (token) | 1 | 4 | " in capsys.readouterr().out, "with the seed that is there"
     for more in ([], ["--table-only"]):
         with pytest.raises(SystemExit, match="no row is complete"):
             run(table_one, monkeypatch, tmp_path, world, commands, *words, "--budget", "12", *more)

@@ -70,7 +70,8 @@ def collect_solved(options: argparse.Namespace) -> Found:
 
 
 def _show(found: Found) -> None:
-    print(f"round {found.attempt}: {found.solved} of {found.wanted} tasks x temperatures solved, {found.tasks} tasks by any", flush=True)
+    counts = f"{found.solved} of {found.wanted} tasks x temperatures solved, {found.tasks} tasks at any"
+    print(f"round {found.attempt}: {counts}", flush=True)
 
 
 if __name__ == "__main__":

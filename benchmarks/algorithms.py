@@ -44,6 +44,7 @@ from scored_runs import (
     differences,
     figure,
     held_out_score,
+    is_scored,
     number,
     put_into,
     with_interval,
@@ -270,9 +271,8 @@ def main(arguments: list[str] | None = None) -> None:
         complete = [run for run in runs if finished_iterations(run) >= args.iterations]
         if complete:
             curves[name] = Curve(ALGORITHMS[name].label, [read_metrics(run) for run in complete])
-        evaluations = [run / EVALUATION for run in complete]
-        if complete and all((evaluation / "report.json").exists() for evaluation in evaluations):
-            scored[name] = evaluations
+            if all(map(is_scored, complete)):
+                scored[name] = [run / EVALUATION for run in complete]
     if not curves:
         sys.exit("algorithms: no run is complete")
     rates = {name: chosen_rate(args.output, name, args.rates, args.iterations) for name in curves}

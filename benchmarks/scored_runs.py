@@ -82,6 +82,11 @@ class HeldOut:
         steps.run("scoring", command, folder.with_suffix(".log"), deadline_s=deadline_s)
 
 
+def is_scored(folder: Path) -> bool:
+    """Whether the policy made in ``folder`` has its score."""
+    return (folder / EVALUATION / "report.json").exists()
+
+
 def listed(tasks: Sequence[str]) -> str:
     """The tasks as the value of a key on the command line; without quotes, YAML takes 1099290_1 for a number."""
     return json.dumps(list(tasks))

@@ -39,6 +39,7 @@ from scored_runs import (
     differences,
     figure,
     held_out_score,
+    is_scored,
     listed,
     number,
     put_into,
@@ -202,10 +203,6 @@ def make(row: Row, folder: Path, seed: int, plan: Plan) -> None:
     steps = Steps(folder, options)
     policy = row.make(Attempt(plan, steps, folder, seed))
     plan.held_out.score(steps, folder / EVALUATION, policy, seed, plan.deadline_s)
-
-
-def is_scored(folder: Path) -> bool:
-    return (folder / EVALUATION / "report.json").exists()
 
 
 def check_made(folder: Path, plan: Plan) -> None:

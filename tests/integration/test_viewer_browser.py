@@ -48,6 +48,12 @@ async def screenshot(page, name):
         await page.screenshot(path=f"{os.environ['SCREENSHOTS']}/{name}.png")
 
 
+async def says(page, selector, text):
+    """Wait until the first of ``selector`` shows ``text``: a message that was not in view yet has no inner text."""
+    await page.locator(selector).first.scroll_into_view_if_needed()
+    await true_in(page, f"document.querySelector({json.dumps(selector)}).innerText.includes({json.dumps(text)})")
+
+
 @web.middleware
 async def slow_listings(request, handler):
     """The list of a collection's rollouts takes its time; everything else does not."""
@@ -93,8 +99,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         # The tabs are the rollout's page: the task's page, still drawn when the address changes, has outputs too.
         await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
         await page.locator(".tabs ~ .conversation .output").first.wait_for(state="attached")
-        # A message that was not painted yet has no inner text: the page leaves out what is not in view.
-        assert "print(apis.phone.search_contacts" in await page.locator(".code").first.text_content()
+        await says(page, ".code", "print(apis.phone.search_contacts")
         await page.keyboard.press("]")
         await true_in(page, "location.hash.startsWith('#/c/demo-i0001/r/2')")
         await page.keyboard.press("2")
@@ -222,7 +227,8 @@ async def test_the_exported_file_works_alone(run_folder, tmp_path):
         await page.goto(f"{file.as_uri()}#/c/demo-i0003/r/25")
         await page.locator(".conversation .code").first.wait_for(state="attached")
         assert await page.evaluate("window.hacked") is None
-        assert "<script>window.hacked = 1</script>" in await page.text_content("main")
+        await page.locator(".conversation .code", has_text="window.hacked").first.scroll_into_view_if_needed()
+        await says(page, "main", "<script>window.hacked = 1</script>")
         await page.evaluate("location.hash = '#/c/demo-i0001'")
         await true_in(page, "document.getElementById('shown')?.innerText === '24 of 24 rollouts'")
         await page.keyboard.press("/")
@@ -249,7 +255,8 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
         async with viewing(tmp_path) as (page, address):
             await show(page, address, "c/demo-i0001/r/1", ".turn-value meter")
             assert await page.locator(".turn-value").count() == 4
-            assert re.search(r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.text_content("#turn-2"))
+            await says(page, "#turn-2", "· this turn ")
+            assert re.search(r"value 0\.\d\d ± 0\.\d\d · this turn [+-]?0\.\d\d", await page.inner_text("#turn-2"))
             await screenshot(page, "turn_values")
             local.vllm.speak = lambda rng: "```python\nfinish()\n```"
             await page.locator("#turn-3 .go-on").click()
@@ -257,7 +264,7 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
             await page.locator(".replayed").first.wait_for(state="attached")
             assert await page.locator(".replayed").count() == 2
             assert "goes on from demo-i0001/reach8_1/0.0 after 2 turns" in await page.inner_text("main")
-            assert "finish()" in await page.text_content("#turn-3")
+            await says(page, "#turn-3", "finish()")
             await screenshot(page, "branch")
             await page.locator("main p a").filter(has_text="demo-i0001/reach8_1").click()
             await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
@@ -294,9 +301,9 @@ async def test_an_episode_of_several_sequences(tmp_path):
         await screenshot(page, "sequences_task")
         await show(page, address, f"c/demo-i0001/r/{count}", ".conversation .output")
         assert await page.locator(".conversation .assistant:not(.replayed)").count() == 1
-        assert "turn 1 ·" in await page.locator(".conversation .assistant:not(.replayed)").text_content()
-        assert "Said by the harness." in await page.locator(".conversation .assistant.replayed").text_content()
-        assert "not sampled by the policy" in await page.locator(".conversation .assistant.replayed").text_content()
+        await says(page, ".conversation .assistant:not(.replayed)", "turn 1 ·")
+        await says(page, ".conversation .assistant.replayed", "Said by the harness.")
+        await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
         assert f"{2 * count + 1} messages before this" in await page.locator("details.prompt summary").inner_text()
         await screenshot(page, "sequences_rollout")
 
@@ -306,4 +313,4 @@ async def test_without_a_node_the_page_says_so(run_folder):
         await show(page, address, "c/demo-i0001/r/1", ".go-on")
         await page.locator(".go-on").first.click()
         await page.locator(".role .error").first.wait_for(state="attached")
-        assert "no rollout node of this run is running on this machine" in await page.text_content(".role .error")
+        await says(page, ".role .error", "no rollout node of this run is running on this machine")

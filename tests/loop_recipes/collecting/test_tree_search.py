@@ -6,7 +6,7 @@ from loop_recipes.collecting import tree_search
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.tree_search import TreeSearch
-from loop_recipes.collecting.turn_pairs import read_pairs
+from loop_recipes.collecting.turn_pairs import read_pairs, turns_of
 from rollout_server.collection_request import Limits, Sampling
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError
@@ -64,9 +64,12 @@ async def test_trees_grow_and_their_pairs_are_kept(policy, tmp_path, monkeypatch
     monkeypatch.setattr(tree_search, "BRANCHES_OF_A_REQUEST", 1)
     async with local_node(policy, tmp_path / "node") as local:
         trees = await local.call(search().run, Stopping(local), tmp_path / "trees")
+        sampled = [rollout for log in find_logs(tmp_path / "node") for rollout in read_rollouts(log)]
         for tree in trees:
             assert sum(turn.visits for turn in tree.root.sampled) <= 8
-            assert tree.root.closed or len(tree.root.sampled) == 2
+            first = [one for one in sampled if one.task_id == tree.task_id and one.branch_of is None]
+            assert len(first) == 2
+            assert {turn.ids for turn in tree.root.sampled} == {turns_of(rollout)[0] for rollout in first}
     pairs = read_pairs(tmp_path / "trees/pairs.jsonl")
     assert pairs
     check_pairs(pairs, tmp_path / "trees")

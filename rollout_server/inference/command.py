@@ -88,6 +88,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
         # generator set back, which a CPU generator cannot ("CPU Generator does not use offset"), and the engine dies.
         flags.append("--no-enable-chunked-prefill")
         options["--max-num-batched-tokens"] = max(model.max_context, 2048)
+        options["--worker-extension-cls"] = "rollout_server.inference.cpu_lora.CpuLora"
         if servers.tensor_parallel_size == 1:
             # A worker process of its own waits for each step by spinning, which on a laptop takes the core that the
             # worlds need: collecting took 2.5 times as long.

@@ -61,3 +61,5 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
     assert "--hf-overrides" not in cpu
     assert "--kv-cache-memory-bytes 268435456" in cpu
     assert "--enforce-eager" in cpu
+    assert "--worker-extension-cls rollout_server.inference.cpu_lora.CpuLora" in cpu
+    assert "--worker-extension-cls" not in gpu

@@ -1,15 +1,17 @@
 """Learning curves of the algorithms on the tiny policy: several seeds of each, one table and one picture.
 
     python benchmarks/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
-    python benchmarks/algorithms.py --output runs/algorithms --docs docs/results.md
+    python benchmarks/algorithms.py --table-only --records benchmarks/results/tiny_policy --iterations 10 \\
+        --ceiling 0.938 --docs docs/results.md                          # the tables in the documents
     python benchmarks/algorithms.py --only loop_token grpo --rates 3e-4 --seeds 0 1 2 --iterations 15
     python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rates 3e-4 --iterations 1 --held-out-tasks 3 \\
         -- collection.tasks_per_iteration=2                             # does it run?
 
 Every run is `tune run loop_appworld`, one after another; what follows ``--`` goes to all of them
 (``rollout_node.launch=False rollout_node.url=URL``: all on one node, which starts once). What is done is not repeated
-and a run that was cut off goes on from its checkpoint, so the same command again finishes the rest, and makes the table
-of what there is.
+and a run that was cut off goes on from its checkpoint, so the same command again finishes the rest. A scored run leaves
+a record in ``--records`` (records.py), and the tables and the picture are made of these: with ``--table-only`` of those
+that are there, on any machine.
 
 Each algorithm has its learning rate chosen first, by one run at each of ``--rates`` with a seed of its own: the best
 greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control and
@@ -19,8 +21,9 @@ number of rollouts, but for the continuations of ``turn_branches``, which come o
 and minibatches. The numbers are means over the first and the last five iterations of each run, then over seeds, with
 the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1, with a 95 %
 bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by task.
-An algorithm that lacks some of the seeds is in the tables with those it has. ``--ceiling`` draws a line at the success
-that the policy's own abilities allow. ``--docs`` puts tables and picture between the two markers in that file.
+An algorithm that lacks some of the seeds is in the tables with those it has; one whose seeds have several rates shows
+none. ``--ceiling`` draws a line at the success that the policy's own abilities allow, ``--docs`` puts tables and
+picture between the two markers in that file.
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
+from records import Record, read_record, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
@@ -44,7 +48,6 @@ from scored_runs import (
     differences,
     figure,
     held_out_score,
-    is_scored,
     number,
     put_into,
     with_interval,
@@ -139,37 +142,33 @@ COLUMNS = {
 }
 
 
-def table(
-    curves: dict[str, Curve], rates: dict[str, float | None], scored: dict[str, list[Path]]
-) -> tuple[str, list[dict[str, Any]]]:
+def table(records: Mapping[str, Sequence[Record]]) -> tuple[str, list[dict[str, Any]]]:
     """The tables in Markdown, and the numbers as rows {case, metric, value, unit}.
 
     Args:
-        curves: the complete runs of each algorithm.
-        rates: their learning rates.
-        scored: the held-out evaluations of those that have one for each of these runs; the first is what others are
-            compared with.
+        records: those of each algorithm, at least one; the first algorithm is what others are compared with.
     """
     head = ["algorithm", "seeds", "rate", *(column.title for column in COLUMNS.values()), "TGC, held out"]
     lines, rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], []
-    for name, curve in curves.items():
-        case, rate = f"ours_{name} tiny", rates[name]
-        cells = [curve.label, str(len(curve.runs)), "-" if rate is None else f"{rate:g}"]
-        per_run = [numbers_of(run) for run in curve.runs]
+    for name, seeds in records.items():
+        case, rates = f"ours_{name} tiny", {record.rate for record in seeds}
+        cells = [ALGORITHMS[name].label, str(len(seeds)), f"{rates.pop():g}" if len(rates) == 1 else "-"]
+        per_run = [numbers_of(record.iterations) for record in seeds]
         for key, column in COLUMNS.items():
             values = [numbers[key] for numbers in per_run if key in numbers]
             cells.append(with_interval(values, column.digits) if values else "-")
             rows += [number(case, key, statistics.fmean(values), column.unit)] if values else []
-        if name in scored:
-            tgc = held_out_score(scored[name]).tgc
-            cells.append(figure(tgc))
-            rows.append(number(case, "tgc", tgc.mean, "percent"))
-        lines.append(f"| {' | '.join(cells if name in scored else [*cells, '-'])} |")
-    if len(scored) > 1:
-        first, *others = scored
-        labels = {ALGORITHMS[name].label: scored[name] for name in others}
-        lines += ["", *differences((ALGORITHMS[first].label, scored[first]), labels)]
+        tgc = held_out_score(record.results for record in seeds).tgc
+        rows.append(number(case, "tgc", tgc.mean, "percent"))
+        lines.append(f"| {' | '.join([*cells, figure(tgc)])} |")
+    if len(records) > 1:
+        results = {ALGORITHMS[name].label: [record.results for record in seeds] for name, seeds in records.items()}
+        lines += ["", *differences(results)]
     return "\n".join(lines), rows
+
+
+def curve(name: str, seeds: Sequence[Record]) -> Curve:
+    return Curve(ALGORITHMS[name].label, [[line | {"dataset": r.dataset} for line in r.iterations] for r in seeds])
 
 
 def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) -> None:
@@ -207,6 +206,7 @@ def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"), help="folder of all runs")
+    parser.add_argument("--records", type=Path, help="folder of what is kept of them (OUTPUT/records)")
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=BY_DEFAULT)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="one: no search")
@@ -221,15 +221,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
-    """Search the learning rates, train and score; returns what failed."""
+    """Search the learning rates, train, score and write the records; returns what failed."""
     failures: list[str] = []
 
     def attempt(what: str, name: str, run: Path, seed: int, rate: float, score: bool) -> None:
         started = time.monotonic()
         try:
+            if score and read_record(args.records, name, seed, args.budget):
+                return
             steps = train(name, run, seed, rate, args)
             if score:
                 held_out.score(steps, run / EVALUATION, newest_policy(run), seed, args.run_deadline_s)
+                Record.of_run(name, seed, args.budget, run, [run / "node"], run / EVALUATION).write(args.records)
         except (StepFailed, ConfigError) as error:
             failures.append(f"{what}: {error}")
             print(failures[-1], flush=True)
@@ -256,31 +259,26 @@ def main(arguments: list[str] | None = None) -> None:
     words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     args.output, args.overrides = args.output.resolve(), overrides
+    args.records = args.records or args.output / "records"
     try:
         config = compose("loop_appworld/tiny_cpu", overrides)
         args.rollouts_per_task = config.collection.rollouts_per_task
-        world = config.rollout_node.config.environment.config.root
-        held_out = HeldOut(load_split(world, "test_normal")[: args.held_out_tasks])
+        args.budget = args.iterations * config.collection.tasks_per_iteration * args.rollouts_per_task
+        failures = []
+        if not args.table_only:
+            world = config.rollout_node.config.environment.config.root
+            failures = run_all(args, HeldOut(load_split(world, "test_normal")[: args.held_out_tasks]))
+        records = read_records(args.records, args.only, args.seeds, args.budget)
     except (ConfigError, OSError) as error:
         sys.exit(f"algorithms: {error}")
-    failures = [] if args.table_only else run_all(args, held_out)
-
-    curves, scored = {}, {}
-    for name in args.only:
-        runs = [args.output / f"{name}-seed{seed}" for seed in args.seeds]
-        complete = [run for run in runs if finished_iterations(run) >= args.iterations]
-        if complete:
-            curves[name] = Curve(ALGORITHMS[name].label, [read_metrics(run) for run in complete])
-            if all(map(is_scored, complete)):
-                scored[name] = [run / EVALUATION for run in complete]
-    if not curves:
-        sys.exit("algorithms: no run is complete")
-    rates = {name: chosen_rate(args.output, name, args.rates, args.iterations) for name in curves}
-    text, rows = table(curves, rates, scored)
+    if not records:
+        sys.exit(f"algorithms: {args.records} holds no record of these algorithms and seeds")
+    text, rows = table(records)
     # Of a selection by its own name, so that several documents can have their pictures.
     stem = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
+    args.output.mkdir(parents=True, exist_ok=True)
     image = args.output / f"{stem}.png"
-    picture(curves, image, args.ceiling)
+    picture({name: curve(name, seeds) for name, seeds in records.items()}, image, args.ceiling)
     image.with_suffix(".md").write_text(text + "\n")
     print(f"{text}\n{image}")
     if args.json:

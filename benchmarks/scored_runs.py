@@ -13,13 +13,12 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loop_recipes.evaluation.comparison import NamedResults, compare, comparison_table
-from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
 from loop_recipes.launch.steps import Steps, tune
 
@@ -82,23 +81,9 @@ class HeldOut:
         steps.run("scoring", command, folder.with_suffix(".log"), deadline_s=deadline_s)
 
 
-def is_scored(folder: Path) -> bool:
-    """Whether the policy made in ``folder`` has its score."""
-    return (folder / EVALUATION / "report.json").exists()
-
-
 def listed(tasks: Sequence[str]) -> str:
     """The tasks as the value of a key on the command line; without quotes, YAML takes 1099290_1 for a number."""
     return json.dumps(list(tasks))
-
-
-def results_of(evaluations: Sequence[Path]) -> list[TaskResult]:
-    """The results of several seeds' evaluations, numbered as runs of one.
-
-    Raises:
-        ValueError: a folder that holds no evaluation.
-    """
-    return joined(only.results for _, (only,) in map(read_report, evaluations))
 
 
 def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
@@ -110,9 +95,9 @@ def joined(seeds: Iterable[Sequence[TaskResult]]) -> list[TaskResult]:
     return together
 
 
-def held_out_score(evaluations: Sequence[Path]) -> Score:
+def held_out_score(seeds: Iterable[Sequence[TaskResult]]) -> Score:
     """TGC, SGC and reward over all seeds; intervals are bootstraps over scenarios."""
-    return score(results_of(evaluations))
+    return score(joined(seeds))
 
 
 def figure(value: Figure) -> str:
@@ -120,10 +105,10 @@ def figure(value: Figure) -> str:
     return f"{value.mean:.1f} [{value.interval.low:.1f}, {value.interval.high:.1f}]"
 
 
-def differences(reference: tuple[str, Sequence[Path]], others: dict[str, Sequence[Path]]) -> list[str]:
-    """A table in Markdown: each of the others (label -> evaluations) against the reference, paired by task."""
-    named = [NamedResults(label, "T=1", results_of(folders)) for label, folders in (reference, *others.items())]
-    return comparison_table([compare(named[0], other) for other in named[1:]])
+def differences(results: Mapping[str, Iterable[Sequence[TaskResult]]]) -> list[str]:
+    """A table in Markdown: each of the labels but the first against the first, over all seeds and paired by task."""
+    first, *others = (NamedResults(label, "T=1", joined(seeds)) for label, seeds in results.items())
+    return comparison_table([compare(first, other) for other in others])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

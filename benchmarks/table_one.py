@@ -1,9 +1,9 @@
 """All rows of the LOOP paper's Table 1 on the tiny policy, with the same number of sampled rollouts each.
 
     python benchmarks/table_one.py --output runs/table_one        # every row, three seeds: hours
-    python benchmarks/table_one.py --docs docs/table_one.md --json benchmarks/results/table_one.json
+    python benchmarks/table_one.py --table-only --records benchmarks/results/tiny_policy --budget 600 \\
+        --docs docs/table_one.md                                  # the tables in the document
     python benchmarks/table_one.py --rows base rft loop_token --seeds 0 --budget 300
-    python benchmarks/table_one.py --budget 600 --online runs/algorithms   # online rows: algorithms.py made them
     python benchmarks/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
         --held-out-tasks 3 --runs 1                               # does every row run?
 
@@ -11,11 +11,12 @@
 take it in iterations, without early stop; RFT samples until tasks are solved or the budget is spent; DPO-MCTS divides
 it among the tasks' trees. Scoring is not counted. Every policy is the last one of its training, scored on held-out
 tasks at temperature 1, each seed as a run: TGC and SGC in percent with a 95 % bootstrap interval over scenarios.
-``--online`` takes the online rows from the ``--output`` of ``algorithms.py``, which chose their learning rates.
 
-Each row and seed has a folder, whose steps are done once: the same command again goes on where it was stopped. The
-tables have what is there: a row that lacks some of the seeds stands in them with those it has. What follows ``--`` goes
-to every config of loop_appworld.
+Each row and seed has a folder, whose steps are done once: the same command again goes on where it was stopped. When it
+is scored, it leaves a record in ``--records`` (records.py), and is not made again. ``algorithms.py`` leaves records of
+the online rows, whose learning rates it searched: with the same ``--records`` and budget these are taken. The tables
+are made of the records that are there, with ``--table-only`` on any machine; a row that lacks some of the seeds stands
+in them with those it has. What follows ``--`` goes to every config of loop_appworld.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from records import Record, read_record, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
@@ -39,7 +41,6 @@ from scored_runs import (
     differences,
     figure,
     held_out_score,
-    is_scored,
     listed,
     number,
     put_into,
@@ -51,10 +52,6 @@ from loop_recipes.collecting.turn_pairs import TURN_PAIRS
 from loop_recipes.launch.cli import compose, split_words
 from loop_recipes.launch.collect_solved import SOLVED
 from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
-from loop_recipes.learner.run_metrics import read_metrics
-from loop_recipes.paths import METRICS_FILE
-from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, require
 
 TEMPERATURES = ("0.2", "0.4", "0.6", "0.8", "1.0")
@@ -176,7 +173,6 @@ class Row:
 
     label: str
     make: Callable[[Attempt], Path | None]
-    online: bool = False
 
 
 def _rows() -> dict[str, Row]:
@@ -184,14 +180,14 @@ def _rows() -> dict[str, Row]:
     loop = ("loop_bandit", "loop_turn", "loop_token", "loop_rwnorm")
     rows = {"base": Row("base", _base), "sft_gt": Row("SFT-GT", _sft_gt), "rft": Row("RFT", _rft)}
     rows |= {"dpo_mcts": Row("DPO-MCTS", _dpo_mcts)}
-    return rows | {name: Row(ALGORITHMS[name].label, partial(_online, name), True) for name in (*online, *loop)}
+    return rows | {name: Row(ALGORITHMS[name].label, partial(_online, name)) for name in (*online, *loop)}
 
 
 ROWS = _rows()
 
 
-def make(row: Row, folder: Path, seed: int, plan: Plan) -> None:
-    """Make and score the policy of one row and seed, as far as that is not done.
+def make(name: str, folder: Path, seed: int, plan: Plan, records: Path) -> None:
+    """Make and score the policy of one row and seed, as far as that is not done, and write its record.
 
     Raises:
         StepFailed, ConfigError: a step failed, or the folder was begun with other options.
@@ -201,55 +197,29 @@ def make(row: Row, folder: Path, seed: int, plan: Plan) -> None:
         "train_tasks": plan.train_tasks, "held_out": [list(plan.held_out.tasks), plan.held_out.runs],
     }  # fmt: skip
     steps = Steps(folder, options)
-    policy = row.make(Attempt(plan, steps, folder, seed))
+    policy = ROWS[name].make(Attempt(plan, steps, folder, seed))
     plan.held_out.score(steps, folder / EVALUATION, policy, seed, plan.deadline_s)
-
-
-def check_made(folder: Path, plan: Plan) -> None:
-    """Whether ``algorithms.py`` made and scored an online row of the plan's budget there.
-
-    Raises:
-        ConfigError: it did not.
-    """
-    require(is_scored(folder), f"{folder} holds no scored run: run algorithms.py first")
-    made = len(read_metrics(folder))
-    require(made == plan.iterations, f"{folder} has {made} iterations, and the budget allows {plan.iterations}")
-
-
-def run_of(folder: Path) -> Path:
-    """The run that trained a row's policy; ``algorithms.py`` keeps the score in the run's own folder."""
-    return folder if (folder / METRICS_FILE).exists() else folder / RUN
-
-
-def sampled(folder: Path) -> tuple[int, int]:
-    """(episodes, sampled tokens) that a row and seed took to learn from, by the logs of its own nodes."""
-    logs = [log for own in (run_of(folder), folder / ROLLOUTS) for log in find_logs(own / "node")]
-    rollouts = [one for log in logs if not parse_collection_id(log.stem).dev for one in read_rollouts(log)]
-    return sum(rollout.segment == 0 for rollout in rollouts), sum(rollout.sampled_tokens for rollout in rollouts)
-
-
-def optimizer_steps(folder: Path) -> int:
-    run = run_of(folder)
-    return sum(line["steps"] for line in read_metrics(run)) if run.exists() else 0
+    run = None if policy is None else folder / RUN
+    logs = [folder / RUN / "node", folder / ROLLOUTS / "node"]
+    Record.of_run(name, seed, plan.budget, run, logs, folder / EVALUATION).write(records)
 
 
 HEAD = ["method", "seeds", "rollouts", "sampled tokens", "optimizer steps", "reward", "TGC", "SGC"]
 
 
-def tables(folders: dict[str, list[Path]], reference: str = "loop_token") -> tuple[str, list[dict[str, Any]]]:
+def tables(records: Mapping[str, Sequence[Record]], reference: str = "loop_token") -> tuple[str, list[dict[str, Any]]]:
     """The table in Markdown with the differences to ``reference`` where it is there, and its numbers.
 
     Args:
-        folders: name of a row -> the folders of its seeds, at least one, all of them complete.
+        records: those of each row, at least one.
     """
     lines, numbers = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"], []
-    for name, seeds in folders.items():
-        score = held_out_score([folder / EVALUATION for folder in seeds])
-        spent = [sampled(folder) for folder in seeds]
+    for name, seeds in records.items():
+        score = held_out_score(record.results for record in seeds)
         counts = {
-            "rollouts": [float(episodes) for episodes, _ in spent],
-            "sampled_tokens": [float(tokens) for _, tokens in spent],
-            "optimizer_steps": [float(optimizer_steps(folder)) for folder in seeds],
+            "rollouts": [float(record.rollouts) for record in seeds],
+            "sampled_tokens": [float(record.sampled_tokens) for record in seeds],
+            "optimizer_steps": [float(sum(line["steps"] for line in record.iterations)) for record in seeds],
         }
         cells = [ROWS[name].label, str(len(seeds)), *(with_interval(values, 0) for values in counts.values())]
         lines.append(f"| {' | '.join([*cells, f'{score.reward:.3f}', figure(score.tgc), figure(score.sgc)])} |")
@@ -260,10 +230,10 @@ def tables(folders: dict[str, list[Path]], reference: str = "loop_token") -> tup
             numbers += [number(case, key, value.mean, "percent")]
             numbers += [number(case, f"{key}_low", value.interval.low, "percent")]
             numbers += [number(case, f"{key}_high", value.interval.high, "percent")]
-    others = {ROWS[name].label: [f / EVALUATION for f in seeds] for name, seeds in folders.items() if name != reference}
-    if reference in folders and others:
-        own = (ROWS[reference].label, [folder / EVALUATION for folder in folders[reference]])
-        lines += ["", *differences(own, others)]
+    if reference in records and len(records) > 1:
+        order = [reference, *(name for name in records if name != reference)]
+        results = {ROWS[name].label: [record.results for record in records[name]] for name in order}
+        lines += ["", *differences(results)]
     return "\n".join(lines), numbers
 
 
@@ -277,8 +247,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=2, help="rollouts of a held-out task for each seed (2)")
     parser.add_argument("--train-tasks", type=int, help="the first of the training split only")
     parser.add_argument("--held-out-tasks", type=int, help="the first of test_normal only")
-    parser.add_argument("--online", type=Path, help="folder of algorithms.py's runs, which are the online rows then")
-    parser.add_argument("--table-only", action="store_true", help="of the rows that are complete; run nothing")
+    parser.add_argument("--records", type=Path, help="folder of what is kept of each row and seed (OUTPUT/records)")
+    parser.add_argument("--table-only", action="store_true", help="of the records that are there; run nothing")
     parser.add_argument("--step-deadline-s", type=float, default=7200.0, help="longest time of one command (7200)")
     parser.add_argument("--docs", type=Path, help="put the tables between the markers in this file")
     parser.add_argument("--json", type=Path, help="write the numbers there")
@@ -302,46 +272,42 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
     return plan
 
 
-def made_elsewhere(args: argparse.Namespace, name: str) -> bool:
-    return ROWS[name].online and args.online is not None
+def make_all(args: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
+    """Make the rows and seeds that have no record; returns what failed.
 
-
-def folder_of(args: argparse.Namespace, name: str, seed: int) -> Path:
-    return (args.online if made_elsewhere(args, name) else args.output) / f"{name}-seed{seed}"
+    Raises:
+        ConfigError: the plan, or a record of another budget.
+    """
+    plan, failures = read_plan(args, overrides), []
+    # A seed of every row first, so that a table cut short can be compared too.
+    for seed in args.seeds:
+        for name in args.rows:
+            if read_record(args.records, name, seed, args.budget):
+                continue
+            print(f"{name}, seed {seed}", flush=True)
+            started = time.monotonic()
+            try:
+                make(name, args.output / f"{name}-seed{seed}", seed, plan, args.records)
+            except (StepFailed, ConfigError) as error:
+                failures.append(f"{name}, seed {seed}: {error}")
+                print(failures[-1], flush=True)
+            print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
+    return failures
 
 
 def main(arguments: list[str] | None = None) -> None:
     words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     args.output = args.output.resolve()
+    args.records = args.records or args.output / "records"
     try:
-        plan = read_plan(args, overrides)
+        failures = [] if args.table_only else make_all(args, overrides)
+        records = read_records(args.records, args.rows, args.seeds, args.budget)
     except (ConfigError, OSError) as error:
         sys.exit(f"table_one: {error}")
-    failed: dict[Path, Exception] = {}
-    # A seed of every row first, so that a table cut short can be compared too.
-    for seed in args.seeds:
-        for name in args.rows:
-            folder, started = folder_of(args, name, seed), time.monotonic()
-            elsewhere = made_elsewhere(args, name)
-            if args.table_only and not (elsewhere and is_scored(folder)):
-                continue
-            print(f"{name}, seed {seed}", flush=True)
-            try:
-                if elsewhere:
-                    check_made(folder, plan)
-                else:
-                    make(ROWS[name], folder, seed, plan)
-            except (StepFailed, ConfigError) as error:
-                failed[folder] = error
-                print(f"{name}, seed {seed}: {error}", flush=True)
-            print(f"{name}, seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
-    folders = {name: [folder_of(args, name, seed) for seed in args.seeds] for name in args.rows}
-    made = {name: [one for one in seeds if one not in failed and is_scored(one)] for name, seeds in folders.items()}
-    complete = {name: seeds for name, seeds in made.items() if seeds}
-    if not complete:
-        sys.exit("table_one: no row is complete with any seed")
-    text, numbers = tables(complete)
+    if not records:
+        sys.exit(f"table_one: {args.records} holds no record of these rows and seeds")
+    text, numbers = tables(records)
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table_one.md").write_text(text + "\n")
     print(text)
@@ -349,8 +315,8 @@ def main(arguments: list[str] | None = None) -> None:
         args.json.write_text(json.dumps(numbers, indent=1) + "\n")
     if args.docs:
         put_into(args.docs, "table_one", text)
-    if failed:
-        sys.exit(f"table_one: {len(failed)} attempt(s) failed; the same command tries them again")
+    if failures:
+        sys.exit(f"table_one: {len(failures)} attempt(s) failed; the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -102,6 +102,7 @@ ELSEWHERE = {
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],
     "integration/test_adapter_pool.py": ["appworld_adapter/pool/base"],
+    "integration/test_cpu_lora.py": ["rollout_server/inference/cpu_lora"],
     "appworld_adapter/pool/test_forked.py": ["appworld_adapter/pool/bubblewrap"],
 }
 """File below tests/ -> the modules that it tests too, in a whole or with real parts; wings are of loop_recipes."""

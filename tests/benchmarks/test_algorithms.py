@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from loop_recipes.launch import steps
-from loop_recipes.learner.run_metrics import read_metrics
-from loop_recipes.plots.curves import Curve
 from rollout_server.run_files import ADAPTER_FILES
-from support.benchmark_scripts import FOLDER, load_benchmark
+from support.benchmark_scripts import FOLDER, load_benchmark, made_up_evaluation, made_up_record
 
 
 @pytest.fixture(scope="module")
@@ -19,15 +17,14 @@ def algorithms():
     return load_benchmark("algorithms")
 
 
-def write_run(folder: Path, rewards: list[float], dev: float = 0.25) -> None:
+def write_run(folder: Path, rewards: list[float], dev: float = 0.25, rate: str = "1e-3") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
-        {"iteration": i, "reward": reward, "success": reward / 2, "steps": 2, "dataset": "made-up"}
-        for i, reward in enumerate(rewards, start=1)
+        {"iteration": i, "reward": reward, "success": reward / 2, "steps": 2} for i, reward in enumerate(rewards, 1)
     ]
     lines[-1]["dev_success"] = dev
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "config.yaml").write_text(f"max_iterations: {len(rewards)}\n")
+    (folder / "config.yaml").write_text(f"max_iterations: {len(rewards)}\noptimizer: {{lr: {rate}}}\n")
 
 
 def said(command, key):
@@ -44,17 +41,13 @@ class Commands:
         self.commands.append(command)
         out = Path(said(command, "output_dir"))
         if "loop_appworld" in command:
-            write_run(out, [0.1, 0.3], self.dev.get(said(command, "optimizer.lr"), 0.0))
+            rate = said(command, "optimizer.lr")
+            write_run(out, [0.1, 0.3], self.dev.get(rate, 0.0), rate)
             (out / "policies/policy-v0001").mkdir(parents=True)
             for name in ADAPTER_FILES:
                 (out / "policies/policy-v0001" / name).touch()
             return
-        out.mkdir()
-        solved = "loop_token" in out.parent.name
-        head = {"policy": "policy", "sampling": "T=1", "run": 0, "success": solved, "end_reason": "completed"}
-        results = [head | {"task_id": task} for task in json.loads(said(command, "tasks"))]
-        (out / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
-        (out / "report.json").write_text('{"schema": 1}')
+        made_up_evaluation(out, dict.fromkeys(json.loads(said(command, "tasks")), "loop_token" in out.parent.name))
 
 
 @pytest.fixture
@@ -108,32 +101,41 @@ def test_equal_success_on_dev_is_decided_by_reward(algorithms, tmp_path):
     assert algorithms.chosen_rate(tmp_path, "grpo", [0.001, 0.002, 0.004], 3) is None, "one is not there yet"
 
 
-def test_means_and_intervals_over_seeds(algorithms, tmp_path):
+def lines_of(rewards):
+    lines = [{"iteration": i, "reward": r, "success": r / 2, "steps": 2} for i, r in enumerate(rewards, 1)]
+    lines[-1]["dev_success"] = 0.25
+    return lines
+
+
+def test_means_and_intervals_over_seeds(algorithms):
     gains = [0.1, 0.2, 0.6]
-    for seed, gain in enumerate(gains):
-        write_run(tmp_path / f"seed{seed}", [0.2] * 5 + [0.9] * 2 + [0.2 + gain] * 5)
-    curve = Curve("LOOP", [read_metrics(tmp_path / f"seed{seed}") for seed in range(3)])
-    text, rows = algorithms.table({"loop_token": curve}, {"loop_token": 7e-4}, {})
+    rewards = [[0.2] * 5 + [0.9] * 2 + [0.2 + gain] * 5 for gain in gains]
+    seeds = [made_up_record("loop_token", seed, lines_of(own), rate=7e-4) for seed, own in enumerate(rewards)]
+    text, rows = algorithms.table({"loop_token": seeds})
     half = 4.303 * statistics.stdev(gains) / math.sqrt(3)
     assert f"| 0.300 ± {half:.3f} |" in text
-    assert "| LOOP | 3 | 0.0007 | 24 ± 0 | 0.200 ± 0.000 | 0.500 ± " in text
-    assert text.splitlines()[-1].endswith("| 0.250 ± 0.000 | - |")
+    assert "| LOOP (token) | 3 | 0.0007 | 24 ± 0 | 0.200 ± 0.000 | 0.500 ± " in text
+    assert "| 0.250 ± 0.000 | 50.0 [" in text
     assert {"case": "ours_loop_token tiny", "metric": "reward_gain", "value": 0.3, "unit": "fraction"} in rows
-    assert {row["metric"] for row in rows} == set(algorithms.COLUMNS)
+    assert {row["metric"] for row in rows} == {*algorithms.COLUMNS, "tgc"}
 
 
-def test_one_seed_has_no_interval(algorithms, tmp_path):
-    write_run(tmp_path / "run", [0.5])
-    text, _ = algorithms.table({"rloo": Curve("RLOO", [read_metrics(tmp_path / "run")])}, {"rloo": None}, {})
-    assert text.splitlines()[-1] == "| RLOO | 1 | - | 2 | 0.500 | 0.500 | 0.000 | 0.250 | 0.250 | - |"
+def test_one_seed_has_no_interval_and_two_rates_are_not_one(algorithms):
+    seeds = [made_up_record("rloo", seed, lines_of([0.5]), rate=rate) for seed, rate in enumerate((1e-3, 2e-3))]
+    text, _ = algorithms.table({"rloo": seeds[:1]})
+    assert "| RLOO | 1 | 0.001 | 2 | 0.500 | 0.500 | 0.000 | 0.250 | 0.250 | 50.0 [" in text
+    assert "| RLOO | 2 | - | " in algorithms.table({"rloo": seeds})[0]
 
 
-def test_a_table_of_what_is_there_trains_nothing(algorithms, monkeypatch, tmp_path, world, capsys):
-    write_run(tmp_path / "runs/grpo-seed0", [0.1, 0.3])
+def test_tables_are_made_of_records_alone(algorithms, monkeypatch, tmp_path, capsys):
+    """On a machine that has neither the runs nor the world."""
+    made_up_record("grpo", 1, lines_of([0.1, 0.3]), rate=7e-4, budget=120).write(tmp_path / "runs/records")
     played = Commands({})
-    run(algorithms, monkeypatch, tmp_path, world, played, "--table-only", "--rates", "7e-4")
+    run(algorithms, monkeypatch, tmp_path, tmp_path / "nowhere", played, "--table-only")
     assert played.commands == []
     assert "| GRPO | 1 | 0.0007 | 4 | 0.200 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"grpo-seed1.json is of a budget of 120 rollouts, not 180"):
+        run(algorithms, monkeypatch, tmp_path, tmp_path / "nowhere", played, "--table-only", "--iterations", "3")
 
 
 def test_every_row_names_a_config_that_ships(algorithms):

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from loop_recipes.launch import steps
 from loop_recipes.launch.steps import StepFailed
 from rollout_server.run_files import ADAPTER_FILES, write_rollouts
-from support.benchmark_scripts import load_benchmark
+from support.benchmark_scripts import load_benchmark, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
 SOLVED = {"loop_token": 2, "rft": 1}
@@ -35,29 +35,18 @@ class Commands:
             return
         out = Path(said(command, "output_dir"))
         if "eval_appworld" in command:
-            return self.evaluation(out, held_out(command))
+            solved = SOLVED.get(out.parent.name.rpartition("-")[0], 0)
+            return made_up_evaluation(out, {task: number < solved for number, task in enumerate(held_out(command))})
         if any("sft_appworld" in word or word == "loop_appworld" for word in command):
             (out / "policies/policy-v0002").mkdir(parents=True)
             for name in ADAPTER_FILES:
                 (out / "policies/policy-v0002" / name).touch()
-            (out / "config.yaml").write_text("max_iterations: 2\n")
+            (out / "config.yaml").write_text("max_iterations: 2\noptimizer: {lr: 0.001}\n")
             lines = [{"iteration": number, "steps": 3} for number in (1, 2)]
             (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if "sft_appworld" not in command:
             sampled = [stored_rollout("made-up", f"task_{number}", 0, 0, 1.0, 50, number) for number in range(4)]
             write_rollouts(out / "node/collections", "made-up", sampled)
-
-    @staticmethod
-    def evaluation(out, tasks):
-        out.mkdir(parents=True)
-        solved = SOLVED.get(out.parent.name.rpartition("-")[0], 0)
-        results = [
-            {"task_id": task, "run": 0, "reward": 0.5, "success": number < solved, "end_reason": "completed"}
-            for number, task in enumerate(tasks)
-        ]
-        head = {"policy": "policy", "sampling": "T=1"}
-        (out / "results.jsonl").write_text("".join(json.dumps(head | line) + "\n" for line in results))
-        (out / "report.json").write_text('{"schema": 1}')
 
 
 def said(command, key):
@@ -108,15 +97,15 @@ def test_every_row_runs_and_is_scored_with_the_same_budget(table_one, monkeypatc
     again = Commands()
     run(table_one, monkeypatch, tmp_path, world, again)
     assert again.commands == []
-    with pytest.raises(SystemExit, match="no row is complete"):
-        run(table_one, monkeypatch, tmp_path, world, again, "--epochs", "7")
+    with pytest.raises(SystemExit, match="holds no record of these rows and seeds"):
+        run(table_one, monkeypatch, tmp_path, world, again, "--epochs", "7", "--records", str(tmp_path / "others"))
     assert "was begun with another epochs" in capsys.readouterr().out
 
 
 def test_a_row_that_was_cut_off_goes_on_with_the_step_that_was_not_done(table_one, monkeypatch, tmp_path, world):
     before, after, numbers = Commands(fail_at=2), Commands(), tmp_path / "numbers.json"
     words = ["--rows", "rft", "--seeds", "0", "--json", str(numbers)]
-    with pytest.raises(SystemExit, match="no row is complete"):
+    with pytest.raises(SystemExit, match="holds no record of these rows and seeds"):
         run(table_one, monkeypatch, tmp_path, world, before, *words)
     run(table_one, monkeypatch, tmp_path, world, after, *words)
     assert len(after.commands) == 2
@@ -133,25 +122,15 @@ def test_a_budget_that_suffices_for_no_iteration_is_refused(table_one, monkeypat
             run(table_one, monkeypatch, tmp_path, world, Commands(), "--budget", budget)
 
 
-def test_online_rows_are_taken_from_the_algorithms_runs(table_one, monkeypatch, tmp_path, world, capsys):
-    run_folder, words = tmp_path / "algorithms/loop_token-seed0", ["--rows", "loop_token", "--seeds", "0"]
-    words += ["--online", str(tmp_path / "algorithms")]
-    commands = Commands()
-    with pytest.raises(SystemExit, match="no row is complete"):
-        run(table_one, monkeypatch, tmp_path, world, commands, *words)
-    assert "loop_token-seed0 holds no scored run: run algorithms.py first" in capsys.readouterr().out
-    commands(["tune", "run", "loop_appworld", f"output_dir={run_folder}"], None)
-    sampled = [stored_rollout("made-up", "dev_1", 0, 0, 1.0, 50, 9)]
-    write_rollouts(run_folder / "node/collections", "made-up-i0002-dev", sampled)
-    commands.evaluation(run_folder / "evaluation", ["1099290_1", "1099291_1", "1099292_1"])
-    commands.commands.clear()
-    run(table_one, monkeypatch, tmp_path, world, commands, *words)
-    assert commands.commands == []
-    assert "| LOOP (token) | 1 | 4 | " in capsys.readouterr().out, "rollouts of dev are not learned from"
-    with pytest.raises(SystemExit, match=r"1 attempt\(s\) failed"):
-        run(table_one, monkeypatch, tmp_path, world, commands, *words, "--seeds", "0", "1")
-    assert "| LOOP (token) | 1 | 4 | " in capsys.readouterr().out, "with the seed that is there"
-    for more in ([], ["--table-only"]):
-        with pytest.raises(SystemExit, match="no row is complete"):
-            run(table_one, monkeypatch, tmp_path, world, commands, *words, "--budget", "12", *more)
-        assert "has 2 iterations, and the budget allows 1" in capsys.readouterr().out
+def test_a_record_is_not_made_again_and_suffices_for_the_table(table_one, monkeypatch, tmp_path, world, capsys):
+    """Of algorithms.py, say, or of another machine."""
+    steps_of = [{"iteration": 1, "steps": 3}, {"iteration": 2, "steps": 4}]
+    made_up_record("loop_token", 0, steps_of, budget=24).write(tmp_path / "others")
+    played, words = Commands(), ["--rows", "loop_token", "--records", str(tmp_path / "others")]
+    run(table_one, monkeypatch, tmp_path, world, played, *words, "--seeds", "0")
+    assert played.commands == []
+    assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out
+    run(table_one, monkeypatch, tmp_path, tmp_path / "nowhere", played, *words, "--table-only")
+    assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out, "with the seed that is there"
+    with pytest.raises(SystemExit, match=r"loop_token-seed0.json is of a budget of 24 rollouts, not 12: take another"):
+        run(table_one, monkeypatch, tmp_path, world, played, *words, "--budget", "12")

@@ -14,6 +14,8 @@ from vllm.platforms import current_platform
 
 from rollout_server.inference.cpu_lora import GroupedLora
 
+pytestmark = pytest.mark.integration
+
 SLOTS = [71, 72, None]
 """The adapter in each slot, by vLLM's number; 0 stands for the base model."""
 WIDTHS, RANK, WIDTH = (12, 20), 4, 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -111,7 +111,7 @@ class ChatRequest(BaseModel):
 class Completion:
     """One answered call: ``spoken`` is what the harness is told, ``finish_reason`` OpenAI's.
 
-    ``number`` counts the calls of the episode from 0.
+    ``number`` counts the calls of the episode from 0. ``created`` is in seconds since 1970: a retry is told the same.
     """
 
     id: str
@@ -122,6 +122,7 @@ class Completion:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class Completion:
         yield b"data: [DONE]\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def _event(data: dict[str, Any]) -> bytes:

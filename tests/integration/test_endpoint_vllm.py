@@ -48,6 +48,13 @@ class Agent:
 
     def play(self, swap: threading.Barrier) -> int:
         """The whole episode, with all others at ``swap`` in the middle; returns the count of sampled tokens."""
+        try:
+            return self._played(swap)
+        except BaseException:
+            swap.abort()  # the others would wait for it
+            raise
+
+    def _played(self, swap: threading.Barrier) -> int:
         with closing(self._http), ThreadPoolExecutor() as threads:
             histories = [opening(self.rng)]
             for number in range(CALLS):
@@ -104,7 +111,10 @@ def test_the_learner_agrees_with_vllm_on_what_random_harnesses_were_served(share
         reader = Reader(client, "agents")
         swap = threading.Barrier(EPISODES, lambda: client.publish_policy(1, adapters[1]), COMMAND_S)
         agents = [threads.submit(lambda seed: Agent(client.url, seed).play(swap), seed) for seed in range(EPISODES)]
-        sampled = [agent.result(COMMAND_S) for agent in agents]
+        failures = [failure for agent in agents if (failure := agent.exception(COMMAND_S)) is not None]
+        if failures:
+            raise ExceptionGroup("agents failed", failures)
+        sampled = [agent.result() for agent in agents]
         rollouts, end = reader.finish()
     assert (end.reason, end.finished) == ("complete", EPISODES), end.error
     samples = recomputed(shared_vllm.model, adapters, rollouts, tmp_path)

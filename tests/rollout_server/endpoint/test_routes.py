@@ -1,8 +1,10 @@
 """The endpoint as OpenAI's own client sees it: a node over real HTTP, its vLLM scripted."""
 
 import asyncio
+import itertools
 import json
 import threading
+from types import SimpleNamespace
 
 import aiohttp
 import openai
@@ -12,6 +14,7 @@ from agent_environments.colbench.human import EndpointHuman, HumanEndpoint
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import Message
 from rollout_server.endpoint import session as session_module
+from rollout_server.endpoint import wire
 from rollout_server.endpoint.session import World
 from rollout_server.endpoint.wire import ApiError
 from support.counter_node import TOKEN
@@ -153,7 +156,9 @@ async def test_a_stop_text_ends_the_turn_there(running, opened):
     assert len(segment.turns) == 2
 
 
-async def test_the_same_request_again_is_another_sample_and_a_retry_is_not(opened):
+async def test_the_same_request_again_is_another_sample_and_a_retry_is_not(opened, monkeypatch):
+    clock = itertools.count(1_700_000_000)
+    monkeypatch.setattr(wire, "time", SimpleNamespace(time=lambda: float(next(clock))))
     first = await opened.ask()
     async with opened.client() as client:
         retry = await client.chat.completions.create(
@@ -165,7 +170,7 @@ async def test_the_same_request_again_is_another_sample_and_a_retry_is_not(opene
             )
             for _ in range(2)
         ]
-    assert retry.id == first.id
+    assert retry == first, "to the second in which it was made"
     assert keyed[0].id == keyed[1].id != first.id
     assert (await opened.ask()).id not in (first.id, keyed[0].id)
     assert opened.session.turns == 3

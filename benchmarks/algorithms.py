@@ -11,7 +11,7 @@ Every run is `tune run loop_appworld`, one after another; what follows ``--`` go
 (``rollout_node.launch=False rollout_node.url=URL``: all on one node, which starts once). What is done is not repeated
 and a run that was cut off goes on from its checkpoint, so the same command again finishes the rest. A scored run leaves
 a record in ``--records`` (records.py), and the tables and the picture are made of these: with ``--table-only`` of those
-that are there, on any machine.
+that are there, on any machine. A record of a run that another machine made stands for that run.
 
 Each algorithm has its learning rate chosen first, by one run at each of ``--rates`` with a seed of its own: the best
 greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control and
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from records import Record, read_record, read_records
+from records import Record, came_from_elsewhere, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
@@ -227,8 +227,6 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
     def attempt(what: str, name: str, run: Path, seed: int, rate: float, score: bool) -> None:
         started = time.monotonic()
         try:
-            if score and read_record(args.records, name, seed, args.budget):
-                return
             steps = train(name, run, seed, rate, args)
             if score:
                 held_out.score(steps, run / EVALUATION, newest_policy(run), seed, args.run_deadline_s)
@@ -238,20 +236,20 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
             print(failures[-1], flush=True)
         print(f"{what}: {time.monotonic() - started:.0f} s", flush=True)
 
-    searched = dict.fromkeys(RATE_OF.get(name, name) for name in args.only)
+    # A seed of every algorithm first, so that a run cut short can be compared too.
+    wanted = [(name, seed, args.output / f"{name}-seed{seed}") for seed in args.seeds for name in args.only]
+    ours = [one for one in wanted if not came_from_elsewhere(args.records, *one[:2], args.budget, one[2])]
+    searched = dict.fromkeys(RATE_OF.get(name, name) for name, _, _ in ours)
     for name in searched if len(args.rates) > 1 else ():
         for rate in args.rates:
             run = search_folder(args.output, name, rate)
             attempt(f"{name} at {rate:g}", name, run, SEARCH_SEED, rate, score=False)
-    # A seed of every algorithm first, so that a run cut short can be compared too.
-    for seed in args.seeds:
-        for name in args.only:
-            rate = chosen_rate(args.output, name, args.rates, args.iterations)
-            if rate is None:
-                failures.append(f"{name}: no learning rate is chosen yet")
-                continue
-            run = args.output / f"{name}-seed{seed}"
-            attempt(f"{name}, seed {seed} at {rate:g}", name, run, seed, rate, score=True)
+    for name, seed, run in ours:
+        rate = chosen_rate(args.output, name, args.rates, args.iterations)
+        if rate is None:
+            failures.append(f"{name}: no learning rate is chosen yet")
+            continue
+        attempt(f"{name}, seed {seed} at {rate:g}", name, run, seed, rate, score=True)
     return failures
 
 

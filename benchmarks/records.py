@@ -48,7 +48,8 @@ class Record:
     def of_run(
         cls, name: str, seed: int, budget: int, run: Path | None, logs: Iterable[Path], evaluation: Path
     ) -> Record:
-        """
+        """The record of a policy that was made and scored here.
+
         Args:
             run: the output folder of the training run; None for the base model.
             logs: the folders in which its nodes kept what they sampled; collections of dev are not counted.
@@ -102,6 +103,15 @@ def read_record(folder: Path, name: str, seed: int, budget: int) -> Record | Non
     require(own == budget, f"{file} is of a budget of {own} rollouts, not {budget}: take another --records")
     attempts = [dict(zip(KEPT_OF_RESULTS, attempt, strict=True)) for attempt in data.pop("results")]
     return Record(**data, results=[TaskResult.from_dict(attempt) for attempt in attempts])
+
+
+def came_from_elsewhere(folder: Path, name: str, seed: int, budget: int, made_in: Path) -> bool:
+    """Whether there is a record, but nothing of the run on this machine: it is then taken as it is.
+
+    Raises:
+        ConfigError: the record is of another budget.
+    """
+    return read_record(folder, name, seed, budget) is not None and not made_in.exists()
 
 
 def read_records(folder: Path, names: Iterable[str], seeds: Sequence[int], budget: int) -> dict[str, list[Record]]:

@@ -13,10 +13,10 @@ it among the tasks' trees. Scoring is not counted. Every policy is the last one 
 tasks at temperature 1, each seed as a run: TGC and SGC in percent with a 95 % bootstrap interval over scenarios.
 
 Each row and seed has a folder, whose steps are done once: the same command again goes on where it was stopped. When it
-is scored, it leaves a record in ``--records`` (records.py), and is not made again. ``algorithms.py`` leaves records of
-the online rows, whose learning rates it searched: with the same ``--records`` and budget these are taken. The tables
-are made of the records that are there, with ``--table-only`` on any machine; a row that lacks some of the seeds stands
-in them with those it has. What follows ``--`` goes to every config of loop_appworld.
+is scored, it leaves a record in ``--records`` (records.py). A record that came from elsewhere stands for its row, which
+is then not made: of another machine, or of ``algorithms.py``, which can search the online rows' learning rates. The
+tables are made of the records that are there, with ``--table-only`` on any machine; a row that lacks some of the seeds
+stands in them with those it has. What follows ``--`` goes to every config of loop_appworld.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from records import Record, read_record, read_records
+from records import Record, came_from_elsewhere, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
@@ -273,7 +273,7 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
 
 
 def make_all(args: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
-    """Make the rows and seeds that have no record; returns what failed.
+    """Make the rows and seeds, but for those whose record came from elsewhere; returns what failed.
 
     Raises:
         ConfigError: the plan, or a record of another budget.
@@ -282,12 +282,13 @@ def make_all(args: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
     # A seed of every row first, so that a table cut short can be compared too.
     for seed in args.seeds:
         for name in args.rows:
-            if read_record(args.records, name, seed, args.budget):
+            folder = args.output / f"{name}-seed{seed}"
+            if came_from_elsewhere(args.records, name, seed, args.budget, folder):
                 continue
             print(f"{name}, seed {seed}", flush=True)
             started = time.monotonic()
             try:
-                make(name, args.output / f"{name}-seed{seed}", seed, plan, args.records)
+                make(name, folder, seed, plan, args.records)
             except (StepFailed, ConfigError) as error:
                 failures.append(f"{name}, seed {seed}: {error}")
                 print(failures[-1], flush=True)

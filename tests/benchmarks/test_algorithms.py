@@ -92,6 +92,12 @@ def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
     again = Commands({})
     run(algorithms, monkeypatch, tmp_path, world, again, *words)
     assert again.commands == []
+    with pytest.raises(SystemExit, match=r"6 run\(s\) failed"):
+        run(algorithms, monkeypatch, tmp_path, world, again, "--rates", "0.003")
+    assert "was begun with another rate" in capsys.readouterr().out
+    elsewhere = ["--output", str(tmp_path / "empty"), "--records", str(tmp_path / "runs/records")]
+    run(algorithms, monkeypatch, tmp_path, world, again, *words, *elsewhere)
+    assert again.commands == [], "records of another machine need no search either"
 
 
 def test_equal_success_on_dev_is_decided_by_reward(algorithms, tmp_path):

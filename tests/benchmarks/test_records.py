@@ -34,6 +34,10 @@ def test_the_tables_in_the_documents_are_those_of_the_records(script, page, tmp_
     (command,) = re.findall(rf"^python benchmarks/{script}.py (--table-only .*)$", document.read_text(), re.MULTILINE)
     words = shlex.split(command, comments=True)
     assert words[words.index("--docs") + 1] == f"docs/{page}"
+    numbers = FOLDER / f"results/{script}.json"
+    assert words[words.index("--json") + 1] == str(numbers.relative_to(FOLDER.parent))
     copy.write_text(document.read_text())
-    load_benchmark(script).main([*words, "--docs", str(copy), "--output", str(tmp_path / "out")])
+    into = ["--docs", str(copy), "--json", str(tmp_path / "numbers.json"), "--output", str(tmp_path / "out")]
+    load_benchmark(script).main([*words, *into])
     assert copy.read_text() == document.read_text()
+    assert (tmp_path / "numbers.json").read_text() == numbers.read_text()

@@ -97,8 +97,9 @@ def test_every_row_runs_and_is_scored_with_the_same_budget(table_one, monkeypatc
     again = Commands()
     run(table_one, monkeypatch, tmp_path, world, again)
     assert again.commands == []
-    with pytest.raises(SystemExit, match="holds no record of these rows and seeds"):
-        run(table_one, monkeypatch, tmp_path, world, again, "--epochs", "7", "--records", str(tmp_path / "others"))
+    with pytest.raises(SystemExit, match=rf"{2 * len(table_one.ROWS)} attempt\(s\) failed"):
+        run(table_one, monkeypatch, tmp_path, world, again, "--epochs", "7")
+    assert again.commands == []
     assert "was begun with another epochs" in capsys.readouterr().out
 
 
@@ -130,6 +131,10 @@ def test_a_record_is_not_made_again_and_suffices_for_the_table(table_one, monkey
     run(table_one, monkeypatch, tmp_path, world, played, *words, "--seeds", "0")
     assert played.commands == []
     assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out
+    fails = Commands(fail_at=1)
+    with pytest.raises(SystemExit, match=r"1 attempt\(s\) failed"):
+        run(table_one, monkeypatch, tmp_path, world, fails, *words, "--seeds", "0", "1")
+    assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out, "with the seed that is there"
     run(table_one, monkeypatch, tmp_path, tmp_path / "nowhere", played, *words, "--table-only")
     assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out, "with the seed that is there"
     with pytest.raises(SystemExit, match=r"loop_token-seed0.json is of a budget of 24 rollouts, not 12: take another"):

@@ -5,7 +5,8 @@
 Reads rollouts that an evaluation kept and the reference solutions beside the world's tasks. A rollout leaves the
 reference at its first turn whose calls are other ones, or whose calls have another literal argument. That says which
 value was not copied, or which call was not made. Another way to the same end counts as leaving too, but only failed
-rollouts are looked at.
+rollouts are looked at. A second table says what one failed turn costs: how many rollouts with and without one solve
+their task.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_environments.agent_turns import agent_turns
+from agent_environments.agent_turns import AgentTurn, agent_turns
 from agent_environments.extraction import extract_code
 
 Call = tuple[str, dict[str, str]]
@@ -73,6 +74,10 @@ def departure(codes: Sequence[str], reference: Sequence[str]) -> str:
     return "none"
 
 
+def turns_of(rollout: Mapping[str, Any]) -> list[AgentTurn]:
+    return agent_turns(rollout["messages"], [turn.get("message") for turn in rollout["turns"]])
+
+
 def table(rollouts: Iterable[Mapping[str, Any]], tasks: Path) -> dict[str, Row]:
     """Rows by template, easy templates first; ``tasks`` is the world's folder of tasks."""
     rows: dict[str, Row] = defaultdict(lambda: Row(0))
@@ -85,9 +90,8 @@ def table(rollouts: Iterable[Mapping[str, Any]], tasks: Path) -> dict[str, Row]:
         if rollout["success"]:
             row.solved += 1
             continue
-        turns = agent_turns(rollout["messages"], [turn.get("message") for turn in rollout["turns"]])
         reference = [turn["code"] for turn in json.loads((truth / "turns.json").read_text())]
-        row.departures[departure([extract_code(turn.text) for turn in turns], reference)] += 1
+        row.departures[departure([extract_code(turn.text) for turn in turns_of(rollout)], reference)] += 1
     return dict(sorted(rows.items(), key=lambda item: (item[1].difficulty, item[0])))
 
 
@@ -100,14 +104,28 @@ def lines(rows: Mapping[str, Row]) -> Iterator[str]:
         yield f"| {name} | {row.difficulty} | {row.solved} of {row.rollouts} | {ways} |"
 
 
+def cost_of_a_failed_turn(rollouts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A Markdown table of the rollouts with and without a turn whose code failed or that held none."""
+    counts: Counter[tuple[bool, bool]] = Counter()
+    for rollout in rollouts:
+        failed = any(turn.failed or not extract_code(turn.text) for turn in turns_of(rollout))
+        counts[failed, bool(rollout["success"])] += 1
+    yield "| rollouts | solved |"
+    yield "|---|---|"
+    for failed, name in ((False, "without a failed turn"), (True, "with one or more")):
+        solved = counts[failed, True]
+        yield f"| {name} | {solved} of {solved + counts[failed, False]} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a policy fails at, by template of tasks.")
     parser.add_argument("rollouts", type=Path, nargs="+", help="node/collections/*.jsonl; *.meta.jsonl are passed over")
     parser.add_argument("--world", type=Path, default=Path("worlds/synthetic"))
     arguments = parser.parse_args()
     paths = [path for path in arguments.rollouts if not path.name.endswith(".meta.jsonl")]
-    rollouts = (json.loads(line) for path in paths for line in path.read_text().splitlines())
-    print("\n".join(lines(table(rollouts, arguments.world / "data" / "tasks"))))
+    rollouts = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    by_template = lines(table(rollouts, arguments.world / "data" / "tasks"))
+    print("\n".join([*by_template, "", *cost_of_a_failed_turn(rollouts)]))
 
 
 if __name__ == "__main__":

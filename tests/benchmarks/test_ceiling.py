@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.ceiling import departure, lines, table
+from benchmarks.ceiling import cost_of_a_failed_turn, departure, lines, table
 
 LOOK_UP = (
     "for n in apis.simple_note.search_notes(query='safe', access_token=t):\n    print(n['title'] + ':', n['note_id'])"
@@ -37,3 +37,20 @@ def test_rollouts_are_counted_by_template(tmp_path: Path):
 
     rows = table([rollout(REFERENCE, True), rollout(REFERENCE[:1], False), rollout(REFERENCE[:1], False)], tmp_path)
     assert list(lines(rows))[2:] == ["| note_read | 2 | 1 of 3 | stopped before simple_note.show_note (2) |"]
+
+
+def test_a_failed_turn_is_one_with_an_error_or_without_code():
+    def rollout(turns: list[tuple[str, str]], success: bool) -> dict:
+        messages = [{"role": "user", "content": "Task"}]
+        for text, observation in turns:
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+        return {"messages": messages, "turns": [{} for _ in turns], "success": success}
+
+    fine, error = ("```python\n1\n```", "1"), ("```python\n1/0\n```", "Execution failed. Traceback:\n...")
+    mute = ("I think.", "No code available to execute.")
+    rollouts = [rollout([fine, fine], True), rollout([fine], False), rollout([fine, error, fine], True)]
+    rollouts += [rollout([mute, fine], False), rollout([error], False)]
+    assert list(cost_of_a_failed_turn(rollouts))[2:] == [
+        "| without a failed turn | 1 of 2 |",
+        "| with one or more | 1 of 3 |",
+    ]

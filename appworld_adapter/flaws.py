@@ -134,7 +134,9 @@ def _assumed_value(turns: list[Turn], demonstration: Mapping[str, Any], rng: ran
     assumed = next(assumed for shape, assumed in ASSUMED if re.fullmatch(shape, str(value)))
     assumed = type(value)(assumed)
     _replace(turns[number], value, assumed)
-    turns[number]["thought"] = f"I assume it is {assumed}"
+    # Before its last sentence a deed's thought quotes the task for the other values, which are not assumed.
+    quoted, stop, _ = turns[number]["thought"].rpartition(". ") if demonstration["roles"][number] == "act" else [""] * 3
+    turns[number]["thought"] = f"{quoted}{stop}I assume it is {assumed}"
     before = _without(turns[:number], demonstration["roles"], "lookup")
     return [*before, turns[number], *([dict(GIVING_UP)] if demonstration["roles"][number] == "act" else [])]
 
@@ -164,7 +166,7 @@ def _without(turns: Sequence[Turn], roles: Sequence[str], role: str) -> list[Tur
 def _replace(turn: Turn, value: Any, wrong: Any) -> None:
     """Puts ``wrong`` where the literal ``value`` stands in the code, and in the thought.
 
-    Not where its digits stand within another one.
+    Not where its digits stand within another number or a time of day.
     """
     code = turn["code"]
     starts = [0]
@@ -181,4 +183,4 @@ def _replace(turn: Turn, value: Any, wrong: Any) -> None:
     for start, end in sorted(places, reverse=True):
         code = code[:start] + repr(wrong) + code[end:]
     turn["code"] = code
-    turn["thought"] = re.sub(rf"(?<!\w){re.escape(str(value))}(?!\w)", lambda _: str(wrong), turn["thought"])
+    turn["thought"] = re.sub(rf"(?<![\w:]){re.escape(str(value))}(?!\w|:\d)", lambda _: str(wrong), turn["thought"])

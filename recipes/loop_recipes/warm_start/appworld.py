@@ -177,6 +177,7 @@ _WORDS = re.compile(r"\b(?:title|label|message|content|added_content|description
 _CLOCK = re.compile(r"\btime='(\d\d:\d\d)'")
 _TODAY = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\b")
 _DIGITS = re.compile(r"(?<![A-Za-z0-9:-])\d{1,4}(?![A-Za-z0-9:-])")
+_ASSUMED = {assumed for _, assumed in flaws.ASSUMED}
 _SYLLABLE = re.compile(r"[bdfgklmnprstv][aeiou]")
 
 
@@ -185,8 +186,10 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
 
     A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
     because no value is seen twice, a small model must copy values instead of memorising them. A number that the agent
-    wrote but nobody showed it (a sum, a guess) stays. So that the date does not tell the task either, it is another
-    one, and so are times of alarms and, every other time, the words of titles, labels and messages.
+    wrote but nobody showed it (a sum, a guess) stays. What a careless agent assumes stays too, though it may look like
+    a number that was shown: drawn anew each time, it could not be foreseen, and a model trained on it babbles. So that
+    the date does not tell the task either, it is another one, and so are times of alarms and, every other time, the
+    words of titles, labels and messages.
     """
     shown = "\n".join([*(m.content for m in demonstration.opening), *(observed for _, observed in demonstration.steps)])
     text = "\n".join([shown, *(action for action, _ in demonstration.steps)])
@@ -202,11 +205,14 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     new |= {phone: "555" + "".join(rng.sample("012346789", 7)) for phone in sorted(set(_PHONE.findall(text)))}
     if rng.random() < 0.5:
         new |= {word: _invented_word(rng) for word in _words_of_values([action for action, _ in demonstration.steps])}
+    for assumed in _ASSUMED:
+        new.pop(assumed, None)
     clocks = sorted({clock for action, _ in demonstration.steps for clock in _CLOCK.findall(action)})
     new |= {clock: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}" for clock in clocks}
     new |= {day: _some_day(rng) for day in sorted(set(_TODAY.findall(text)))}
     written = set(_NUMBER.findall(text)) & set(_DIGITS.findall(shown))
-    new |= _moved(written | set(_LISTED.findall(shown)), set(_DIGITS.findall(text)), rng)
+    listed = set(_LISTED.findall(shown))
+    new |= _moved((written | listed) - _ASSUMED, set(_DIGITS.findall(text)), rng)
     if not new:
         return demonstration
     # Not a part of a longer word, a date or a time of day.

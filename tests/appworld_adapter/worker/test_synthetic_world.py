@@ -227,6 +227,9 @@ def test_an_assumed_value_is_one_that_a_look_up_would_have_found():
         "apis.phone.update_alarm(alarm_id=1, time='10:10', access_token=phone_token)",
         "apis.supervisor.complete_task()",
     ]
+    quoting = [turn | {"thought": f"so time: 10:10. {turn['thought']}"} for turn in TURNS]
+    assuming = flaws.flawed_turns(quoting, DEMONSTRATION, random.Random(0), "assumed_value")[2]
+    assert assuming["thought"] == "so time: 10:10. I assume it is 1", "other values are quoted as they were"
     unfound = DEMONSTRATION | {"slips": [slip | {"found": False} for slip in DEMONSTRATION["slips"]]}
     assert "assumed_value" not in flaws.possible_flaws(unfound)
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agent_environments.protocol import Message
+from appworld_adapter import flaws
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
@@ -202,6 +203,21 @@ def test_other_numbers_are_used_where_the_agent_copied_them():
     assert other.steps[0][1] == f"{note} rent {amount}.0"
     guessed = told("How much is it together?", "complete_task(answer=54)")
     assert with_other_names(guessed, random.Random(0)) == guessed
+
+
+@pytest.mark.parametrize("assumed", [assumed for _, assumed in flaws.ASSUMED])
+def test_what_is_assumed_is_the_same_in_every_use(assumed: str):
+    """Also where others of its shape are renamed, and where the environment showed it too, such as a line's number."""
+    code = f"I assume it is {assumed}\n```python\nsend(id={assumed}, message='{assumed}', note_id=28)\n```"
+    seen = f'File "<python-input>", line {assumed}\nsafe: {assumed}\nbike: 28'
+    original = Demonstration("0000000_1", "assumed_value", 0.0, False, (Message("user", "Send it."),), ((code, seen),))
+    ids = set()
+    for seed in range(20):
+        ((action, _),) = with_other_names(original, random.Random(seed)).steps
+        assumption, _, note_id = action.rpartition(", note_id=")
+        assert assumption == code.rpartition(", note_id=")[0]
+        ids.add(note_id)
+    assert len(ids) > 5, "other numbers are others each time"
 
 
 def test_ids_that_are_neighbours_stay_neighbours():

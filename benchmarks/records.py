@@ -6,6 +6,7 @@ records alone: they can be made again, and be completed, on another machine.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,14 +30,16 @@ KEPT_OF_RESULTS = ("task_id", "run", "reward", "success", "end_reason")
 class Record:
     """A policy, how it was made and what it solves.
 
-    ``budget`` is the number of rollouts that it was allowed to sample to learn from, ``rollouts`` and
-    ``sampled_tokens`` what it took. ``rate`` is its learning rate (None: nothing was learned). ``iterations`` are the
-    lines of metrics.jsonl with :data:`KEPT_METRICS`, ``results`` the attempts at held-out tasks.
+    ``policy`` is the digest of the weights that it began from. ``budget`` is the number of rollouts that it was
+    allowed to sample to learn from, ``rollouts`` and ``sampled_tokens`` what it took. ``rate`` is its learning rate
+    (None: nothing was learned). ``iterations`` are the lines of metrics.jsonl with :data:`KEPT_METRICS`, ``results``
+    the attempts at held-out tasks.
     """
 
     name: str
     seed: int
     dataset: str
+    policy: str
     budget: int
     rate: float | None
     rollouts: int
@@ -63,6 +66,7 @@ class Record:
             name=name,
             seed=seed,
             dataset=report["dataset"],
+            policy=hashlib.sha256((Path(report["model"]) / "model.safetensors").read_bytes()).hexdigest()[:12],
             budget=budget,
             rate=None if run is None else OmegaConf.load(run / "config.yaml").optimizer.lr,
             rollouts=sum(rollout.segment == 0 for rollout in rollouts),
@@ -118,7 +122,9 @@ def read_records(folder: Path, names: Iterable[str], seeds: Sequence[int], budge
     """Of each name that has any, the records of the seeds that are there.
 
     Raises:
-        ConfigError: one is of another budget.
+        ConfigError: one is of another budget, or they began from different policies.
     """
     found = {name: [read_record(folder, name, seed, budget) for seed in seeds] for name in names}
+    policies = {one.policy: record_file(folder, one.name, one.seed) for some in found.values() for one in some if one}
+    require(len(policies) < 2, f"these began from different policies: {', '.join(map(str, policies.values()))}")
     return {name: there for name, some in found.items() if (there := [one for one in some if one is not None])}

@@ -6,7 +6,8 @@ import shlex
 import pytest
 
 from rollout_server.run_files import write_rollouts
-from support.benchmark_scripts import FOLDER, load_benchmark, made_up_evaluation
+from rollout_server.schema import ConfigError
+from support.benchmark_scripts import FOLDER, load_benchmark, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
 
@@ -24,6 +25,15 @@ def test_rollouts_of_dev_are_not_counted(tmp_path):
     assert [result.solved for result in read.results] == [True, False]
     assert read == record
     assert records.read_record(tmp_path, "base", 1, 24) is None
+
+
+def test_records_of_different_base_policies_do_not_make_one_table(tmp_path):
+    records = load_benchmark("records")
+    made_up_record("grpo", 0, []).write(tmp_path)
+    made_up_record("grpo", 1, [], policy="another").write(tmp_path)
+    assert [one.seed for one in records.read_records(tmp_path, ["grpo"], [1], 600)["grpo"]] == [1]
+    with pytest.raises(ConfigError, match=r"began from different policies: .*grpo-seed0\.json, .*grpo-seed1\.json"):
+        records.read_records(tmp_path, ["grpo"], [0, 1], 600)
 
 
 @pytest.mark.parametrize(("script", "page"), [("algorithms", "results.md"), ("table_one", "table_one.md")])

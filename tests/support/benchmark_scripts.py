@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.paths import loop_package
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -34,14 +35,15 @@ def made_up_evaluation(folder: Path, solved: Mapping[str, bool]) -> None:
     head = {"policy": "policy", "sampling": "T=1", "run": 0, "reward": 0.5, "end_reason": "completed"}
     results = [head | {"task_id": task, "success": success} for task, success in solved.items()]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
-    (folder / "report.json").write_text('{"schema": 1, "dataset": "made-up"}')
+    report = {"schema": 1, "dataset": "made-up", "model": str(loop_package("tiny_policy"))}
+    (folder / "report.json").write_text(json.dumps(report))
 
 
 def made_up_record(
-    name: str, seed: int, iterations: list[dict[str, Any]], rate: float = 1e-3, budget: int = 600
+    name: str, seed: int, iterations: list[dict[str, Any]], rate: float = 1e-3, budget: int = 600, policy: str = "tiny"
 ) -> Any:
     """A record (benchmarks/records.py) of a policy that solves one of two held-out tasks."""
     solved = {"held0_1": True, "held1_1": False}
     results = [TaskResult(task, 0, success=won, end_reason="completed") for task, won in solved.items()]
     records = load_benchmark("records")
-    return records.Record(name, seed, "made-up", budget, rate, budget, 50 * budget, iterations, results)
+    return records.Record(name, seed, "made-up", policy, budget, rate, budget, 50 * budget, iterations, results)

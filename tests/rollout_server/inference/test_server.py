@@ -61,6 +61,22 @@ async def test_servers_start_and_stop_with_all_their_processes(group_of):
     assert group.ready == []
 
 
+async def test_servers_on_a_cpu_let_the_worlds_go_first(group_of):
+    group = group_of(count=2)
+    await group.start()
+    for server in group.servers:
+        for pid in (server.pid, *descendants(server.pid)):
+            assert os.getpriority(os.PRIO_PROCESS, pid) == vllm_server.NICENESS
+        assert autogroup_niceness(server.pid) in (vllm_server.NICENESS, None)
+    await group.stop()
+
+
+def autogroup_niceness(pid: int) -> int | None:
+    """None where the kernel has no autogroups."""
+    file = Path(f"/proc/{pid}/autogroup")
+    return int(file.read_text().split()[-1]) if file.exists() else None
+
+
 async def test_killed_server_is_replaced_and_leaves_nothing_behind(group_of):
     group = group_of()
     hooked = []

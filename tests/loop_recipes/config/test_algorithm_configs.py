@@ -18,9 +18,9 @@ from support.small_runs import replay_config
 FOLDER = CONFIGS / "loop_appworld"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 PARAMETERS = {
-    "tiny_cpu": 1.05e6,
-    "tiny_cpu_agent": 1.05e6,
-    "tiny_gpu": 1.05e6,
+    "tiny_cpu": 1.52e6,
+    "tiny_cpu_agent": 1.52e6,
+    "tiny_gpu": 1.52e6,
     "babyai_cpu": 6.73e5,
     "colbench_cpu": 4.86e5,
     "mixed_cpu": 7.12e5,

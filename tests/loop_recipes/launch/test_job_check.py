@@ -9,7 +9,7 @@ from loop_recipes.launch.cli import main
 from support.small_runs import replay_config
 
 SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
-    "tiny": (4, 128, 384, 4, 2, 783, True),
+    "tiny": (6, 128, 384, 4, 2, 783, True),
     "1_5b": (28, 1536, 8960, 12, 2, 151936, True),
     "7b": (28, 3584, 18944, 28, 4, 152064, False),
     "32b": (64, 5120, 27648, 40, 8, 152064, False),

@@ -30,11 +30,15 @@ T_QUANTILE = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm of loop_appworld: its name in a table, the config it runs, what the small scale changes in it."""
+    """An algorithm of loop_appworld: its name in a table, the config it runs, what the small scale changes in it.
+
+    ``rate`` is its learning rate where none is searched; None: that of tiny_cpu.
+    """
 
     label: str
     config: str
     overrides: tuple[str, ...] = ()
+    rate: float | None = None
 
     def command(self, run: Path, seed: int, iterations: int, overrides: Sequence[str]) -> list[str]:
         """``tune run`` of one run of so many iterations, which goes on where it was stopped."""
@@ -44,7 +48,7 @@ class Algorithm:
         return tune("run", "loop_appworld", "--config", f"loop_appworld/{self.config}", *words)
 
 
-ONE_STEP = ("optimizer.lr=2.4e-3",)
+ONE_STEP_RATE = 2.4e-3
 """Of algorithms that take one step an iteration where the others take many: four times the rate of tiny_cpu."""
 
 ALGORITHMS = {
@@ -52,9 +56,9 @@ ALGORITHMS = {
     "loop_turn": Algorithm("LOOP (turn)", "loop_turn"),
     "loop_bandit": Algorithm("LOOP (bandit)", "loop_bandit"),
     "loop_rwnorm": Algorithm("LOOP RwNorm", "loop_rwnorm"),
-    "rloo": Algorithm("RLOO", "rloo", ONE_STEP),
-    "grpo": Algorithm("GRPO", "grpo", ONE_STEP),
-    "grpo_no_kl": Algorithm("GRPO no KL", "grpo_no_kl", ONE_STEP),
+    "rloo": Algorithm("RLOO", "rloo", rate=ONE_STEP_RATE),
+    "grpo": Algorithm("GRPO", "grpo", rate=ONE_STEP_RATE),
+    "grpo_no_kl": Algorithm("GRPO no KL", "grpo_no_kl", rate=ONE_STEP_RATE),
     # The paper's ten iterations of critic warm-up are a twentieth of its run.
     "ppo_critic": Algorithm("PPO (critic)", "ppo_critic", ("critic.warmup_iterations={twentieth}",)),
     "expert_iteration": Algorithm("EI", "expert_iteration"),

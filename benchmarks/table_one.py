@@ -127,7 +127,9 @@ class Attempt:
         """Reinforcement learning, and what else learns from rollouts of its own policy; returns the last policy."""
         whole = self.plan.config.collection.rollouts_per_task
         exact = [f"collection.min_rollouts_per_task={whole}", "collection.min_rollouts_fraction=1.0"]
-        command = algorithm.command(self.folder / RUN, self.seed, self.plan.iterations, [*exact, *self.plan.overrides])
+        rate = [] if algorithm.rate is None else [f"optimizer.lr={algorithm.rate:g}"]
+        words = [*exact, *rate, *self.plan.overrides]
+        command = algorithm.command(self.folder / RUN, self.seed, self.plan.iterations, words)
         self._run("training", command, self.folder / RUN)
         return newest_policy(self.folder / RUN)
 

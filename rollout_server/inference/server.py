@@ -40,7 +40,7 @@ STALL_S = 300.0
 GRACE_S = 5.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 NICENESS = 5
-"""Of a server that shares its processors with the worlds. They make the requests: while they have work they go first,
+"""Of a server, once it is ready, that shares its processors with the worlds. They make the requests: they go first,
 and the requests meet in one batch. A step of the engine costs nearly the same for one token as for twenty."""
 AUTOGROUP_RETRY_S = 0.1
 """The kernel takes one change of an autogroup in this time from who is not root."""
@@ -140,6 +140,8 @@ class VllmServer:
             await asyncio.sleep(0.25)
         if self.external:
             await self._check_external()
+        elif installed_vllm().cpu and self._process is not None:
+            await _go_last(self._process.pid)
 
     async def _spawn(self) -> None:
         port = free_port()
@@ -158,8 +160,6 @@ class VllmServer:
                 start_new_session=True,
                 env=server_environment(self._config, self.index, self._api_key, cpu=cpu),
             )
-        if cpu:
-            await _go_last(self._process.pid)
 
     async def _check_external(self) -> None:
         status, body = await self.request("GET", "/version", timeout_s=PROBE_TIMEOUT_S)

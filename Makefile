@@ -1,4 +1,4 @@
-# make demo   set everything up, train the tiny policy, show the result          (two cores: about a quarter of an hour)
+# make demo   set everything up, train the tiny policy, show the result          (two cores: about twelve minutes)
 # make test   set everything up, run the tests
 # make help   the other targets
 #

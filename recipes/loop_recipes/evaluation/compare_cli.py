@@ -4,7 +4,7 @@
     compare-evals runs/a/evaluation runs/b/evaluation --output runs/comparison --level 0.9
 
 Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
-the first policy is compared with each other one.
+the first policy is compared with each other one. A policy is named with the part of its folder's path that differs.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, dict[str, Any]]:
     reports, scores = [], []
-    for folder in folders:
+    for folder, name in zip(folders, _names(folders), strict=True):
         report, named = read_report(folder)
         reports.append(report)
-        prefix = f"{folder.name}/" if len(folders) > 1 else ""
+        prefix = f"{name}/" if len(folders) > 1 else ""
         scores += [NamedResults(prefix + item.name, item.sampling, item.results) for item in named]
     for key in ("dataset", "limits", "environment_turns"):
         values = [json.dumps(report.get(key, {}), sort_keys=True) for report in reports]
@@ -77,6 +77,15 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
         **header,
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The last part of the paths in which all folders differ: a and b of runs/a/evaluation and runs/b/evaluation."""
+    paths = [folder.resolve().parts[::-1] for folder in folders]
+    for names in zip(*paths, strict=False):
+        if len(set(names)) == len(folders):
+            return list(names)
+    return [str(folder) for folder in folders]
 
 
 if __name__ == "__main__":

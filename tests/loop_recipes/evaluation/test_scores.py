@@ -111,7 +111,7 @@ def test_every_sampling_has_its_own_baseline():
 
 
 def write_evaluation(folder, results, dataset="synthetic", **more):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     limits = {"max_turns": 50}
     report = {"schema": 1, "dataset": dataset, "split": "dev", "tasks": TASKS, "limits": limits, **more}
     (folder / "report.json").write_text(json.dumps(report))
@@ -132,6 +132,13 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     assert data["dataset"] == "synthetic"
     assert data["comparisons"][0]["lost"] == [["aaa_1", 1.0, 0.0]]
     assert "synthetic" in capsys.readouterr().out
+
+
+def test_compare_evals_names_evaluations_of_runs_by_their_runs(tmp_path):
+    first = write_evaluation(tmp_path / "demo/evaluation", runs("+---"))
+    second = write_evaluation(tmp_path / "seed1/evaluation", runs("-+++"))
+    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    assert "seed1/p against demo/p" in (tmp_path / "out/comparison.md").read_text()
 
 
 def test_compare_evals_refuses_evaluations_with_other_turns_in_an_environment(tmp_path, capsys):

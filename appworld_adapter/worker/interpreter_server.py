@@ -106,21 +106,15 @@ class _Nowhere:
 
 def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], output_limit: int) -> None:
     """Import and cache what interpreters import and cache at their first steps."""
-    import freezegun
+    import clock
     import interpreter
-    from appworld import AppWorld, requester
-    from appworld.apps import get_all_apps
+    from appworld import AppWorld
 
     world = interpreter.make_world(_Nowhere(), task_id, options, output_limit)
     for program in programs:
         interpreter.execute(world, program)
     AppWorld.close_all()
-    # The first call of an app has its documentation made, to know the path of each of its APIs.
-    for app in get_all_apps(skip_admin=True):
-        requester._get_api_name_to_doc(app, include_private_apis=True)
-    # Freezing the clock looks through every module there is, which makes a process copy most of what it inherited.
-    # Done here it is inherited too: with a clock that is frozen already, an interpreter's freezing only sets its date.
-    freezegun.freeze_time("2000-01-01").start()
+    clock.freeze()
     gc.collect()
     gc.freeze()
 

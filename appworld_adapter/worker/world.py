@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
+import clock
 import databases
-import freezegun
 import httpx
 import sandbox
 from appworld import AppWorld, environment, requester, update_root
@@ -37,7 +37,11 @@ WARM_UP_CODE = (
     "print(apis.api_docs.show_app_descriptions())",
     "print(apis.api_docs.show_api_descriptions(app_name='supervisor'))",
     "print(apis.supervisor.show_active_task())",
-    "apis.spotify.login(username='nobody@example.com', password='wrong')",
+    # An app's first call has the documentation of all its APIs made, to know their paths.
+    *(
+        f"apis.{app}.login(username='nobody@example.com', password='wrong')"
+        for app in get_all_apps(skip_admin=True, skip_api_docs=True, skip_supervisor=True)
+    ),
     "apis.spotify.show_playlist_library(access_token='wrong')",
     "for",
     "import os, string, uuid, yaml, textwrap, pprint, difflib, heapq, bisect, statistics\n",
@@ -73,7 +77,7 @@ class WorldServer:
         AppWorld.close_all()
         shutil.rmtree(outputs, ignore_errors=True)
         databases.forget()
-        freezegun.freeze_time("2000-01-01").start()  # as interpreter_server.py says
+        clock.freeze()
         databases.preload(copies=1)
         # Each child would build an app of its own, and its middleware at the first request.
         main_app = requester.build_main_app(apps)

@@ -55,13 +55,24 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def _go_last(session: int) -> None:
-    """Let the processes of a session run when others have nothing to do, most of the time.
+async def _go_last(root: int) -> None:
+    """Let a process and all below it run when others have nothing to do, most of the time.
 
     Between sessions Linux's autogroups decide, where there are any, and a process's own niceness counts only within.
     """
-    with contextlib.suppress(OSError):  # it has ended; whoever waits for it is told
-        os.setpriority(os.PRIO_PGRP, session, NICENESS)
+    groups, sessions = set(), set()
+    for pid in (root, *process_guard.descendants(root)):
+        with contextlib.suppress(OSError):  # it has ended; whoever waits for it is told
+            groups.add(os.getpgid(pid))
+            sessions.add(os.getsid(pid))
+    for group in groups:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, group, NICENESS)
+    for session in sessions:
+        await _autogroup_goes_last(session)
+
+
+async def _autogroup_goes_last(session: int) -> None:
     for _ in range(5):
         try:
             return await asyncio.to_thread(_set_autogroup, session)

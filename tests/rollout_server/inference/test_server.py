@@ -65,7 +65,7 @@ async def test_servers_on_a_cpu_let_the_worlds_go_first(group_of):
     group = group_of(count=2)
     await group.start()
     for server in group.servers:
-        for pid in (server.pid, descendants(server.pid)[0]):
+        for pid in (server.pid, *descendants(server.pid)):
             assert os.getpriority(os.PRIO_PROCESS, pid) == vllm_server.NICENESS
         assert autogroup_niceness(server.pid) in (vllm_server.NICENESS, None)
     await group.stop()

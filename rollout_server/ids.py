@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 _ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-\d+of\d+)?")
 _BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
-_EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}")
+_EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
 
 MAX_BRANCHED = 90
 """Characters of a collection's id that the id of its branches keeps."""
@@ -34,12 +34,18 @@ class CollectionName:
     name: str
     iteration: int | None = None
     dev: bool = False
+    evaluation: bool = False
     branch: bool = False
 
     @property
     def is_training(self) -> bool:
         """Whether its rollouts are trained on."""
         return self.iteration is not None and not self.dev
+
+    @property
+    def is_score(self) -> bool:
+        """Whether its rollouts score a policy, on dev or in an evaluation, and must not be learned from."""
+        return self.dev or self.evaluation
 
 
 def training_id(run: str, iteration: int) -> str:
@@ -82,7 +88,7 @@ def parse_collection_id(collection_id: str) -> CollectionName:
     if found := _BRANCH.fullmatch(collection_id):
         return CollectionName(found[1], branch=True)
     if found := _EVALUATION.fullmatch(collection_id):
-        return CollectionName(found[1])
+        return CollectionName(found[1], evaluation=True)
     if found := _ITERATION.fullmatch(collection_id):
         return CollectionName(found[1], int(found[2]), dev=found[3] is not None)
     return CollectionName(collection_id)

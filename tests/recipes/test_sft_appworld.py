@@ -18,6 +18,7 @@ from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.preferences import ReturnPairs
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from loop_recipes.learner.stored_critic import load_turn_critic
+from rollout_server.ids import branch_id, dev_id, evaluation_id, share_id, single_task_id
 from rollout_server.schema import ConfigError
 from sft_appworld import SftAppWorldRecipe
 from support.small_runs import sft_config
@@ -149,14 +150,35 @@ def test_an_actor_is_not_told_what_is_hidden(tmp_path):
         train(sft_config(tmp_path, **{**CRITIC, "loss": PAIRS["loss"]}, update=STEP))
 
 
+def test_a_runs_folder_is_learned_from_without_its_scores_and_branches(tmp_path):
+    """`make demo` leaves the rollouts of its evaluation, on held-out tasks, inside the run's own folder."""
+    sft_config(tmp_path)
+    train_logs = sorted((tmp_path / "collections").glob("*.jsonl"))
+    learned = read_fixed_set(FixedSetConfig([str(tmp_path)]))
+    evaluation = tmp_path / "evaluation/node/collections"
+    evaluation.mkdir(parents=True)
+    names = [
+        dev_id("made-up", 1),
+        share_id(dev_id("made-up", 2), 1, 2),
+        evaluation_id("after", "[]"),
+        single_task_id(evaluation_id("after", "[]"), "reach3_1"),
+        branch_id("made-up-i0001", "[]"),
+    ]
+    for name in names:
+        (evaluation / f"{name}.jsonl").write_text(train_logs[0].read_text())
+    assert read_fixed_set(FixedSetConfig([str(tmp_path)])).digest == learned.digest
+    with pytest.raises(ConfigError, match=r"rollouts\.logs: only scores of policies and branches are there"):
+        read_fixed_set(FixedSetConfig([str(tmp_path / "evaluation")]))
+    by_name = read_fixed_set(FixedSetConfig([str(evaluation / f"{names[2]}.jsonl")]))
+    assert len(by_name.rollouts) == len(train_logs[0].read_text().splitlines())
+
+
 def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
     cfg = sft_config(tmp_path)
     with pytest.raises(ConfigError, match=r"rollouts\.logs: .*/nowhere is no log of rollouts"):
         train(cfg, f"rollouts.logs=[{tmp_path}/nowhere]")
     with pytest.raises(ConfigError, match=r"rollout \['made-up-i0001/.*'\] is there twice"):
         train(cfg, f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]")
-    with pytest.raises(ConfigError, match="no rollout is left"):
-        train(cfg, "rollouts.exclude_collections=[made-up-*]")
     clipped = "loss._component_=loop_recipes.learner.losses.ClippedPolicyLoss"
     with pytest.raises(ConfigError, match=r"loss_divisor: tokens is for a sum over tokens, and .*ClippedPolicyLoss is"):
         train(cfg, clipped)

@@ -24,7 +24,17 @@ PROTOCOL = '["a protocol"]'
         (dev_id("a-i0001-dev", 0), "a-i0001-dev-i0000-dev", CollectionName("a-i0001-dev", 0, dev=True)),
         (share_id(training_id("demo", 7), 1, 2), "demo-i0007-1of2", CollectionName("demo", 7)),
         (share_id(dev_id("demo", 7), 2, 16), "demo-i0007-dev-2of16", CollectionName("demo", 7, dev=True)),
-        (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1")),
+        (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1", evaluation=True)),
+        (
+            share_id(evaluation_id("v7", PROTOCOL), 1, 2),
+            "eval-v7-38d16ba024-1of2",
+            CollectionName("v7", evaluation=True),
+        ),
+        (
+            single_task_id(evaluation_id("v7", PROTOCOL), "692c77d_1"),
+            "eval-v7-38d16ba024-f6698e50",
+            CollectionName("v7", evaluation=True),
+        ),
         (branch_id("demo-i0007", PROTOCOL), "branch-demo-i0007-38d16ba024", CollectionName("demo-i0007", branch=True)),
         (search_id("rft-3f", 0.35, 3), "rft-3f-t0.35-a003", CollectionName("rft-3f-t0.35-a003")),
         ("counter", "counter", CollectionName("counter")),
@@ -33,6 +43,7 @@ PROTOCOL = '["a protocol"]'
 def test_what_is_written_into_a_collections_id_is_read_from_it(collection_id, written, name):
     assert (collection_id, parse_collection_id(collection_id)) == (written, name)
     assert name.is_training == (name.iteration is not None and not name.dev)
+    assert name.is_score == (name.dev or name.evaluation)
 
 
 def test_a_task_asked_for_alone_has_an_id_of_its_own():

@@ -6,14 +6,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 from loop_recipes.collecting.turn_pairs import TurnPair, read_pairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.learner.batching import Sample, training_samples
-from rollout_server.ids import turn_id
+from rollout_server.ids import parse_collection_id, turn_id
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, require
@@ -74,25 +73,35 @@ def _turn(rollout: Rollout, pair: TurnPair, value: float) -> Sample:
 def read_fixed_set(config: FixedSetConfig) -> FixedSet:
     """Read the logs, and the pairs.
 
+    Of a folder's logs, those that score a policy (on dev or in an evaluation) are left out, since a run's folder holds
+    its own evaluation; so are branches, which begin in the middle, unless it is pairs of their turns that are trained
+    on. A log that is named by itself is read, whatever it is.
+
     Raises:
         ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, none
             left, or a pair whose rollouts are not there.
     """
     rollouts: list[Rollout] = []
     for name in config.logs:
-        logs = find_logs(Path(name)) if Path(name).exists() else []
+        given = Path(name)
+        logs = find_logs(given) if given.exists() else []
         require(logs, f"rollouts.logs: {name} is no log of rollouts, and no folder with collections/*.jsonl below it")
         for log in logs:
-            if not any(fnmatch(log.stem, pattern) for pattern in config.exclude_collections):
+            if given.is_file() or _to_learn_from(log, config.turn_pairs is not None):
                 rollouts += _read(log)
     if config.most_per_task is not None:
         rollouts = _at_most(rollouts, config.most_per_task)
-    require(rollouts, "rollouts: no rollout is left of logs; see exclude_collections")
+    require(rollouts, "rollouts.logs: only scores of policies and branches are there; to train on one, name its log")
     twice = [name for name, count in Counter(rollout.rollout_id for rollout in rollouts).items() if count > 1]
     require(not twice, f"rollouts.logs: rollout {twice[:1]} is there twice; name each log once")
     datasets = sorted({rollout.dataset for rollout in rollouts})
     require(len(datasets) == 1, f"rollouts.logs: rollouts of several datasets: {', '.join(datasets)}")
     return FixedSet(rollouts, [] if config.turn_pairs is None else _read_turn_pairs(Path(config.turn_pairs), rollouts))
+
+
+def _to_learn_from(log: Path, of_pairs: bool) -> bool:
+    name = parse_collection_id(log.stem)
+    return not name.is_score and (of_pairs or not name.branch)
 
 
 def _read_turn_pairs(file: Path, rollouts: Sequence[Rollout]) -> list[TurnPair]:

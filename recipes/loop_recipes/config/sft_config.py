@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
 
 from omegaconf import DictConfig
@@ -27,14 +26,13 @@ class FixedSetConfig:
     """The rollouts to train on; which of them count, and how much, is said by ``advantage``."""
 
     logs: list[str]
-    """Logs of rollouts, or folders of runs, collections and demonstrations that hold some."""
+    """Logs of rollouts, or folders of runs, collections and demonstrations that hold some. In a folder, evaluations,
+    also those on dev, are left out."""
     most_per_task: PositiveInt | None = None
     """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
     turn_pairs: str | None = None
     """The file of pairs that ``loop-search-trees`` or ``loop-rank-turns`` wrote: trains on these turns alone, each
     after all that came before it; ``logs`` holds their rollouts. Needs a loss on pairs."""
-    exclude_collections: list[str] = field(default_factory=list)
-    """Collections that are left out, by their ids; ``*`` stands for anything, as in ``*-dev``."""
 
     def __post_init__(self) -> None:
         require(self.logs, "logs must name at least one log or folder")

@@ -65,7 +65,7 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
 
     for name, least in (("candidates", 2), ("pairs", 1), ("every", 1)):
         require(getattr(options, name) >= least, f"--{name} is {getattr(options, name)}; it must be at least {least}")
-    rollouts = read_fixed_set(FixedSetConfig(options.logs, exclude_collections=["*-dev"])).rollouts[: options.most]
+    rollouts = read_fixed_set(FixedSetConfig(options.logs)).rollouts[: options.most]
     adapter = newest_adapter(options.critic)  # the one that there is now
     with served_policy(options.config, options.overrides) as served:
         collection, seed = served.conf.collection, served.conf.seed

@@ -153,7 +153,7 @@ def exactness(device: torch.device) -> dict[str, float]:
     from loop_recipes.learner.advantages import LeaveOneOut
     from loop_recipes.learner.logprobs import AutoLogProbs
     from loop_recipes.learner.model import trained_parameters
-    from loop_recipes.learner.optimizer import optimizer_groups, optimizer_tensors, restore_optimizer
+    from loop_recipes.learner.optimizer import optimizer_tensors, restore_optimizer
     from loop_recipes.learner.policy_update import PolicyUpdate
     from loop_recipes.learner.process_group import destroy_process_group, init_process_group
 
@@ -185,13 +185,12 @@ def exactness(device: torch.device) -> dict[str, float]:
     alone, packed = (update(optimizer, tokens).logprobs(samples, 1) for tokens in (1, 2048))
     difference = max((alone[name] - packed[name]).abs().max().item() for name in alone)
 
-    groups = optimizer_groups(optimizer)
     state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, parameters).items()}
     update(optimizer, 2048).run(samples, 0, 2)
     versions.keep(2)
     went_on = versions.full(2)
     again = build(conf.optimizer, [{"params": list(parameters.values())}])
-    restore_optimizer(again, parameters, state, groups)
+    restore_optimizer(again, parameters, state)
     with versions.active(1):
         update(again, 2048).run(samples, 0, 2)
         versions.keep(3)

@@ -27,6 +27,7 @@ from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
 from loop_recipes.collecting.source import SOURCE_ERRORS, StopRequested, check_versions
+from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
@@ -57,6 +58,7 @@ from loop_recipes.learner.stored_critic import critic_over
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.learner.turn_credit import spread
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.ids import parse_collection_id
 from rollout_server.rollout import Rollout, by_episode
 from rollout_server.schema import ConfigError
 
@@ -108,6 +110,7 @@ class LoopAppWorldRecipe:
         self._idle_iterations = 0
         self._best: dict[str, Any] | None = None
         self._pending: CollectionRequest | None = None
+        self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
 
     def setup(self) -> None:
@@ -163,6 +166,9 @@ class LoopAppWorldRecipe:
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
+        if self._turn_critic is not None:
+            longest = min(conf.collection.limits.max_context, conf.update.max_tokens_per_rollout or sys.maxsize)
+            self._turn_critic.check_room(conf.collection.tasks or tasks, longest)
         if checkpoint is not None:
             self._restore(checkpoint)
         on_main_rank(self._open_metrics)
@@ -176,6 +182,8 @@ class LoopAppWorldRecipe:
         self._policy_version = state["policy_version"]
         self._idle_iterations = state["idle_iterations"]
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
+        unscored = state.get("unscored")
+        self._unscored = None if unscored is None else CollectionRequest.from_dict(unscored)
         self._plan.load_state_dict(state["sampler"])
         self._best = state["best"]
         self._canary = state.get("canary")  # older checkpoints have none
@@ -189,6 +197,7 @@ class LoopAppWorldRecipe:
         """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop."""
         conf = self._config
         seconds_publishing = self._publish(self._learner.versions.versions)
+        self._score_late()
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             started = time.perf_counter()
             request = self._pending or self._plan.training(iteration, self._policy_version)
@@ -200,14 +209,15 @@ class LoopAppWorldRecipe:
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
-            evaluation = self._plan.evaluation(iteration - 1, self._policy_version)
-            if evaluation is not None:
-                self._source.start(evaluation)
+            self._unscored = self._plan.evaluation(iteration - 1, self._policy_version)
+            if self._unscored is not None:
+                self._source.start(self._unscored)
             if conf.collection.max_policy_lag and iteration < conf.max_iterations:
                 self._pending = self._plan.training(iteration + 1, self._policy_version)
                 self._source.start(self._pending)
             metrics = self.update(collected.rollouts, iteration, credits)
-            metrics |= collected.metrics() | self._scores(iteration - 1, evaluation)
+            metrics |= collected.metrics() | self._scores()
+            self._forget_versions()
             metrics["seconds_publishing"] = seconds_publishing
             metrics["seconds"] = seconds_publishing + time.perf_counter() - started
             self._log(iteration, metrics)
@@ -218,10 +228,8 @@ class LoopAppWorldRecipe:
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
             if reason and iteration < conf.max_iterations:
                 return self._end(f"stopped after iteration {iteration}: {reason}")
-        last = self._scores(conf.max_iterations, self._plan.evaluation(conf.max_iterations, self._policy_version))
-        if last:
-            on_main_rank(lambda: self._metrics.amend(last))
-            self.save_checkpoint()
+        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version)
+        self._score_late()
         self._together = True
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
@@ -234,7 +242,18 @@ class LoopAppWorldRecipe:
         versions = {version for rollout in rollouts for version in rollout.policy_versions}
         how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
         unfinished = conf.update.unfinished_return
-        return self._source.ask(lambda source: branch_credits(source, with_contrast(rollouts), how, unfinished))
+        wanted = with_contrast(rollouts, unfinished)
+        parts = [wanted[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(wanted), BRANCHES_OF_A_REQUEST)]
+        credits: dict[str, list[float]] = {}
+        # Part by part: the other ranks wait for each answer, and no longer than for a collection.
+        for part, ahead in zip(parts, [*parts[1:], []], strict=True):
+            found = self._source.ask(
+                partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead)
+            )
+            if found is None:
+                return None
+            credits |= found
+        return credits
 
     def update(
         self, rollouts: list[Rollout], iteration: int, credits: dict[str, list[float]] | None = None
@@ -266,7 +285,6 @@ class LoopAppWorldRecipe:
             self._policy_version += 1
             self._learner.versions.keep(self._policy_version)
             self._canary = canary(self._learner.update.logprobs, samples, conf.sampler_gap, self._policy_version)
-            self._forget_versions()
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
         return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
@@ -288,6 +306,7 @@ class LoopAppWorldRecipe:
             "policy_version": self._policy_version,
             "idle_iterations": self._idle_iterations,
             "pending": None if self._pending is None else self._pending.to_dict(),
+            "unscored": None if self._unscored is None else self._unscored.to_dict(),
             "sampler": self._plan.state_dict(),
             "canary": self._canary,
             "best": self._best,
@@ -303,19 +322,27 @@ class LoopAppWorldRecipe:
         if self._together or single_process():
             destroy_process_group()
 
-    def _scores(self, iteration: int, evaluation: CollectionRequest | None) -> dict[str, float]:
-        """Wait for the scores of the policy that stood after ``iteration``, and remember it if it is the best.
+    def _scores(self) -> dict[str, Any]:
+        """Wait for the evaluation that is due, if one is, and remember its policy if it is the best.
 
         A task is solved as in `eval_appworld`: by an episode that the agent ended itself.
         """
-        collected = None if evaluation is None else self._source.collect(evaluation)
-        if collected is None:  # not due, or asked to stop
+        due = self._unscored
+        collected = None if due is None else self._source.collect(due)
+        if due is None or collected is None:  # asked to stop: a resumed run waits for it
             return {}
+        self._unscored, iteration = None, parse_collection_id(due.id).iteration
         reward = rollout_metrics(collected.rollouts)["reward"]
         success = sum(rollout.solved for rollout in collected.rollouts) / len(collected.rollouts)
         if self._best is None or success > self._best["dev_success"]:
             self._best = {"iteration": iteration, "dev_success": success}
         return {"dev_iteration": iteration, "dev_reward": reward, "dev_success": success}
+
+    def _score_late(self) -> None:
+        """Wait for an evaluation whose iteration is logged and saved already; its scores go into the last line."""
+        if scores := self._scores():
+            on_main_rank(lambda: self._metrics.amend(scores))
+            self.save_checkpoint()
 
     def _publish(self, versions: list[int]) -> float:
         """Have the rollout node serve versions, the newest once it has proved that it has it; returns the seconds."""
@@ -329,6 +356,8 @@ class LoopAppWorldRecipe:
     def _forget_versions(self) -> None:
         """Drop what no rollout can need any more, here and on the node."""
         oldest = self._policy_version - self._config.collection.max_policy_lag
+        if self._unscored is not None:
+            oldest = min(oldest, self._unscored.policy_version)
         for version in [version for version in self._learner.versions.versions if version < oldest]:
             self._source.retire(version)
         self._learner.versions.forget_before(oldest)
@@ -343,6 +372,11 @@ class LoopAppWorldRecipe:
         }
         on_main_rank(lambda: self._metrics.log(line))
         utils.log_rank_zero(log, summary_line(line, self._config.max_iterations))
+
+    def stopped(self) -> None:
+        """Say that the run was asked to stop while it waited for the node. For rank 0, where that is noticed."""
+        print("loop_appworld: stopped while waiting for the rollout node; a resumed run goes on", file=sys.stderr)
+        self._stop.done()
 
     def _end(self, line: str) -> None:
         """Say why the run ends before its time; a stop file has then done its work."""
@@ -362,7 +396,8 @@ def recipe_main(cfg: DictConfig) -> int | str:
     except (ConfigError, NonFiniteLoss, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
     except StopRequested:
-        print("loop_appworld: stopped before the first collection", file=sys.stderr)
+        assert recipe is not None, "nothing is waited for before it is there"
+        recipe.stopped()
     except RemoteError:
         return 1
     except Exception:  # perhaps on this rank alone: said before anything is waited for

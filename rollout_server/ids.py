@@ -9,7 +9,7 @@ branch-<collection>-<10 hex digits>  rollouts that go on from those of a collect
 <collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
 <collection>/<task>/<index>.<attempt>      a rollout
 <rollout>/<n>                a further sequence of its episode, n from 1
-<rollout>@<n>                turn n (from 0) of its episode by itself
+<p>:<rollout>@<n>            turn n (from 0) of its episode by itself, in pair p (from 0) of a set of pairs
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ def segment_id(episode_id: str, segment: int) -> str:
     return episode_id if segment == 0 else f"{episode_id}/{segment}"
 
 
-def turn_id(rollout_id: str, turn: int) -> str:
-    """Of a turn (from 0) of a rollout's episode, where it is learned from by itself."""
-    return f"{rollout_id}@{turn}"
+def paired_turn_id(pair: int, rollout_id: str, turn: int) -> str:
+    """Of a turn (from 0) of a rollout's episode, where it is learned from by itself. The pair's number (from 0) is in
+    it because a turn may be in several pairs."""
+    return f"{pair}:{rollout_id}@{turn}"
 
 
 def _hash(text: str, digits: int) -> str:

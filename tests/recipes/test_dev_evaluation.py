@@ -10,6 +10,7 @@ import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.collecting.source import Collected, StopRequested
+from loop_recipes.learner.checkpoint import load_latest
 from rollout_server.collection_request import CollectionEnd
 from support.small_runs import replay_config
 
@@ -22,7 +23,7 @@ class ScriptedSource(ReplaySource):
 
     def __init__(self, logs: Path, solved: list[int], stop_in: str | None = None) -> None:
         super().__init__(logs)
-        self.solved, self.stop_in = solved, stop_in
+        self.folder, self.solved, self.stop_in = logs, solved, stop_in
         self.events: list[str] = []
 
     def tasks(self, split):
@@ -38,6 +39,7 @@ class ScriptedSource(ReplaySource):
     def read(self, request):
         self.events.append(f"read {request.id}")
         if request.id == self.stop_in:
+            (self.folder.parent / "run/stop").touch()
             raise StopRequested
         if not request.id.endswith("-dev"):
             return super().read(request)
@@ -73,6 +75,7 @@ def run(folder, monkeypatch, source, iterations, every, **changes):
 
 
 def logs(folder):
+    folder.mkdir(exist_ok=True)
     replay_config(folder, iterations=4)
     return folder / "logs"
 
@@ -108,10 +111,23 @@ def test_an_evaluation_comes_before_the_collection_of_the_next_iteration(tmp_pat
     assert source.events[first : first + 3] == ["start made-up-i0000-dev", "start made-up-i0002", "update"]
 
 
-def test_a_run_asked_to_stop_does_without_the_score(tmp_path, monkeypatch):
-    """What was updated is saved all the same."""
-    source = ScriptedSource(logs(tmp_path), solved=[4], stop_in="made-up-i0000-dev")
-    (line,) = run(tmp_path, monkeypatch, source, 1, every=5)
-    assert "dev_success" not in line
-    assert line["steps"] > 0
-    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
+def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, monkeypatch):
+    """What was updated is saved at once; the policy to be scored stays, and is served again."""
+    solved = [0, 3, 1, 2]
+    whole = run(tmp_path / "whole", monkeypatch, ScriptedSource(logs(tmp_path / "whole"), solved), 3, every=1)
+    folder = tmp_path / "stopped"
+    source = ScriptedSource(logs(folder), solved, stop_in="made-up-i0001-dev")
+    before = run(folder, monkeypatch, source, 3, every=1)
+    assert [line["steps"] > 0 for line in before] == [True, True], "it ends after the update in hand"
+    assert "dev_success" not in before[1]
+    source = ScriptedSource(logs(folder), solved)
+    after = run(folder, monkeypatch, source, 3, every=1, resume_from_checkpoint=True)
+    assert source.events[:5] == [
+        *("publish 1", "publish 2", "start made-up-i0001-dev", "read made-up-i0001-dev"),
+        "start made-up-i0003",
+    ]
+    keys = ("iteration", "dev_iteration", "dev_success", "dev_reward", "loss")
+    assert [[line[key] for key in keys] for line in after] == [[line[key] for key in keys] for line in whole]
+    saved = [load_latest(each / "run/checkpoints", critic=False) for each in (tmp_path / "whole", folder)]
+    assert [state.state["best"] for state in saved] == [{"iteration": 1, "dev_success": 0.75}] * 2
+    assert [list(state.adapters) for state in saved] == [[3], [3]], "no version is kept for what is scored"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from loop_recipes.collecting.fixed_set import read_fixed_set
+from loop_recipes.collecting.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.collecting.turn_pairs import read_pairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
@@ -103,6 +103,11 @@ async def test_a_sample_is_one_turn_after_all_that_came_before_it(trees):
             assert sample.mask.nonzero().flatten().tolist() == list(range(turn.start, turn.end))
             assert sample.turns == 1
             assert torch.equal(sample.sampler_logprobs, torch.tensor(rollout.sampler_logprobs[turn.start : turn.end]))
+    again = FixedSet(fixed_set.rollouts, fixed_set.pairs[:1] * 2)
+    twice = again.samples(UpdateConfig())
+    assert len({sample.episode for sample in twice}) == len({sample.rollout_id for sample in twice}) == 4
+    assert len({sample.task_id for sample in twice}) == 2, "a turn of two pairs is compared in each by itself"
+    assert len(again.used(twice)) == 2
     longest = max(sample.tokens for sample in samples)
     assert len(fixed_set.samples(UpdateConfig(max_tokens_per_rollout=longest - 1))) < len(samples)
     with pytest.raises(ConfigError, match="no pair of turns is so early"):

@@ -96,6 +96,16 @@ def test_resuming_after_death_in_mid_epoch_equals_never_stopping(tmp_path, chang
         assert file.read_bytes() == other.read_bytes(), file.name
 
 
+def test_a_resumed_run_takes_the_optimizers_options_from_its_config(tmp_path):
+    cfg = sft_config(tmp_path)
+    whole = train(cfg, f"output_dir={tmp_path / 'whole'}", "optimizer.lr=2e-3")
+    with pytest.raises(Killed):
+        train(cfg, "optimizer.lr=1e-3", die_at_step=2 * whole[0]["steps"])
+    resumed = train(cfg, "optimizer.lr=2e-3", "resume_from_checkpoint=True")
+    rates = [line["learning_rate"] for line in whole]
+    assert [line["learning_rate"] for line in resumed] == [rates[0] / 2, *rates[1:]]
+
+
 def test_a_policy_is_exported_before_its_iteration_counts_as_done(tmp_path, monkeypatch):
     """A resumed run never comes back to an iteration that was saved."""
     cfg = sft_config(tmp_path, max_iterations=2)

@@ -82,6 +82,14 @@ def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does
     assert all(line["steps"] for line in lines)
 
 
+def test_rollouts_that_could_outgrow_the_critic_are_refused_before_work(tmp_path):
+    loop = OmegaConf.load(replay_config(tmp_path, iterations=1))
+    loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
+    loop.model.max_seq_len = loop.collection.limits.max_context
+    with pytest.raises(ConfigError, match=r"max_seq_len is 512; make update\.max_tokens_per_rollout at most"):
+        trained(loop)
+
+
 @pytest.mark.integration
 def test_two_ranks_spread_the_advantages_as_one_does(tmp_path):
     config = replay_config(tmp_path, iterations=2)

@@ -4,6 +4,7 @@ reasoning (arXiv 2410.01679): the credit of a turn is the value of the state aft
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,11 @@ from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
 from loop_recipes.learner.batching import Sample
 from rollout_server.branch import Branch
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
+
+logger = logging.getLogger(__name__)
 
 Return = Literal["graded", "zero"]
 """What an episode that the agent did not end itself is paid: ``update.unfinished_return``."""
@@ -34,35 +39,41 @@ def value_changes(values: Sequence[float | None], final: float) -> list[float]:
     return [after - before for before, after in zip(states, [*states[1:], final], strict=True)]
 
 
-def with_contrast(rollouts: Sequence[Rollout]) -> list[Rollout]:
+def with_contrast(rollouts: Sequence[Rollout], unfinished: Return) -> list[Rollout]:
     """Those of tasks whose rollouts have different returns: the others have an advantage of 0."""
     returns: defaultdict[str, set[float]] = defaultdict(set)
     for rollout in rollouts:
-        returns[rollout.task_id].add(rollout.reward)
+        returns[rollout.task_id].add(_return(rollout, unfinished))
     return [rollout for rollout in rollouts if len(returns[rollout.task_id]) > 1]
 
 
 def branch_credits(
-    source: CollectionSource, rollouts: Sequence[Rollout], how: Mapping[int, HowToSample], unfinished: Return
+    source: CollectionSource,
+    rollouts: Sequence[Rollout],
+    how: Mapping[int, HowToSample],
+    unfinished: Return,
+    ahead: Sequence[Rollout] = (),
 ) -> dict[str, list[float]]:
     """Credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
 
-    Rollouts that cannot be branched (of several sequences, or text alone) have none.
+    Rollouts that cannot be branched (of several sequences, or text alone) have none, nor have those whose
+    continuations failed.
 
     Args:
         source: of a node that serves the versions that sampled.
         how: by that version; its continuations are played for every turn.
+        ahead: rollouts whose continuations are asked for already, so that the node has work when these are done.
     """
-    fit = [rollout for rollout in rollouts if rollout.segments == 1 and not rollout.text_only]
-    requests = []
-    for version in sorted({rollout.policy_versions[-1] for rollout in fit}):
-        of_version = [rollout for rollout in fit if rollout.policy_versions[-1] == version]
-        for at in range(0, len(of_version), BRANCHES_OF_A_REQUEST):
-            branches = [Branch.of(r, _numbers(r)) for r in of_version[at : at + BRANCHES_OF_A_REQUEST]]
-            requests.append(continuation_request(branches, how[version]))
-    for request in requests:
+    fit = _fit(rollouts)
+    requests = _requests(fit, how)
+    for request in [*requests, *_requests(_fit(ahead), how)]:
         source.start(request)
-    played = {key: found for request in requests for key, found in read_continuations(source, request).rollouts.items()}
+    played: dict[tuple[str, int], list[Rollout]] = {}
+    for request in requests:
+        try:
+            played |= read_continuations(source, request).rollouts
+        except CollectionFailed as error:
+            logger.warning("%s; the turns of its rollouts share their advantage evenly", error)
 
     def value(rollout: Rollout, turn: int) -> float | None:
         found = played[rollout.rollout_id, turn]
@@ -73,7 +84,22 @@ def branch_credits(
             [value(rollout, turn) for turn in _numbers(rollout)], _return(rollout, unfinished)
         )
         for rollout in fit
+        if all((rollout.rollout_id, turn) in played for turn in _numbers(rollout))
     }
+
+
+def _fit(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in rollouts if rollout.segments == 1 and not rollout.text_only]
+
+
+def _requests(rollouts: Sequence[Rollout], how: Mapping[int, HowToSample]) -> list[CollectionRequest]:
+    requests = []
+    for version in sorted({rollout.policy_versions[-1] for rollout in rollouts}):
+        of_version = [rollout for rollout in rollouts if rollout.policy_versions[-1] == version]
+        for at in range(0, len(of_version), BRANCHES_OF_A_REQUEST):
+            branches = [Branch.of(r, _numbers(r)) for r in of_version[at : at + BRANCHES_OF_A_REQUEST]]
+            requests.append(continuation_request(branches, how[version]))
+    return requests
 
 
 def _numbers(rollout: Rollout) -> range:

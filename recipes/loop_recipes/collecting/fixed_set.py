@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from loop_recipes.collecting.turn_pairs import TurnPair, read_pairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.learner.batching import Sample, training_samples
-from rollout_server.ids import parse_collection_id, turn_id
+from rollout_server.ids import paired_turn_id, parse_collection_id
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, require
@@ -48,26 +48,31 @@ class FixedSet:
             return training_samples(self.rollouts, update)
         length, rollouts = update.max_tokens_per_rollout, {rollout.rollout_id: rollout for rollout in self.rollouts}
         samples: list[Sample] = []
-        for pair in self.pairs:
-            valued = ((pair.chosen, pair.chosen_value), (pair.rejected, pair.rejected_value))
-            turns = [_turn(rollouts[name], pair, value) for name, value in valued]
+        for number in range(len(self.pairs)):
+            turns = self._turns_of(number, rollouts)
             if length is None or max(turn.tokens for turn in turns) <= length:
                 samples += turns
         require(samples, f"update.max_tokens_per_rollout is {length}, and no pair of turns is so early")
         return samples
 
+    def _turns_of(self, number: int, rollouts: Mapping[str, Rollout]) -> list[Sample]:
+        pair = self.pairs[number]
+        turns = []
+        for name, value in ((pair.chosen, pair.chosen_value), (pair.rejected, pair.rejected_value)):
+            turn = Sample.from_rollout(rollouts[name]).only_turn(pair.turn - rollouts[name].turns_before)
+            turn_name = paired_turn_id(number, name, pair.turn)
+            turns.append(
+                replace(turn, rollout_id=turn_name, episode_id=turn_name, task_id=f"pair {number}", reward=value)
+            )
+        return turns
+
     def used(self, samples: Sequence[Sample]) -> list[Rollout]:
         """The rollouts that ``samples``, some of :meth:`samples`, are from."""
-        of_turn = {turn_id(name, pair.turn): name for pair in self.pairs for name in (pair.chosen, pair.rejected)}
-        used = {of_turn.get(sample.rollout_id, sample.rollout_id) for sample in samples}
+        used = {sample.rollout_id for sample in samples}
+        for number, pair in enumerate(self.pairs):
+            if paired_turn_id(number, pair.chosen, pair.turn) in used:
+                used |= {pair.chosen, pair.rejected}
         return [rollout for rollout in self.rollouts if rollout.rollout_id in used]
-
-
-def _turn(rollout: Rollout, pair: TurnPair, value: float) -> Sample:
-    turn = Sample.from_rollout(rollout).only_turn(pair.turn - rollout.turns_before)
-    name = turn_id(rollout.rollout_id, pair.turn)
-    state = f"{min(pair.chosen, pair.rejected)}@{pair.turn}"
-    return replace(turn, rollout_id=name, episode_id=name, task_id=state, reward=value)
 
 
 def read_fixed_set(config: FixedSetConfig) -> FixedSet:

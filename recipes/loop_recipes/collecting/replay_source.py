@@ -23,7 +23,7 @@ class ReplaySource:
 
     def __init__(self, folder: Path) -> None:
         names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
-        self._logs = [log for log, name in names.items() if not name.dev and not name.branch]
+        self._logs = [log for log, name in names.items() if not name.is_score and not name.branch]
 
     def wait_ready(self) -> list[int]:
         return []

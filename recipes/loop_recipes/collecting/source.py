@@ -98,8 +98,8 @@ class CollectionSource(Protocol):
 
 def collect(source: CollectionSource, request: CollectionRequest) -> Collected | None:
     """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile."""
-    source.start(request)
     try:
+        source.start(request)
         collected = source.read(request)
     except StopRequested:
         return None

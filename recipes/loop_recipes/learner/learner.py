@@ -19,9 +19,16 @@ from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.learner.adapter_versions import AdapterVersions
 from loop_recipes.learner.checkpoint import TrainingState, all_generators, save_and_prune
 from loop_recipes.learner.logprobs import attach_head
-from loop_recipes.learner.model import DTYPES, check_adapter, new_adapter, trained_parameters
-from loop_recipes.learner.optimizer import build_optimizer, optimizer_groups, optimizer_tensors
-from loop_recipes.learner.peft_export import export_adapter, read_adapter
+from loop_recipes.learner.model import (
+    DTYPES,
+    check_adapter,
+    load_adapter,
+    lora_scale,
+    new_adapter,
+    trained_parameters,
+)
+from loop_recipes.learner.optimizer import build_optimizer, optimizer_tensors
+from loop_recipes.learner.peft_export import export_adapter
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.process_group import on_main_rank
 from loop_recipes.learner.run_metrics import RunMetrics
@@ -70,7 +77,7 @@ class Learner:
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
         elif conf.initial_adapter is not None:
-            adapter, _, _ = read_adapter(Path(conf.initial_adapter))
+            adapter = load_adapter(Path(conf.initial_adapter), model)
         else:
             adapter = new_adapter(model, conf.seed)
         check_adapter(model, adapter)
@@ -127,11 +134,12 @@ class Learner:
 
     def export(self, version: int, adapter: Mapping[str, Tensor]) -> Path:
         """Write a version's full tensors in PEFT's format under ``policies/``; returns its folder. For rank 0."""
+        rank, alpha = lora_scale(self.model)
         return export_adapter(
             adapter,
             self._output_dir / "policies" / f"policy-v{version:04d}",
-            rank=self.conf.model["lora_rank"],
-            alpha=self.conf.model["lora_alpha"],
+            rank=rank,
+            alpha=alpha,
             base_model=self.conf.checkpointer["checkpoint_dir"],
             dtype=DTYPES[self.conf.adapter_dtype],
         )
@@ -144,7 +152,7 @@ class Learner:
             best_iteration: whose checkpoint is kept however old it is.
         """
         critic = {} if self._critic is None else full_tensors(dict(self._critic.named_parameters()))
-        own = {"update": self.update.state_dict(), "optimizer_groups": optimizer_groups(self.optimizer)}
+        own = {"update": self.update.state_dict()}
         adapters = {version: self.versions.full(version) for version in self.versions.versions}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)

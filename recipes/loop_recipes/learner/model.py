@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable
 
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.learner.peft_export import read_adapter
 from rollout_server.schema import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,17 +94,41 @@ def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> No
             raise ConfigError(f"checkpoint {where} has {name}, the config's model has not; wrong number of layers?")
 
 
+def lora_scale(model: nn.Module) -> tuple[int, float]:
+    """Rank and alpha of the model's LoRA layers, which are the same in all of them."""
+    layer = next(module for module in model.modules() if isinstance(module, LoRALinear))
+    return layer.rank, float(layer.alpha)
+
+
+def load_adapter(folder: Path, model: nn.Module) -> dict[str, Tensor]:
+    """A stored PEFT adapter that acts in ``model`` as it acts where it is served: full CPU tensors.
+
+    Raises:
+        ConfigError: there is none, or it does not fit the model's LoRA layers; names the first difference.
+    """
+    try:
+        adapter, _, alpha = read_adapter(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    check_adapter(model, adapter)
+    own = lora_scale(model)[1]
+    if alpha != own:
+        raise ConfigError(f"adapter {folder} has lora_alpha {alpha:g}; make model.lora_alpha {alpha:g}, it is {own:g}")
+    return adapter
+
+
 def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor]) -> None:
     """Compare an adapter's tensors with the model's LoRA layers.
 
     Raises:
-        ConfigError: names the first tensor that is missing or of another shape.
+        ConfigError: names the first tensor that is missing, too many or of another shape.
     """
-    for name, parameter in adapter_parameters(model).items():
-        if name not in adapter or adapter[name].shape != parameter.shape:
-            found = list(adapter[name].shape) if name in adapter else "missing"
+    expected = adapter_parameters(model)
+    for name in [*expected, *adapter]:
+        found, wanted = ("missing" if name not in of else list(of[name].shape) for of in (adapter, expected))
+        if found != wanted:
             raise ConfigError(
-                f"adapter: {name} is {found}, the config's model wants {list(parameter.shape)}; "
+                f"adapter: {name} is {found}, in the config's model {wanted}; "
                 "make lora_rank, lora_attn_modules and apply_lora_to_mlp those it was made with"
             )
 

@@ -23,8 +23,8 @@ def build_optimizer(
     critic_lr: float | None,
     checkpoint: TrainingState | None,
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer of the adapter and the critic, and its schedule, which goes by iterations; both as a checkpoint
-    left them."""
+    """The optimizer of the adapter and the critic, and its schedule, which goes by iterations; both go on where a
+    checkpoint left them. Learning rates and other options are the config's, which may have changed since."""
     groups: list[dict[str, Any]] = [{"params": list(adapter_parameters(model).values())}]
     if critic is not None:
         groups.append({"params": list(critic.parameters())})
@@ -35,7 +35,9 @@ def build_optimizer(
     if checkpoint is not None:
         iterations_done = checkpoint.state["iteration"]
         parameters = trained_parameters(model, critic)
-        restore_optimizer(optimizer, parameters, checkpoint.optimizer, checkpoint.state["optimizer_groups"])
+        restore_optimizer(optimizer, parameters, checkpoint.optimizer)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]  # a schedule that begins in the middle asks for it
     scheduler = build(
         conf.lr_scheduler, optimizer, num_training_steps=conf.max_iterations, last_epoch=iterations_done - 1
     )
@@ -59,20 +61,12 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
     return full_tensors(tensors)
 
 
-def optimizer_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Learning rates and other options of each parameter group, as plain data."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-
-
 def restore_optimizer(
     optimizer: Optimizer,
     parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
-    groups: list[dict[str, Any]],
 ) -> None:
-    """The inverse of the two functions above, onto any number of ranks."""
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+    """The inverse of :func:`optimizer_tensors`, onto any number of ranks."""
     for key, tensor in tensors.items():
         name, _, attribute = key.rpartition("/")
         parameter = parameters[name]

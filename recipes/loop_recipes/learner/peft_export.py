@@ -109,5 +109,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
     config = json.loads((folder / ADAPTER_CONFIG).read_text())
     if config.get("peft_type") != "LORA" or config.get("use_rslora") or config.get("use_dora"):
         raise ValueError(f"{folder} is not a plain LoRA adapter (peft_type LORA, without rslora or dora)")
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise ValueError(f"{folder} has layers of several ranks or alphas (rank_pattern, alpha_pattern); make it one")
     tensors = {tune_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
     return tensors, int(config["r"]), float(config["lora_alpha"])

@@ -11,8 +11,7 @@ from loop_recipes.config.files import load_config
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.learner.device_check import training_device
 from loop_recipes.learner.learner import Learner
-from loop_recipes.learner.model import DTYPES, check_adapter, load_base
-from loop_recipes.learner.peft_export import read_adapter
+from loop_recipes.learner.model import DTYPES, load_adapter, load_base
 from loop_recipes.learner.process_group import init_process_group
 from loop_recipes.learner.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
 from rollout_server.run_files import is_adapter
@@ -81,8 +80,7 @@ def critic_over(
         raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
     theirs, ours = (Path(each.checkpointer["checkpoint_dir"]).resolve() for each in (conf, learner.conf))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
-    tensors, _, _ = read_adapter(adapter or newest_adapter(run))
-    check_adapter(learner.model, tensors)
-    reference = None if conf.initial_adapter is None else read_adapter(Path(conf.initial_adapter))[0]
+    tensors = load_adapter(adapter or newest_adapter(run), learner.model)
+    reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
     prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
     return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

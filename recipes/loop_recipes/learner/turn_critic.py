@@ -31,7 +31,7 @@ from loop_recipes.learner.model import check_context
 from loop_recipes.learner.policy_update import PolicyUpdate
 from loop_recipes.learner.preferences import PreferenceLoss
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, require
 
 HIDDEN_HEAD = "What the agent cannot see:\n"
 PerTurn = Literal["mean", "sum"]
@@ -145,6 +145,19 @@ class TurnCritic:
         if reference is not None:
             self._versions.put(0, reference)
         self._reference = None if reference is None else 0
+
+    def check_room(self, tasks: Sequence[str], tokens: int) -> None:
+        """
+        Raises:
+            ConfigError: rollouts of ``tokens`` tokens do not fit the model behind what the tasks hide.
+        """
+        hidden = 0 if self._prefix is None else max(len(self._prefix.of(task)) for task in tasks)
+        longest = int(self._update.model.max_seq_len)  # type: ignore[arg-type]  # a module's attributes are untyped
+        require(
+            tokens + hidden <= longest,
+            f"turn_credit.critic: rollouts have up to {tokens} tokens, what their tasks hide up to {hidden}, and the "
+            f"model's max_seq_len is {longest}; make update.max_tokens_per_rollout at most {longest - hidden}",
+        )
 
     def advantages(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """A of each turn with a sampled token, [t] float64, by rollout id.

@@ -1,9 +1,12 @@
 """Credits of turns from continuations: the arithmetic, and on a node whose episodes go on from stored turns."""
 
+from dataclasses import replace
+
 from loop_recipes.collecting.branch_credit import branch_credits, value_changes, with_contrast
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
-from rollout_server.collection_request import Limits, Sampling
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionEnd, Limits, Sampling
 from support.counter_node import counter_request, local_node
 from support.small_runs import stored_rollout
 from support.waiting import COMMAND_S, DEADLINE_S
@@ -23,7 +26,23 @@ def test_rollouts_of_tasks_without_contrast_are_not_gone_on_from():
         for task, pair in rewards.items()
         for index, reward in enumerate(pair)
     ]
-    assert {rollout.task_id for rollout in with_contrast(rollouts)} == {"task_1"}
+    assert {rollout.task_id for rollout in with_contrast(rollouts, "graded")} == {"task_1"}
+    unended = [replace(rollouts[3], end_reason="turn_limit")]
+    paid = {unfinished: with_contrast(rollouts[:3] + unended, unfinished) for unfinished in ("graded", "zero")}
+    assert {name: {r.task_id for r in kept} for name, kept in paid.items()} == {
+        "graded": {"task_1"},
+        "zero": {"task_1", "task_2"},
+    }
+
+
+class Failing:
+    """A source whose collections all fail."""
+
+    def start(self, request):
+        pass
+
+    def read(self, request):
+        raise CollectionFailed("too many attempts failed", CollectionEnd("failed", 0, 0, 0, {}, 0.0))
 
 
 async def test_credits_are_the_differences_of_the_known_values(policy, tmp_path):
@@ -41,3 +60,4 @@ async def test_credits_are_the_differences_of_the_known_values(policy, tmp_path)
     # Whoever finishes at 0, 3, 6 or 9 is paid 0.5, 0.5, 1 or 0.75; these four turns end at 12, unfinished, with 0.5.
     assert graded == {rollout.rollout_id: [0.0, 0.5, -0.25, -0.25] for rollout in rollouts}
     assert unpaid == {rollouts[0].rollout_id: [0.0, 0.5, -0.25, -0.75]}
+    assert branch_credits(Failing(), rollouts, how, "graded") == {}, "they keep the one advantage of the rollout"

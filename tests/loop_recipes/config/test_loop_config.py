@@ -1,5 +1,6 @@
 """Whatever is wrong with a config is one line that names the key and the cure, before any work begins."""
 
+import json
 import socket
 import sys
 from importlib import import_module
@@ -96,10 +97,23 @@ def test_a_missing_key_is_named(workspace):
         start(cfg)
 
 
-def test_an_adapter_of_another_rank_is_refused(workspace):
-    write_adapter(workspace / "adapter", seed=0, rank=4)
-    with pytest.raises(ConfigError, match=r"is \[4, 64\], the config's model wants \[8, 64\]; make lora_rank"):
-        start(config(workspace, f"initial_adapter={workspace / 'adapter'}"))
+def test_an_adapter_that_would_act_otherwise_than_where_it_is_served_is_refused(workspace):
+    folder = workspace / "adapter"
+    write_adapter(folder, seed=0, rank=4)
+    with pytest.raises(ConfigError, match=r"is \[4, 64\], in the config's model \[8, 64\]; make lora_rank"):
+        start(config(workspace, f"initial_adapter={folder}"))
+    write_adapter(folder, seed=0)
+    with pytest.raises(ConfigError, match=r"mlp.* is \[.*\], in the config's model missing; make .*apply_lora_to_mlp"):
+        start(config(workspace, f"initial_adapter={folder}", "model.apply_lora_to_mlp=False"))
+    file = folder / "adapter_config.json"
+    stored = json.loads(file.read_text())
+    for changed, message in (
+        ({"lora_alpha": 7}, r"has lora_alpha 7; make model\.lora_alpha 7, it is 16"),
+        ({"alpha_pattern": {"q_proj": 8}}, r"has layers of several ranks or alphas"),
+    ):
+        file.write_text(json.dumps(stored | changed))
+        with pytest.raises(ConfigError, match=message):
+            start(config(workspace, f"initial_adapter={folder}"))
 
 
 def test_a_folder_with_a_run_is_not_overwritten(workspace):

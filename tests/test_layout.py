@@ -30,7 +30,7 @@ ELSEWHERE = {
     "loop_recipes/collecting/test_ground_truth.py": ["collecting/scripted"],
     "loop_recipes/launch/test_rank_turns.py": ["collecting/turn_candidates"],
     "loop_recipes/collecting/test_several_nodes.py": ["collecting/node_source"],
-    "loop_recipes/collecting/test_turn_values.py": ["collecting/branching", "collecting/turn_values_cli"],
+    "loop_recipes/collecting/test_turn_values.py": ["collecting/turn_values_cli"],
     "loop_recipes/config/test_loop_config.py": [
         "config/command_line",
         "config/components",

@@ -74,7 +74,6 @@ class HarnessEnvironment:
         self._task_id = ""
         self._finished = asyncio.Event()
         self._stated: float | None = None
-        self._stepping = asyncio.Lock()
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
@@ -112,11 +111,10 @@ class HarnessEnvironment:
         return self._world is not None
 
     async def step(self, action: str) -> StepResult:
-        """Act in the world; one step at a time."""
+        """Act in the world; the caller lets a step end before the next one."""
         if self._world is None:
             raise UnknownTask("this harness has no world of ours to act in")
-        async with self._stepping:
-            result = await self._world.step(action)
+        result = await self._world.step(action)
         if result.done:
             self._finished.set()
         return result

@@ -150,6 +150,7 @@ class Collector:
             state.refused += 1
             if self.outcome is None:
                 self._update_outcome()
+                self._check_floors_can_be_reached(key, f"some were given up, and the last was refused: {message}")
             return
         self.failures[reason] += 1
         state.failures += 1
@@ -159,7 +160,8 @@ class Collector:
             return
         state.given_up += 1
         if self.outcome is None:
-            self._check_floors_can_be_reached(key, reason, message)
+            why = f"{MAX_ATTEMPTS} attempts each failed, the last with {reason}: {message}"
+            self._check_floors_can_be_reached(key, why)
 
     def drop(self, key: EpisodeKey) -> None:
         """The running episode was aborted."""
@@ -223,7 +225,8 @@ class Collector:
         elif self._finished >= self._floor_total and all(state.finished >= self._floor(state) for state in self._items):
             self.outcome = "early_stop"
 
-    def _check_floors_can_be_reached(self, key: EpisodeKey, reason: str, message: str) -> None:
+    def _check_floors_can_be_reached(self, key: EpisodeKey, why: str) -> None:
+        """Fail, with ``why``, if there are too few left; ``key`` is the rollout that has just been lost."""
         state = self._item(key)
         per_task = self.request.rollouts_per_task - state.refused - state.given_up
         total = self._possible - sum(state.given_up for state in self._items)
@@ -233,4 +236,4 @@ class Collector:
             short = f"all tasks together can reach {total} of the {self._floor_total} rollouts needed"
         else:
             return
-        self.stop("failed", f"{short}: {MAX_ATTEMPTS} attempts each failed, the last with {reason}: {message}")
+        self.stop("failed", f"{short}: {why}")

@@ -145,6 +145,8 @@ class CollectionRun:
         episode = self.new_attempt(key, draw, self.request, self.pinned_model, start)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
         self._running[key] = _Running(episode, task)
+        # Not a finally of _run, whose body is never entered where the task is cancelled before its first step.
+        task.add_done_callback(lambda _: self._leave(key))
 
     def cancel(self) -> None:
         """Stop; what runs is dropped, what is finished stays."""
@@ -175,12 +177,14 @@ class CollectionRun:
         except Exception as error:
             logger.exception("%s failed in an unforeseen way", episode.rollout_id)
             await self._fail(episode, "environment_error", repr(error), time.monotonic() - began)
-        finally:
-            del self._running[key]
-            self._settle()
-            self.on_change()
-            if self.idle:
-                self.on_idle()
+
+    def _leave(self, key: EpisodeKey) -> None:
+        """The episode's task is over, however: its slot is free."""
+        del self._running[key]
+        self._settle()
+        self.on_change()
+        if self.idle:
+            self.on_idle()
 
     async def _deliver(self, key: EpisodeKey, rollouts: list[Rollout]) -> None:
         """Put an episode's sequences on disk, together with others that finish meanwhile, and only then count it."""

@@ -107,10 +107,11 @@ class Conversations:
         """
         node = prompt._found
         for message in prompt._new:
+            ids = self._tokens.message(message.role, message.text)
             following = node.children.get(message.key)
-            # While this call was under way, another may have sampled these very words with ids not served here.
-            if following is None or following.sampled is not None:
-                ids = self._tokens.message(message.role, message.text)
+            # While this call was under way, another may have sampled these very words, or brought them with other
+            # blanks: with ids not served here.
+            if following is None or following.sampled is not None or following.token_ids != ids:
                 following = _Node(node, message.role, message.text, ids)
                 node.children.setdefault(message.key, following)
             node = following

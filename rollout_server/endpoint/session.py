@@ -99,6 +99,7 @@ class Session:
         self._wishes: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
         self._world: World | None = None
+        self._stepping = asyncio.Lock()
         self._done = False
         self._unread: str | None = None
 
@@ -122,7 +123,7 @@ class Session:
         self._world = world
 
     async def step(self, action: str) -> StepResult:
-        """Act in the episode's world; what ends the episode there ends the session's calls.
+        """Act in the episode's world, one step at a time; what ends the episode there ends the session's calls.
 
         Raises:
             ApiError: there is no world, the episode is over, or the world is lost.
@@ -133,21 +134,22 @@ class Session:
         return await self._outcome(self._begin(self._step(harness, action)))
 
     async def _step(self, harness: HarnessEnvironment, action: str) -> StepResult:
-        self._check_going_on()
-        try:
-            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
-                result = await harness.step(action)
-        except (TimeoutError, EnvironmentTimeout) as error:
-            self._done, self.refused = True, "deadline"
-            harness.finish(None)
-            raise self._over(str(error) or "the episode's deadline has passed") from error
-        except EnvironmentFault as error:
-            if not self.failure.done():
-                self.failure.set_result(EpisodeFailed(error.reason, str(error)))
-            raise ApiError(503, error.reason, str(error)) from error
-        self._done = self._done or result.done
-        self._unread = result.observation
-        return result
+        async with self._stepping:
+            self._check_going_on()  # the step before may have ended the episode
+            try:
+                async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                    result = await harness.step(action)
+            except (TimeoutError, EnvironmentTimeout) as error:
+                self._done, self.refused = True, "deadline"
+                harness.finish(None)
+                raise self._over(str(error) or "the episode's deadline has passed") from error
+            except EnvironmentFault as error:
+                if not self.failure.done():
+                    self.failure.set_result(EpisodeFailed(error.reason, str(error)))
+                raise ApiError(503, error.reason, str(error)) from error
+            self._done = self._done or result.done
+            self._unread = result.observation
+            return result
 
     def finish(self, reward: float | None) -> None:
         """The agent says that it is done. Raises ApiError for a session of no episode."""

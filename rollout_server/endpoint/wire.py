@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ SAMPLING_WISHES = (
 )
 """What a request may wish for and does not get: sampling is the policy's."""
 MAX_STOPS = 16
+WISH_CHARACTERS = 200
+"""Of a wish's value that are recorded: an agent must not fill the record, which holds them once a sequence."""
 
 
 class ApiError(Exception):
@@ -101,10 +104,12 @@ class ChatRequest(BaseModel):
 
     @property
     def wishes(self) -> dict[str, Any]:
-        """What was asked for and is not done."""
+        """What was asked for and is not done, as it is recorded."""
         extra = self.model_extra or {}
         wishes = {name: extra[name] for name in SAMPLING_WISHES if extra.get(name) is not None}
-        return wishes if self.tool_choice in (None, "auto") else {**wishes, "tool_choice": self.tool_choice}
+        if self.tool_choice not in (None, "auto"):
+            wishes["tool_choice"] = self.tool_choice
+        return {name: _recorded(value) for name, value in wishes.items()}
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,19 @@ class Completion:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def _recorded(value: Any) -> bool | int | float | str:
+    """A plain value as it is; of anything else, of what JSON has no word for (NaN) too, the beginning of its repr."""
+    match value:
+        case bool():
+            return value
+        case int() | float() if abs(value) < 2**63:  # nor is NaN
+            return value
+        case str() if len(value) <= WISH_CHARACTERS and value.isprintable():  # a lone surrogate is not
+            return value
+        case _:
+            return reprlib.repr(value)[:WISH_CHARACTERS]
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -37,7 +37,7 @@ class DeadlinePassed(ServerUnavailable):
 
 
 class RequestRefused(ValueError):
-    """A server found the request itself wrong (unknown policy, too long); another would say the same."""
+    """A server found the request itself wrong (such as too long); another would say the same."""
 
 
 class BadLogprob(RuntimeError):
@@ -46,6 +46,10 @@ class BadLogprob(RuntimeError):
 
 class _ServerFailed(Exception):
     """This attempt failed for a reason that lies with the server."""
+
+
+class _ModelUnknown(_ServerFailed):
+    """The server does not know the model; if another does, it should."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ class Router:
         started = time.monotonic()
         last: Exception | None = None
         avoid: list[str] = []
+        ignorant: list[VllmServer] = []
         self.counters.requests += 1
         try:
             async with asyncio.timeout(deadline - started):
@@ -199,9 +204,14 @@ class Router:
                         await self._group.wait_for_change()
                         continue
                     try:
-                        return await self._ask(server, episode_id, body, started)
+                        generation = await self._ask(server, episode_id, body, started)
+                        for other in ignorant:  # left as it is it would fail at once, be the emptiest, and get the next
+                            self._group.condemn(other, f"{other.name} does not know {model}, {server.name} does")
+                        return generation
                     except _ServerFailed as error:
                         last = error
+                        if isinstance(error, _ModelUnknown) and server not in ignorant:
+                            ignorant.append(server)
                     self.counters.failed_attempts += 1
                     self._group.report_failure(server)
                     avoid.append(server.name)
@@ -230,6 +240,8 @@ class Router:
             raise _ServerFailed(f"{server.name}: {type(error).__name__}: {error}") from error
         if status >= 500 or status == 429:
             raise _ServerFailed(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
+        if status == 404:
+            raise _ModelUnknown(f"{server.name}: HTTP {status}: {raw[:300].decode(errors='replace')}")
         if status != 200:
             raise RequestRefused(f"{server.name}: HTTP {status}: {raw[:500].decode(errors='replace')}")
         return self._parse(server, raw, time.monotonic() - started)

@@ -90,9 +90,14 @@ class ServerGroup:
         server.suspect.set()
 
     def condemn(self, server: VllmServer, reason: str) -> None:
-        """Have ``server`` restarted although it answers."""
-        server.condemned = reason
-        server.suspect.set()
+        """Have ``server`` restarted although it answers, and nothing sent there until then.
+
+        One that is not ready is being replaced already.
+        """
+        if server.state == "ready":
+            server.condemned = reason
+            server.suspect.set()
+            self._set_state(server, "down")
 
     async def wait_for_change(self) -> None:
         """Return when a server has become ready or ceased to be; the caller sets the deadline."""

@@ -38,6 +38,13 @@ DRAIN_S = 10.0
 _TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
+class _ServerBroke(AdapterError):
+    """A server that is up failed; whether over itself or over the adapter, other servers must say."""
+
+
+_SERVER_ERRORS = (*_TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
+
+
 class UnknownPolicy(LookupError):
     """A version that is not served (any more)."""
 
@@ -215,16 +222,25 @@ class PolicyStore:
             await self._remove(unused[0])
 
     async def _place(self, policy: ServedPolicy) -> None:
-        """Load and prove on every ready server, or raise. A server that dies meanwhile catches up when it is back."""
+        """Load and prove on every ready server, or raise.
+
+        A server that fails while another succeeds is replaced, and gets the version as it comes back.
+        """
         servers = self._group.ready
         results = await asyncio.gather(*(self._load(server, policy) for server in servers), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        lost = [failure for failure in failures if isinstance(failure, _TRANSPORT_ERRORS)]
-        for failure in failures:
-            if failure not in lost:
+        failures = {s: result for s, result in zip(servers, results, strict=True) if isinstance(result, BaseException)}
+        for failure in failures.values():
+            if not isinstance(failure, _SERVER_ERRORS):
                 raise failure
-        if len(lost) == len(servers):
-            raise ServerUnavailable(f"no server could load {policy.name}: {lost!r}")
+        if len(failures) < len(servers):
+            for server, failure in failures.items():
+                self._group.condemn(server, f"{server.name} has no {policy.name}: {failure!r}")
+            return
+        for server, failure in failures.items():
+            self._group.report_failure(server)
+            if isinstance(failure, _ServerBroke):
+                raise failure
+        raise ServerUnavailable(f"no server could load {policy.name}: {list(failures.values())!r}")
 
     async def on_server_ready(self, server: VllmServer) -> None:
         """Load and prove the live versions on a server that has just come up; raises if it cannot serve them."""
@@ -245,7 +261,7 @@ class PolicyStore:
             await self._unload(server, policy)
             status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200:
-            raise AdapterError(f"{server.name} cannot load {policy.name}: HTTP {status} {body[:300]}")
+            raise await self._refusal(server, f"cannot load {policy.name}", status, body)
         await self._prove(server, policy)
 
     async def _prove(self, server: VllmServer, policy: ServedPolicy) -> None:
@@ -259,7 +275,7 @@ class PolicyStore:
         }
         status, body = await server.request("POST", "/inference/v1/generate", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200:
-            raise AdapterError(f"{server.name} refused the canary of {policy.name}: HTTP {status} {body[:300]}")
+            raise await self._refusal(server, f"refused the canary of {policy.name}", status, body)
         rows = json.loads(body)["prompt_logprobs"]
         found = [float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))]
         if not all(POISONED_LOGPROB < value <= 1e-6 for value in found):
@@ -269,6 +285,14 @@ class PolicyStore:
         objection = policy.canary.objection([found[position - 1] for position in policy.canary.positions])
         if objection is not None:
             raise AdapterError(f"canary: {server.name} {objection}; not the same weights")
+
+    @staticmethod
+    async def _refusal(server: VllmServer, what: str, status: int, body: str) -> Exception:
+        """vLLM answers 500 to an adapter that it cannot take, and also when its engine is dead."""
+        said = f"{server.name} {what}: HTTP {status} {body[:300]}"
+        if status < 500:
+            return AdapterError(said)
+        return _ServerBroke(said) if await server.probe() is None else ServerUnavailable(said)
 
     async def retire(self, version: int) -> bool:
         """Serve no new episode with ``version`` and remove it when the last of its users is done.

@@ -217,6 +217,21 @@ async def test_cancel_keeps_what_is_finished(running):
     assert running.node.status()["running"] == 0
 
 
+async def test_cancelled_as_it_is_taken_up_again_it_gives_its_slots_and_its_version_back(policy, tmp_path):
+    """The request that takes it up cancels it, before one of its episodes has made a step."""
+    async with local_node(policy, tmp_path / "node") as local:
+        local.vllm.answers = lambda body: False
+        await local.call(local.client.start_collection, counter_request())
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        await local.call(local.client.cancel, "c1")
+        run = await local.node.collection("c1")
+        await wait_until(lambda: run.idle)
+        assert run.episodes_running == 0
+        assert local.node.policies._live[0].references == 0
+        _, end = await local.collect(counter_request("c2"))
+        assert end.reason == "complete"
+
+
 async def test_interrupted_collection_is_taken_up_again(policy, tmp_path):
     """The node stops in mid-collection; another one on the same root finishes it without repeating a rollout."""
     request = counter_request(rollouts_per_task=8)

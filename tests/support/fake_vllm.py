@@ -90,7 +90,9 @@ class FakeVllm:
         body = await request.json()
         name, path = body["lora_name"], Path(body["lora_path"])
         self.log.append(("load", name))
-        if self.mode == "refuse load":
+        if self.mode == "die of load":
+            self.mode = "dead engine"
+        if self.mode in ("refuse load", "dead engine"):
             return web.json_response({"error": {"message": "no memory"}}, status=500)
         if name in self.loaded:
             return web.json_response({"error": {"message": f"'{name}' has already been loaded."}}, status=400)

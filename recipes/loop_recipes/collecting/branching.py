@@ -19,6 +19,10 @@ from rollout_server.ids import branch_id
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import meta_path, read_lines
 
+BRANCHES_OF_A_REQUEST = 16
+BYTES_OF_A_REQUEST = 6 << 20
+"""A node takes requests of 8 MiB. A branch brings its rollout's token ids and texts: some 0.3 MB at 32,000 tokens."""
+
 
 @dataclass(frozen=True)
 class HowToSample:
@@ -57,6 +61,20 @@ def continuation_request(branches: Sequence[Branch], how: HowToSample) -> Collec
         sampling=how.sampling,
         limits=how.limits,
     )
+
+
+def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[CollectionRequest]:
+    """The collections of all continuations, in order, each of as many branches as a node takes at once."""
+    parts: list[list[Branch]] = []
+    taken = 0
+    for branch in branches:
+        size = len(json.dumps(dataclasses.asdict(branch)))
+        if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or taken + size > BYTES_OF_A_REQUEST:
+            parts.append([])
+            taken = 0
+        parts[-1].append(branch)
+        taken += size
+    return [continuation_request(part, how) for part in parts]
 
 
 def read_continuations(source: CollectionSource, request: CollectionRequest) -> Continuations:

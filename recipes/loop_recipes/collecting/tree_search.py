@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop_recipes.collecting.branching import HowToSample, continuation_request
+from loop_recipes.collecting.branching import BRANCHES_OF_A_REQUEST as BRANCHES_OF_A_REQUEST
+from loop_recipes.collecting.branching import HowToSample, branch_requests
 from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
 from loop_recipes.collecting.turn_tree import TURNS_OF_A_STATE, State, TurnTree
@@ -26,9 +27,6 @@ from rollout_server.collection_request import CollectionRequest
 from rollout_server.ids import branch_id
 from rollout_server.rollout import Rollout
 from rollout_server.schema import require
-
-BRANCHES_OF_A_REQUEST = 16
-"""Each brings its rollout's token ids and texts, some 0.3 MB at 32,000 tokens, and a node takes requests of 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,8 @@ class TreeSearch:
         """One rollout from each of ``states``; one that is refused closes its state."""
         branches = [Branch.of(known[state.sampled[0].rollout_id], [state.turn]) for state in states.values()]
         how = dataclasses.replace(self.how, continuations=1, seed=self.how.seed + iteration)
-        parts = [branches[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(branches), BRANCHES_OF_A_REQUEST)]
         waiting = dict(states)
-        for rollout in self._collect(source, *(continuation_request(part, how) for part in parts)):
+        for rollout in self._collect(source, *branch_requests(branches, how)):
             known[rollout.rollout_id] = rollout
             state = waiting.pop(rollout.task_id)
             trees[rollout.task_id].add(state, rollout.rollout_id, turns_of(rollout), rollout.reward)

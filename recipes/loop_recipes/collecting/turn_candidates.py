@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from loop_recipes.collecting.branching import HowToSample, continuation_request, read_continuations
+from loop_recipes.collecting.branching import HowToSample, branch_requests, read_continuations
 from loop_recipes.collecting.source import CollectionSource
-from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
 from loop_recipes.collecting.turn_pairs import TurnPair, turns_of
 from rollout_server.branch import Branch
 from rollout_server.collection_request import CollectionRequest
@@ -38,12 +37,10 @@ def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample
         before = rollout.turns_before
         for turn in range(before, before + len(rollout.turns), every):
             of_number[turn].append(rollout)
-    requests = []
+    requests: list[CollectionRequest] = []
     for turn, members in sorted(of_number.items()):
         one_turn = dataclasses.replace(how, limits=dataclasses.replace(how.limits, max_turns=turn + 1))
-        for at in range(0, len(members), BRANCHES_OF_A_REQUEST):
-            branches = [Branch.of(rollout, [turn]) for rollout in members[at : at + BRANCHES_OF_A_REQUEST]]
-            requests.append(continuation_request(branches, one_turn))
+        requests += branch_requests((Branch.of(rollout, [turn]) for rollout in members), one_turn)
     return requests
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loop_recipes.collecting import tree_search
+from loop_recipes.collecting import branching
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.tree_search import TreeSearch
@@ -61,7 +61,7 @@ def check_pairs(pairs, folder):
 
 async def test_trees_grow_and_their_pairs_are_kept(policy, tmp_path, monkeypatch):
     """With a request for each task by itself."""
-    monkeypatch.setattr(tree_search, "BRANCHES_OF_A_REQUEST", 1)
+    monkeypatch.setattr(branching, "BRANCHES_OF_A_REQUEST", 1)
     async with local_node(policy, tmp_path / "node") as local:
         trees = await local.call(search().run, Stopping(local), tmp_path / "trees")
         sampled = [rollout for log in find_logs(tmp_path / "node") for rollout in read_rollouts(log)]

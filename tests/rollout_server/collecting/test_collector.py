@@ -227,6 +227,30 @@ def test_a_floor_that_only_refusals_keep_from_being_reached_is_lowered():
     assert collector.outcome == "complete"
 
 
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_floor_that_refusals_and_failures_together_put_out_of_reach_ends_it(refused_first):
+    """Of six rollouts two end, two are given up and two are refused: four were asked for, and nothing would come."""
+    collector = Collector(branched(points=1, rollouts=6, floor=4, fraction=0.5))
+    keys = start_all(collector)
+    for key in keys[:2]:
+        collector.finished(key)
+
+    def refuse():
+        for key in keys[2:4]:
+            if collector.outcome is None:
+                collector.failed(key, BRANCH_DIFFERS, "turn 0 is answered otherwise")
+
+    if refused_first:
+        refuse()
+    for key in keys[4:]:
+        while collector.outcome is None and key is not None:
+            collector.failed(key, "server_error", "boom")
+            key = collector.start_next()
+    refuse()
+    assert collector.outcome == "failed"
+    assert "can reach 3 of the 4 rollouts it needs" in collector.error
+
+
 def test_what_was_refused_before_a_restart_is_not_started_again():
     before = Collector(branched(points=2, rollouts=1))
     first, _ = start_all(before)

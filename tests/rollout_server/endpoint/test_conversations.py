@@ -163,3 +163,20 @@ def test_words_that_another_call_samples_meanwhile_do_not_change_what_was_served
     policy.served.append((prompt.token_ids, generation))
     policy.end(written)
     assert len(check(policy)) == 2
+
+
+def test_overlapping_histories_with_other_blanks_are_each_stored_as_served(tokens):
+    """Two calls hold an assistant turn of the harness's own, the same one but for blanks and the order of arguments."""
+    policy = Policy(tokens, random.Random(6))
+    user = [{"role": "user", "content": "Go on."}]
+
+    def written(content, arguments):
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return [*user, {"role": "assistant", "content": content, "tool_calls": [call]}, *user]
+
+    histories = [written("Yes.", '{"n": 1, "m": 2}'), written("Yes. ", '{"n": 1, "m": 2}')]
+    histories.append(written("Yes.", '{"m": 2, "n": 1}'))
+    for prompt in [policy.begin(history) for history in histories]:
+        policy.end(prompt)
+    assert len({tuple(prompt) for prompt, _ in policy.served}) == 3
+    assert len(check(policy)) == 3

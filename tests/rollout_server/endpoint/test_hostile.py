@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 
@@ -144,3 +145,27 @@ async def test_a_hang_up_in_mid_stream_loses_no_answer(running, attacker):
     assert len(segments) == 5
     served = [body["token_ids"] for body in running.vllm.requests if body["request_id"].rpartition("-")[0] == "e"]
     assert all(segment.token_ids[: segment.turns[0].start] in served for segment in segments)
+
+
+async def test_wishes_that_json_cannot_hold_or_that_are_large(running, attacker):
+    """A record that could not be written would be a failure, and void the attempt."""
+    wishes = {
+        "temperature": float("nan"),
+        "top_p": float("-inf"),
+        "top_k": 10**4000,
+        "logit_bias": {str(token): [[["x" * 100] * 9] * 9] * 9 for token in range(50)},
+        "reasoning_effort": "x" * 100_000,
+        "seed": "\ud800",
+        "tool_choice": {"type": "function", "function": {"name": "y" * 100_000}},
+        "min_p": 0.5,
+        "logprobs": True,
+    }
+    body = json.dumps({**json.loads(BODY), "stream": False, **wishes}).encode()
+    reader, writer = await attacker.connect()
+    writer.write(attacker.head(f"Content-Length: {len(body)}") + body)
+    assert await attacker.status(reader) == 200
+    noted = running.node.sessions.find(attacker.key).notes()["not_applied"]
+    assert set(noted) == set(wishes)
+    assert (noted["min_p"], noted["logprobs"], noted["temperature"]) == (0.5, True, "nan")
+    stored = json.dumps(noted, allow_nan=False, ensure_ascii=False).encode()
+    assert len(stored) < 2000

@@ -12,7 +12,7 @@ import pytest
 
 from agent_environments.colbench.human import EndpointHuman, HumanEndpoint
 from agent_environments.colbench.tasks import ColBenchTask
-from agent_environments.protocol import Message
+from agent_environments.protocol import EnvironmentCrashed, Message, StepResult
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint import wire
 from rollout_server.endpoint.session import World
@@ -267,6 +267,39 @@ async def test_steps_end_with_their_session(running, opened):
         await step
     with pytest.raises(ApiError, match="the episode has ended"):
         await opened.session.step("add(3)")
+
+
+class EndingWorld:
+    """Its first step ends the episode, once it may; there is no world for another."""
+
+    has_world = True
+
+    def __init__(self):
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def step(self, action):
+        if self.begun.is_set():
+            raise EnvironmentCrashed("this episode has no world")
+        self.begun.set()
+        await self.may_end.wait()
+        return StepResult("done", done=True)
+
+
+async def test_a_step_that_waits_for_the_one_that_ends_the_episode_is_refused_as_any_after_it(opened):
+    """It would reach a world that is gone, which is a failure, and void the attempt."""
+    world = EndingWorld()
+    opened.session.serve_world(World("reach3_1", [], world))
+    ending = asyncio.create_task(opened.session.step("finish()"))
+    await world.begun.wait()
+    again = asyncio.create_task(opened.session.step("finish()"))
+    await asyncio.sleep(0)  # it has begun
+    world.may_end.set()
+    assert (await ending).done
+    for late in (again, opened.session.step("finish()")):
+        with pytest.raises(ApiError, match="the episode has ended") as refused:
+            await late
+        assert refused.value.status == 410
+    assert not opened.session.failure.done()
 
 
 async def test_a_call_that_is_refused_while_another_is_sampled_leaves_the_number_of_that_one(opened, monkeypatch):

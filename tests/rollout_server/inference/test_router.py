@@ -3,6 +3,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from aiohttp import web
 
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import router as router_module
@@ -179,10 +180,28 @@ async def test_cancelling_closes_the_connection(setup):
     await wait_until(lambda: setup.fakes[0].aborted == 1)
 
 
-async def test_refused_request_is_not_tried_elsewhere(setup):
-    with pytest.raises(RequestRefused, match=r"HTTP 404.*The model unknown does not exist"):
-        await setup.generate(model="unknown")
+async def test_refused_request_is_not_tried_elsewhere(setup, monkeypatch):
+    async def refuse(body):
+        return web.json_response({"error": {"message": "too long"}}, status=400)
+
+    for fake in setup.fakes:
+        monkeypatch.setattr(fake, "sample", refuse)
+    with pytest.raises(RequestRefused, match=r"HTTP 400.*too long"):
+        await setup.generate()
     assert sum(len(fake.seen) for fake in setup.fakes) == 1
+
+
+async def test_a_server_without_the_policy_that_another_has_is_left_and_replaced(setup):
+    del setup.fakes[0].loaded[POLICY]
+    assert (await setup.generate()).server == "vllm-1"
+    await wait_until(lambda: setup.group.servers[0].restarts > 0)
+    assert f"does not know {POLICY}" in setup.group.servers[0].last_error
+
+
+async def test_a_policy_that_no_server_knows_costs_no_server(setup):
+    with pytest.raises(ServerUnavailable, match=r"HTTP 404.*The model unknown does not exist"):
+        await setup.generate(model="unknown")
+    assert [server.state for server in setup.group.servers] == ["ready", "ready"]
 
 
 async def test_bad_logprob_is_an_error_and_three_in_a_row_restart_the_server(setup):

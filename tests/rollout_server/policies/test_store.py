@@ -142,15 +142,40 @@ async def test_canary_that_makes_no_sense_is_refused(house, canary, reason):
     assert house.fakes[0].log == []
 
 
-@pytest.mark.parametrize("mode", ["refuse load", "poisoned", "error"])
-async def test_one_server_that_cannot_serve_it_rolls_it_back_everywhere(house, mode):
+@pytest.mark.parametrize(("mode", "servers"), [("poisoned", [1]), ("refuse load", [0, 1]), ("error", [0, 1])])
+async def test_what_speaks_against_the_adapter_rolls_it_back_everywhere(house, mode, servers):
     kept = await house.store.publish(1, house.adapter(1))
-    house.fakes[1].mode = mode
-    with pytest.raises(AdapterError, match="vllm-1"):
+    for server in servers:
+        house.fakes[server].mode = mode
+    with pytest.raises(AdapterError, match=r"vllm-\d"):
         await house.store.publish(2, house.adapter(2))
     assert house.store.versions() == [1]
     assert all(list(fake.loaded) == [kept.name] for fake in house.fakes)
     assert house.folders() == [kept.name]
+
+
+@pytest.mark.parametrize("mode", ["refuse load", "die of load", "error", "hang up"])
+async def test_a_server_that_fails_alone_is_replaced_and_gets_the_version_as_it_comes_back(house, mode):
+    house.fakes[1].mode = mode
+    info = await house.store.publish(1, house.adapter(1))
+    assert house.store.versions() == [1]
+    assert house.group.ready == [house.group.servers[0]], "nothing is sent to a server without the version"
+    house.fakes[1].loaded.clear()
+    house.fakes[1].mode = "well"
+    await wait_until(lambda: len(house.group.ready) == 2)
+    assert house.group.servers[1].restarts > 0
+    assert set(house.fakes[1].loaded) == {info.name}
+
+
+async def test_engines_that_die_of_a_load_do_not_speak_against_the_adapter(house):
+    for fake in house.fakes:
+        fake.mode = "die of load"
+    with pytest.raises(ServerUnavailable, match="no server could load policy-v0001"):
+        await house.store.publish(1, house.adapter(1))
+    for fake in house.fakes:
+        fake.mode = "well"
+    await house.store.publish(1, house.adapter(1))
+    assert house.store.versions() == [1]
 
 
 async def test_retired_version_stays_until_its_last_user_is_done(house):

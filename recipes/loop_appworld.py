@@ -22,12 +22,11 @@ from omegaconf import DictConfig
 from torchtune import utils
 
 from loop_recipes.collecting.branch_credit import branch_credits, with_contrast
-from loop_recipes.collecting.branching import HowToSample
+from loop_recipes.collecting.branching import BRANCHES_OF_A_REQUEST, HowToSample
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
 from loop_recipes.collecting.source import SOURCE_ERRORS, StopRequested, check_versions
-from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config

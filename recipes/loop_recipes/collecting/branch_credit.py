@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from loop_recipes.collecting.branching import HowToSample, continuation_request, read_continuations
+from loop_recipes.collecting.branching import HowToSample, branch_requests, read_continuations
 from loop_recipes.collecting.source import CollectionSource
-from loop_recipes.collecting.tree_search import BRANCHES_OF_A_REQUEST
 from loop_recipes.learner.batching import Sample
 from rollout_server.branch import Branch
 from rollout_server.client import CollectionFailed
@@ -93,12 +92,10 @@ def _fit(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 
 def _requests(rollouts: Sequence[Rollout], how: Mapping[int, HowToSample]) -> list[CollectionRequest]:
-    requests = []
+    requests: list[CollectionRequest] = []
     for version in sorted({rollout.policy_versions[-1] for rollout in rollouts}):
-        of_version = [rollout for rollout in rollouts if rollout.policy_versions[-1] == version]
-        for at in range(0, len(of_version), BRANCHES_OF_A_REQUEST):
-            branches = [Branch.of(r, _numbers(r)) for r in of_version[at : at + BRANCHES_OF_A_REQUEST]]
-            requests.append(continuation_request(branches, how[version]))
+        of_version = (rollout for rollout in rollouts if rollout.policy_versions[-1] == version)
+        requests += branch_requests((Branch.of(rollout, _numbers(rollout)) for rollout in of_version), how[version])
     return requests
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop_recipes.collecting.branching import BRANCHES_OF_A_REQUEST as BRANCHES_OF_A_REQUEST
 from loop_recipes.collecting.branching import HowToSample, branch_requests
 from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
 from agent_environments.protocol import create_pool
 

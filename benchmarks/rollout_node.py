@@ -31,7 +31,8 @@ from typing import Any
 
 import aiohttp
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
 from agent_environments.counter import CounterPool
 from rollout_server.chat_tokens import ChatTokens

@@ -31,6 +31,8 @@ from pathlib import Path
 
 import torch
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))  # the recipes are modules there
+
 from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split

@@ -45,7 +45,7 @@ class Jobs:
         job = self.cluster.submit(
             CHECKOUT / "slurm" / script,
             *words,
-            options=("--gpus-per-node=0", "--time=30", *options),
+            options=("--gpus-per-node=0", "--time=60", *options),
             cwd=self.folder,
             env={
                 "LOOP_HOME": str(CHECKOUT),

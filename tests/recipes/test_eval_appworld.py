@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from eval_appworld import EvalAppWorldRecipe
+from loop_recipes.config.files import extended, load_config
 from loop_recipes.evaluation.collect import EvaluationTimeout
 from loop_recipes.evaluation.config import adapter_digest, find_policies, read_eval_config
 from rollout_server.schema import ConfigError
@@ -232,6 +233,15 @@ def test_patterns_and_runs_name_adapters(policy, tmp_path):
     newest = find_policies(read_eval_config(config(policy, tmp_path)))[1]
     assert newest.adapter.name == "policy-v0001"
     assert newest.digest == found[1].digest
+
+
+@pytest.mark.parametrize("name", ["tiny_cpu", "qwen2_5_32b"])
+def test_a_run_that_has_only_policies_can_be_evaluated(policy, name):
+    """The command that follows a training job names nothing but the run."""
+    cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), {"run": str(policy / "run")})
+    before, after = find_policies(read_eval_config(extended(cfg, "eval_appworld")))
+    assert before.adapter is None
+    assert after.adapter == policy / "run/policies/policy-v0001"
 
 
 async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):

@@ -1,7 +1,8 @@
 """Writes AppWorld's ground-truth solutions as rollouts to learn from: the set of SFT-GT (LOOP, appendix C.1).
 
-    loop-ground-truth worlds/appworld --model models/Qwen2.5-32B-Instruct --out runs/ground_truth
-    loop-ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny --out runs/ground_truth
+    loop-ground-truth worlds/appworld --model models/Qwen2.5-32B-Instruct --out runs/qwen2_5_32b_ground_truth
+    loop-ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny \
+        --out runs/tiny_cpu_ground_truth
 
 Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which sft_appworld and rollout-viewer read.
 Nothing is executed: every turn is answered with "Execution successful.", as in the paper.

@@ -214,7 +214,7 @@ def _run_state(report: Report, config: LoopConfig) -> None:
 
 def _disk(report: Report, cfg: DictConfig, adapter_parameters: int) -> None:
     """Every version's adapter is kept; checkpoints (adapter, two moments) are few."""
-    each = adapter_parameters * (2 if cfg.get("adapter_dtype", "fp32") == "bf16" else 4)
+    each = adapter_parameters * (2 if cfg.get("adapter_dtype", "fp32") in ("bf16", "fp16") else 4)
     checkpoints = (cfg.get("keep_last_checkpoints", 2) + 1) * adapter_parameters * 12
     need = each * cfg.max_iterations + checkpoints
     folder = Path(cfg.output_dir).resolve()

@@ -1,7 +1,7 @@
 """``loop-search-trees``: searches a tree of turns for every task, and keeps pairs of turns (DPO-MCTS, LOOP's table 1).
 
-    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/trees
-    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/trees --iterations 10 --threshold 0.2
+    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_trees
+    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_trees --iterations 10 --threshold 0.2
 
 Node, tasks, limits, sampling and policy (the base model, or initial_adapter) are those of a training config. The pairs
 and their rollouts are in OUTPUT_DIR/turn_pairs, for sft_appworld/dpo_mcts. The same command goes on where it was

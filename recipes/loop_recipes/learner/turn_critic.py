@@ -1,4 +1,4 @@
-"""SWEET-RL's turn critic (Zhou et al. 2025, arXiv 2503.15478): which turns of an episode helped, and which harmed.
+"""SWEET-RL's critic of turns (arXiv 2503.15478): which turns of an episode helped, and which harmed.
 
 The advantage of turn t, whose tokens a_1 .. a_L follow the tokens o of the episode, is their mean log-ratio (eq. 3)
 

@@ -10,6 +10,7 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.files import CONFIGS, extended, read_config
 from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.learner.critic import Critic
 from loop_recipes.learner.model import meta_model
 from rollout_server.schema import ConfigError
@@ -146,6 +147,18 @@ def test_models_build_and_are_loop_token(name):
     model = meta_model(config.model, torch.float32 if name == "tiny_cpu" else torch.bfloat16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == pytest.approx(PARAMETERS[name], rel=0.03)
+
+
+@pytest.mark.parametrize("base", ["tiny_cpu", "qwen2_5_32b"])
+@pytest.mark.parametrize("name", ["dpo", "dpo_mcts", "sft_gt", "sweet_rl", "turn_critic"])
+def test_every_algorithm_on_a_fixed_set_builds_over_every_model(name, base):
+    cfg = OmegaConf.load(CONFIGS / f"sft_appworld/{name}.yaml")
+    config = read_config(extended(OmegaConf.merge(cfg, {"extends": base}), "sft_appworld"), SftConfig)
+    assert Path(config.output_dir).name == f"{base}_{name}"
+    build(config.advantage)
+    build(config.loss)
+    made_for_it = name in ("dpo_mcts", "sft_gt", "sweet_rl")  # the others are given the logs of some run
+    assert not made_for_it or all(f"/{base}_" in log for log in config.rollouts.logs), "ids belong to one model"
 
 
 def test_a_kl_term_is_on_every_rollout():

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 
@@ -121,6 +122,15 @@ def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpu
     assert "needs both gpu_memory_utilization" in problems[0]
     _, _, problems = check_config(config, CONFIGS[config], *words[:-1], 0.8 * gpu_gib)
     assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
+
+
+def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
+    def disk(dtype):
+        _, shown, _ = check_32b(f"adapter_dtype={dtype}", "max_iterations=1000")
+        return float(re.search(r"^disk +about ([\d.]+) GiB", shown, flags=re.M)[1])
+
+    assert disk("bf16") == disk("fp16")
+    assert disk("fp32") - disk("bf16") == pytest.approx(250, abs=0.2)  # 2 bytes of 134,217,728 parameters
 
 
 @pytest.mark.parametrize("words", [("--gpus", "0"), ("--nodes", "0")])

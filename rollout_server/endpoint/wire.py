@@ -179,9 +179,9 @@ def _recorded(value: Any) -> bool | int | float | str:
     match value:
         case bool():
             return value
-        case int() | float() if abs(value) < 2**63:  # nor is NaN
+        case int() | float() if abs(value) < 2**63:  # which NaN is not
             return value
-        case str() if len(value) <= WISH_CHARACTERS and value.isprintable():  # a lone surrogate is not
+        case str() if len(value) <= WISH_CHARACTERS and value.isprintable():  # which a lone surrogate is not
             return value
         case _:
             return reprlib.repr(value)[:WISH_CHARACTERS]

@@ -1,6 +1,7 @@
 """``loop-rank-turns``: candidates for the turns of stored rollouts, ranked by a critic of turns (SWEET-RL's actor).
 
-    loop-rank-turns --config loop_appworld/tiny_cpu output_dir=runs/ranked --logs runs/demo --critic runs/turn_critic
+    loop-rank-turns --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_ranked --logs runs/demo \\
+        --critic runs/tiny_cpu_turn_critic
     tune run sft_appworld --config sft_appworld/sweet_rl
 
 Node, limits, sampling and policy (the base model, or initial_adapter) are those of a training config; the critic is the

@@ -1,4 +1,5 @@
-"""``rollout-server --config node.yaml [key=value ...]`` runs a node; ``rollout-server status URL`` shows one."""
+"""``rollout-server --config node.yaml [key=value ...]`` runs a node; ``rollout-server status URL`` shows one,
+``rollout-server cancel URL ID`` ends a collection of it."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if arguments[:1] == ["status"]:
             _status(arguments[1:])
+        elif arguments[:1] == ["cancel"]:
+            _cancel(arguments[1:])
         else:
             _serve(arguments)
     except (ConfigError, ValueError, RuntimeError, OSError) as error:
@@ -48,12 +51,26 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _status(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("rollout-server status", description="Show the state of a running rollout node.")
+    options = _of_a_node("status", "Show the state of a running rollout node.").parse_args(arguments)
+    print_status(options.url, _client(options).status())
+
+
+def _cancel(arguments: list[str]) -> None:
+    parser = _of_a_node("cancel", "End a collection of a running rollout node; what is finished stays on its disk.")
+    parser.add_argument("id", help="of the collection, as rollout-server status shows it")
+    options = parser.parse_args(arguments)
+    print(f"{options.id}: {_client(options).cancel(options.id)}")
+
+
+def _of_a_node(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(f"rollout-server {command}", description=description)
     parser.add_argument("url", help="http://host:port of the node")
     parser.add_argument("--token-env", default=DEFAULT_TOKEN_ENV, help="variable that holds the bearer token")
-    options = parser.parse_args(arguments)
-    client = RolloutClient(options.url, _token(options.token_env), timeout_s=10.0, reconnect_s=0.0)
-    print_status(options.url, client.status())
+    return parser
+
+
+def _client(options: argparse.Namespace) -> RolloutClient:
+    return RolloutClient(options.url, _token(options.token_env), timeout_s=10.0, reconnect_s=0.0)
 
 
 def _serve(arguments: list[str]) -> None:

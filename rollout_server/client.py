@@ -143,9 +143,9 @@ class RolloutClient:
         """Start it, or find it again; returns its state."""
         return self._call("POST", "/v1/collections", json=request.to_dict())["state"]
 
-    def cancel(self, collection_id: str) -> None:
-        """Abort what runs; what is finished stays on the node's disk."""
-        self._call("DELETE", f"/v1/collections/{quote(collection_id)}")
+    def cancel(self, collection_id: str) -> str:
+        """Abort what runs; what is finished stays on the node's disk. Returns how the collection ends, or has ended."""
+        return self._call("DELETE", f"/v1/collections/{quote(collection_id)}")["state"]
 
     def rollouts(self, collection_id: str, after: int = 0) -> RolloutStream:
         """The collection's rollouts from cursor ``after`` on, as they finish; see :class:`RolloutStream`."""

@@ -30,8 +30,8 @@ def status_tables(url: str, status: dict[str, Any]) -> Group:
     """All of a node's state: what it serves, its servers, its last collections."""
     head = Text(f"{url}: {status['status']}")
     if status["status"] == "ok":
-        versions = ", ".join(map(str, status["policy_versions"])) or "none"
-        head.append(f"\nmodel {status['model']}, dataset {status['dataset']}, policy versions {versions}")
+        versions = ", ".join(f"{version} ({count} using it)" for version, count in status["policy_users"].items())
+        head.append(f"\nmodel {status['model']}, dataset {status['dataset']}, policy versions {versions or 'none'}")
     servers = Table("server", "state", "running", "waiting", "KV use", "restarts", "last error", title="Servers")
     for item in status["servers"]:
         servers.add_row(

@@ -145,6 +145,7 @@ class Node:
             "waiting": sum(item.waiting for item in progress),
             "open_collections": len(open_runs),
             "policy_versions": self.policies.versions(),
+            "policy_users": self.policies.users(),
             "environment": asdict(self.pool.status()),
             "servers": self.servers.status(),
             "collections": [
@@ -244,7 +245,7 @@ class Node:
     def _check(self, request: CollectionRequest) -> str | None:
         """Refuse what cannot be collected; in mode "pinned", acquire the version and return its model name."""
         if sum(run.end is None for run in self._runs.values()) >= MAX_OPEN_COLLECTIONS:
-            raise RequestError(429, f"{MAX_OPEN_COLLECTIONS} collections are open; cancel some")
+            raise RequestError(429, f"{MAX_OPEN_COLLECTIONS} collections are open; end some (rollout-server cancel)")
         longest = self.config.model.max_context
         if request.limits.max_context > longest:
             raise RequestError(400, f"limits.max_context {request.limits.max_context} is above the servers' {longest}")

@@ -88,6 +88,11 @@ def limit_memory(memory_mb: int) -> None:
     _lower({resource.RLIMIT_AS: inherited + memory_mb * 2**20})
 
 
+def limit_files(size: int) -> None:
+    """Bound what this process may write to one file, in bytes; Python has the write fail with EFBIG."""
+    _lower({resource.RLIMIT_FSIZE: size})
+
+
 def _limit_resources(memory_mb: int) -> None:
     limit_memory(memory_mb)
     limits = {

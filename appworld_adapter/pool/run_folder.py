@@ -23,6 +23,8 @@ from pathlib import Path
 
 KEEP_MARK = "keep"
 MAX_SOCKET_PATH = 100
+SHARED = ("api_docs", "base_dbs")
+"""What all tasks need of the dataset."""
 
 
 class RunFolder:
@@ -44,7 +46,7 @@ class RunFolder:
         """Make a folder under ``base`` (None: tmpfs, else the temporary folder) with both views of ``dataset_root``.
 
         Raises:
-            OSError: the base cannot be written, or its path is too long for a Unix socket.
+            OSError: the base cannot be written or is too small, or its path is too long for a Unix socket.
         """
         parent = Path(base or _fastest_base()) / f"torchtune-loop-{os.getuid()}"
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,6 +54,8 @@ class RunFolder:
             raise OSError(f"{parent} belongs to another user; set the environment's experiments_root to another folder")
         parent.chmod(0o700)
         remove_abandoned(parent)
+        data = dataset_root.resolve() / "data"
+        _require_room(parent, sum(_size(data / shared) for shared in SHARED))
         path = Path(tempfile.mkdtemp(prefix="run-", dir=parent)).resolve()
         if len(str(path / "world.sock")) > MAX_SOCKET_PATH:
             path.rmdir()
@@ -60,10 +64,9 @@ class RunFolder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if keep:
             (path / KEEP_MARK).touch()
-        data = dataset_root.resolve() / "data"
         folder = cls(path, data, lock, keep)
         (folder.agent / "data" / "tasks").mkdir(parents=True)
-        for shared in ("api_docs", "base_dbs"):
+        for shared in SHARED:
             shutil.copytree(data / shared, folder.agent / "data" / shared)
         (folder.agent / "experiments" / "outputs").mkdir(parents=True)
         folder.grader.mkdir()
@@ -132,6 +135,17 @@ def remove_abandoned(parent: Path) -> None:
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _require_room(parent: Path, needed: int) -> None:
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        room = f"has {free / 2**20:.0f} MiB free, and the dataset's databases take {needed / 2**20:.0f} MiB"
+        raise OSError(f"{parent} {room}; set the environment's experiments_root to a folder with more room")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _fastest_base() -> str:

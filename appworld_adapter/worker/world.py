@@ -32,6 +32,9 @@ from fastapi_login.secrets import to_secret
 from interpreter_server import InterpreterServer
 
 MESSAGE_LIMIT = 500
+FILE_LIMIT = 16 << 20
+"""Bytes of one app's saved changes; an honest episode's are kilobytes. States lie on a tmpfs that all episodes share;
+one whose state cannot be saved is at its end."""
 
 WARM_UP_CODE = (
     "print(apis.api_docs.show_app_descriptions())",
@@ -104,7 +107,9 @@ class WorldServer:
         episode = Episode(owner, interpreter, world, self._settings["output_limit"], self._settings["keep_logs"])
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])
-        sandbox.limit_memory(self._settings["sandbox"]["memory_mb"])  # agent code can fill databases through APIs
+        # Agent code can fill databases through APIs.
+        sandbox.limit_memory(self._settings["sandbox"]["memory_mb"])
+        sandbox.limit_files(FILE_LIMIT)
         episode.run()
 
 
@@ -293,7 +298,11 @@ class ApiWorld:
         link = self._world.output_db_home_path_on_disk
         self._saved += 1
         fresh = f"{link}-{os.getpid()}-{self._saved}"  # a world that takes the place of a dead one has a new pid
-        _save_state(self._world, fresh)
+        try:
+            _save_state(self._world, fresh)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         if os.path.islink(link):
             previous = os.path.join(os.path.dirname(link), os.readlink(link))
         else:

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
 DRAIN_S = 10.0
+_END_ITS_USE = "end its collections (rollout-server cancel)"
 _TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -121,6 +122,10 @@ class PolicyStore:
         """The versions that new episodes may use, ascending."""
         return sorted(version for version, policy in self._live.items() if not policy.retiring)
 
+    def users(self) -> dict[int, int]:
+        """How many use each version that the servers hold, those being retired too: collections, keys, single turns."""
+        return {version: policy.references for version, policy in sorted(self._live.items())}
+
     def latest(self) -> int:
         """The version published last; raises UnknownPolicy when there is none.
 
@@ -177,7 +182,7 @@ class PolicyStore:
                 policy = self._live.get(version)
                 if policy is not None and policy.name != policy_name(version, incoming.digest):
                     if policy.references:
-                        raise AdapterError(f"policy version {version} is in use with other content; end its use")
+                        raise AdapterError(f"policy version {version} is in use with other content; {_END_ITS_USE}")
                     await self._remove(policy)
                     policy = None
                 if policy is None:
@@ -217,7 +222,7 @@ class PolicyStore:
             unused = [policy for policy in list(self._live.values())[:-1] if policy.references == 0]
             if not unused:
                 held = ", ".join(map(str, sorted(self._live)))
-                cure = "end their collections or raise servers.max_loras"
+                cure = f"{_END_ITS_USE} or raise servers.max_loras"
                 raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
             await self._remove(unused[0])
 

@@ -128,19 +128,42 @@ async def test_nobody_looks_and_undoes():
     await pool.close()
 
 
-@module_loop
-async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
-    card, _ = volume_task()
-    filled = (
-        "for i in range(8):\n"
+def filling(times: int) -> str:
+    """A program that writes so many times 5 MB into one app's database."""
+    return (
+        f"for i in range({times}):\n"
         "    apis.simple_note.signup(\n"
         "        first_name='x' * 5 * 10**6, last_name='y', email=f'a{i}@example.com', password='password'\n"
         "    )"
     )
-    monkeypatch.setattr(base, "GRADER_MEMORY_MB", 64)
+
+
+@module_loop
+async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_no_room(pool):
+    card, volume = volume_task()
+    environment = await pool.acquire("test")
+    try:
+        await environment.start(card.task_id)
+        result = await environment.step(fenced(filling(8)))
+        grade = await environment.grade()
+        states = pool.run_folder.experiment(environment._experiment)
+        assert sum(path.stat().st_size for path in states.rglob("*") if path.is_file()) < 1 << 20
+    finally:
+        await environment.close()
+    assert result.done
+    assert (grade.reward, grade.success) == (0.0, False)
+    assert "File too large" in grade.ungradable
+    _, beside = await play(pool, card.task_id, [honest_code(card, volume)])
+    assert beside.reward == 1.0
+
+
+@module_loop
+async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
+    card, _ = volume_task()
+    monkeypatch.setattr(base, "GRADER_MEMORY_MB", 24)
     await pool._servers["grader"].stop()  # the next one has the new limit
     try:
-        results, grade = await play(pool, card.task_id, [filled])
+        results, grade = await play(pool, card.task_id, [filling(3)])
     finally:
         await pool._servers["grader"].stop()
     assert not results[0].done

@@ -1,9 +1,13 @@
-"""What `rollout-server` does to its own process before it serves."""
+"""What `rollout-server` does to its own process before it serves, and its commands on a node that runs."""
 
 import subprocess
 import sys
 
 import pytest
+
+from rollout_server.cli import DEFAULT_TOKEN_ENV, main
+from support.counter_node import TOKEN, counter_request
+from support.waiting import wait_until
 
 LIMITED = """
 import logging, resource, sys
@@ -28,3 +32,23 @@ def test_the_limit_of_open_files_is_raised_to_what_the_episodes_need(soft, hard,
     *warnings, limits = subprocess.run(program, check=True, capture_output=True, text=True).stdout.splitlines()
     assert limits == f"{raised} {hard}"
     assert [line.startswith(said) for line in warnings] == [True] * bool(said)
+
+
+async def test_status_says_who_uses_a_version_and_cancel_ends_its_use(running, policy, monkeypatch, capsys):
+    monkeypatch.setenv(DEFAULT_TOKEN_ENV, TOKEN)
+    monkeypatch.setenv("COLUMNS", "200")
+    running.vllm.answers = lambda body: False
+    await running.call(running.client.publish_policy, 1, policy / "adapter1")
+    await running.call(running.client.start_collection, counter_request())
+
+    async def said(*arguments):
+        await running.call(main, [arguments[0], running.url, *arguments[1:]])
+        return capsys.readouterr().out
+
+    assert "policy versions 0 (1 using it), 1 (0 using it)" in await said("status")
+    assert await said("cancel", "c1") == "c1: cancelled\n"
+    run = await running.node.collection("c1")
+    await wait_until(lambda: run.idle)
+    assert "policy versions 0 (0 using it), 1 (0 using it)" in await said("status")
+    with pytest.raises(SystemExit, match="no collection 'c2'"):
+        await said("cancel", "c2")

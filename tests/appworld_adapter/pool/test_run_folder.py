@@ -1,9 +1,11 @@
 """Where the state of an episode is kept, and found again by the evaluation."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from appworld_adapter.pool import run_folder
 from appworld_adapter.pool.run_folder import RunFolder, experiment_name, kept_state
 
 EPISODE = f"eval-{'long' * 20}-0123456789/692c77d_1/0.0"
@@ -41,3 +43,14 @@ def test_two_attempts_at_one_episode_have_two_names_of_one_path_segment():
     names = {experiment_name(EPISODE) for _ in range(10)}
     assert len(names) == 10
     assert not any("/" in name for name in names)
+
+
+def test_a_base_without_room_for_the_dataset_is_named_with_the_cure(dataset, tmp_path_factory, monkeypatch):
+    worlds = tmp_path_factory.mktemp("w")
+    (dataset / "data" / "base_dbs" / "gmail.db").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=2 << 20))
+    with pytest.raises(OSError, match=r"has 2 MiB free.*databases take 3 MiB; set .*experiments_root to a folder"):
+        RunFolder.create(str(worlds), dataset, keep=False)
+    assert not list(worlds.glob("*/run-*"))
+    monkeypatch.undo()
+    RunFolder.create(str(worlds), dataset, keep=False).remove()

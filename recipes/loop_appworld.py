@@ -21,8 +21,8 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_recipes.collecting.branch_credit import branch_credits, with_contrast
-from loop_recipes.collecting.branching import BRANCHES_OF_A_REQUEST, HowToSample
+from loop_recipes.collecting.branch_credit import credits_in_parts, with_contrast
+from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
@@ -241,18 +241,7 @@ class LoopAppWorldRecipe:
         versions = {version for rollout in rollouts for version in rollout.policy_versions}
         how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
         unfinished = conf.update.unfinished_return
-        wanted = with_contrast(rollouts, unfinished)
-        parts = [wanted[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(wanted), BRANCHES_OF_A_REQUEST)]
-        credits: dict[str, list[float]] = {}
-        # Part by part: the other ranks wait for each answer, and no longer than for a collection.
-        for part, ahead in zip(parts, [*parts[1:], []], strict=True):
-            found = self._source.ask(
-                partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead)
-            )
-            if found is None:
-                return None
-            credits |= found
-        return credits
+        return credits_in_parts(self._source.ask, with_contrast(rollouts, unfinished), how, unfinished)
 
     def update(
         self, rollouts: list[Rollout], iteration: int, credits: dict[str, list[float]] | None = None

@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
-from loop_recipes.collecting.branching import HowToSample, branch_requests, read_continuations
+from loop_recipes.collecting.branching import BRANCHES_OF_A_REQUEST, HowToSample, branch_requests, read_continuations
 from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.learner.batching import Sample
 from rollout_server.branch import Branch
@@ -44,6 +45,28 @@ def with_contrast(rollouts: Sequence[Rollout], unfinished: Return) -> list[Rollo
     for rollout in rollouts:
         returns[rollout.task_id].add(_return(rollout, unfinished))
     return [rollout for rollout in rollouts if len(returns[rollout.task_id]) > 1]
+
+
+def credits_in_parts(
+    ask: Callable[[Callable[[CollectionSource], Any]], Any],
+    rollouts: Sequence[Rollout],
+    how: Mapping[int, HowToSample],
+    unfinished: Return,
+) -> dict[str, list[float]] | None:
+    """:func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
+
+    Args:
+        ask: :meth:`~loop_recipes.collecting.shared_source.SharedSource.ask`. It is asked for some rollouts at a time,
+            since the other ranks wait for each answer, and no longer than for a collection.
+    """
+    parts = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
+    credits: dict[str, list[float]] = {}
+    for part, ahead in zip(parts, [*parts[1:], []], strict=True):
+        found = ask(partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead))
+        if found is None:
+            return None
+        credits |= found
+    return credits
 
 
 def branch_credits(

@@ -181,11 +181,10 @@ class LoopAppWorldRecipe:
         self._policy_version = state["policy_version"]
         self._idle_iterations = state["idle_iterations"]
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
-        unscored = state.get("unscored")
-        self._unscored = None if unscored is None else CollectionRequest.from_dict(unscored)
+        self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
         self._plan.load_state_dict(state["sampler"])
         self._best = state["best"]
-        self._canary = state.get("canary")  # older checkpoints have none
+        self._canary = state["canary"]
         restore_generators(checkpoint.rng, self._rank)
 
     def _open_metrics(self) -> None:

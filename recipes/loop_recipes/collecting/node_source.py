@@ -58,7 +58,7 @@ class NodeSource:
             NoRollouts: the node's base model has another vocabulary.
         """
         report = self._client.health()
-        served = report.get("vocabulary", size)  # older nodes do not say
+        served = report["vocabulary"]
         if served != size:
             raise NoRollouts(
                 f"the rollout node at {self._client.url} serves a model with a vocabulary of {served} "

@@ -113,7 +113,7 @@ class Learner:
             critic=self._critic,
             token_statistics=token_statistics,
         )
-        if checkpoint is not None and "update" in checkpoint.state:  # older ones begin with the usual loss scale
+        if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])
 
     def open_metrics(self, after_iteration: int) -> RunMetrics:

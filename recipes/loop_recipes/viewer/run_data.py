@@ -313,7 +313,7 @@ def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> dict[str
     }
     result = {}
     for record in (line.record for file, _ in files for line in read_lines(file)):
-        learner = record.get("old_logprobs") or record["learner_logprobs"]  # the second is its name in older runs
+        learner = record["old_logprobs"]
         sampler = logprobs.get(record["rollout_id"], [])
         gap = max((abs(a - b) for a, b in zip(learner, sampler, strict=False)), default=None)
         result[record["rollout_id"]] = {

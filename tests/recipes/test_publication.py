@@ -1,4 +1,6 @@
-"""A version that the node refuses is not lost: the checkpoint comes first, and a resumed run publishes it again."""
+"""What a run leaves behind when it ends before its time: a version that was refused, a file that asked it to stop."""
+
+import sys
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ from omegaconf import OmegaConf
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.replay_source import ReplaySource
+from loop_recipes.collecting.source import StopRequested
 from loop_recipes.learner.checkpoint import load_latest
 from loop_recipes.learner.peft_export import read_adapter
 from rollout_server.client import RolloutNodeError
@@ -57,3 +60,21 @@ def test_a_resumed_run_publishes_what_was_saved(tmp_path, monkeypatch):
     assert adapter.keys() == saved.adapters[1].keys()
     for name, tensor in saved.adapters[1].items():
         assert torch.equal(adapter[name].to(tensor.dtype), tensor), name
+
+
+def test_a_stop_file_that_is_there_at_the_start_stops_one_start_only(tmp_path, monkeypatch, capsys):
+    class Starting(Node):
+        def wait_ready(self):
+            raise StopRequested
+
+    file = replay_config(tmp_path, iterations=1)
+    monkeypatch.setattr(loop_appworld, "open_source", lambda *_: Starting(tmp_path / "logs"))
+    monkeypatch.setattr(sys, "argv", ["loop_appworld", "--config", str(file)])
+    stop = tmp_path / "run/stop"
+    stop.parent.mkdir()
+    stop.touch()
+    with pytest.raises(SystemExit) as ended:
+        loop_appworld.recipe_main()
+    assert ended.value.code == 0
+    assert "stopped while waiting for the rollout node" in capsys.readouterr().err
+    assert not stop.exists()

@@ -151,8 +151,7 @@ class LoopAppWorldRecipe:
 
     def _stress_test(self) -> None:
         conf, learner = self._config, self._learner
-        context, vocab_size = conf.collection.limits.max_context, vocabulary(learner.model)
-        length = min(context, conf.update.max_tokens_per_rollout or context)
+        vocab_size, length = vocabulary(learner.model), conf.longest_rollout
         tokens, rehearse = conf.update.micro_batch_tokens, learner.update.rehearse
         utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
 
@@ -166,8 +165,7 @@ class LoopAppWorldRecipe:
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
         self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
         if self._turn_critic is not None:
-            longest = min(conf.collection.limits.max_context, conf.update.max_tokens_per_rollout or sys.maxsize)
-            self._turn_critic.check_room(conf.collection.tasks or tasks, longest)
+            self._turn_critic.check_room(conf.collection.tasks or tasks, conf.longest_rollout)
         if checkpoint is not None:
             self._restore(checkpoint)
         on_main_rank(self._open_metrics)

@@ -194,7 +194,7 @@ class Router:
         started = time.monotonic()
         last: Exception | None = None
         avoid: list[str] = []
-        ignorant: list[VllmServer] = []
+        without_model: list[VllmServer] = []
         self.counters.requests += 1
         try:
             async with asyncio.timeout(deadline - started):
@@ -205,13 +205,14 @@ class Router:
                         continue
                     try:
                         generation = await self._ask(server, episode_id, body, started)
-                        for other in ignorant:  # left as it is it would fail at once, be the emptiest, and get the next
+                        # Left as they are they would fail at once, be the emptiest, and get the next episodes.
+                        for other in without_model:
                             self._group.condemn(other, f"{other.name} does not know {model}, {server.name} does")
                         return generation
                     except _ServerFailed as error:
                         last = error
-                        if isinstance(error, _ModelUnknown) and server not in ignorant:
-                            ignorant.append(server)
+                        if isinstance(error, _ModelUnknown) and server not in without_model:
+                            without_model.append(server)
                     self.counters.failed_attempts += 1
                     self._group.report_failure(server)
                     avoid.append(server.name)

@@ -273,6 +273,12 @@ class LoopConfig(LearnerConfig):
     device_peak_tflops: float | None = None
     """Peak of one device, for the metric ``model_flops_utilization``; null leaves it out."""
 
+    @property
+    def longest_rollout(self) -> int:
+        """Tokens of the longest rollout that is trained on."""
+        context = self.collection.limits.max_context
+        return min(context, self.update.max_tokens_per_rollout or context)
+
     def __post_init__(self) -> None:
         if self.critic is not None:
             level = self.loss.get("level", "token")

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: one folder per iteration, complete or absent, safetensors and JSON only.
 
     <output_dir>/checkpoints/iteration_0007/
-        state.json                 counters, sampler, loss scale, canary, pending collection, config
+        state.json                 counters, sampler, loss scale, canary, config, collections under way
         adapter_v0007.safetensors  LoRA weights (float32, torchtune names), one file per policy version still needed
         optimizer.safetensors      "<parameter>/<attribute>" full tensors
         critic.safetensors         the critic's weights, where there is one

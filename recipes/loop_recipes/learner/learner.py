@@ -76,11 +76,11 @@ class Learner:
         shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
+            check_adapter(model, adapter)
         elif conf.initial_adapter is not None:
             adapter = load_adapter(Path(conf.initial_adapter), model)
         else:
             adapter = new_adapter(model, conf.seed)
-        check_adapter(model, adapter)
         self.model = place_model(
             attach_head(model, build(conf.log_probs)),
             base,

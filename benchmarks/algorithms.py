@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from records import Record, came_from_elsewhere, read_records
+from records import Record, came_from_elsewhere, read_record, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
@@ -56,24 +56,16 @@ from scored_runs import (
 from appworld_adapter.dataset import load_split
 from loop_recipes.launch.cli import compose, split_words
 from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
-from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.plots.curves import Curve, draw
 from rollout_server.schema import ConfigError
 
 WINDOW = 5
 SEARCH_SEED = 1000
 """Of the runs that choose a learning rate; none of the seeds that are reported."""
-RATES = (1.5e-4, 3e-4, 6e-4, 1.2e-3)
+RATES = (6e-4, 1.2e-3, 2.4e-3)
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
 BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.config != "turn_credit"]
-
-
-def finished_iterations(run: Path) -> int:
-    try:
-        return max((line["iteration"] for line in read_metrics(run)), default=0)
-    except ValueError:  # there is no run
-        return 0
 
 
 def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace) -> Steps:
@@ -92,22 +84,33 @@ def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace
     return steps
 
 
-def search_folder(output: Path, name: str, rate: float) -> Path:
-    return output / "search" / f"{name}-lr{rate:g}"
+def search_records(records: Path, rate: float) -> Path:
+    """The folder of the records of the runs that tried ``rate``."""
+    return records / "search" / f"lr{rate:g}"
 
 
-def chosen_rate(output: Path, name: str, rates: Sequence[float], iterations: int) -> float | None:
-    """The learning rate of an algorithm; None until a run at each rate is complete."""
+def searched(records: Path, name: str, rates: Sequence[float], budget: int) -> dict[float, Record]:
+    """The search of an algorithm: of each of ``rates`` its run, as far as it is there."""
+    runs = {rate: read_record(search_records(records, rate), name, SEARCH_SEED, budget) for rate in rates}
+    return {rate: run for rate, run in runs.items() if run is not None}
+
+
+def best_rate(search: Mapping[float, Record]) -> float:
+    """The learning rate that a complete search chooses."""
+    return max(search, key=lambda rate: merit(search[rate]))
+
+
+def chosen_rate(records: Path, name: str, rates: Sequence[float], budget: int) -> float | None:
+    """The learning rate of an algorithm; None until a run at each of ``rates`` is there."""
     if len(rates) == 1:
         return rates[0]
-    runs = {rate: search_folder(output, RATE_OF.get(name, name), rate) for rate in rates}
-    if any(finished_iterations(run) < iterations for run in runs.values()):
-        return None
-    return max(rates, key=lambda rate: _merit(read_metrics(runs[rate])))
+    search = searched(records, RATE_OF.get(name, name), rates, budget)
+    return best_rate(search) if len(search) == len(rates) else None
 
 
-def _merit(run: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    return run[-1]["dev_success"], statistics.fmean(line["reward"] for line in run[-WINDOW:])
+def merit(run: Record) -> tuple[float, float]:
+    """What a run of the search is judged by: success on dev at its end, then the reward of its last iterations."""
+    return run.iterations[-1]["dev_success"], statistics.fmean(line["reward"] for line in run.iterations[-WINDOW:])
 
 
 def numbers_of(run: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -167,6 +170,18 @@ def table(records: Mapping[str, Sequence[Record]]) -> tuple[str, list[dict[str, 
     return "\n".join(lines), rows
 
 
+def search_table(searches: Mapping[str, Mapping[float, Record]], rates: Sequence[float]) -> str:
+    """What the searches found, in Markdown: dev success and reward of each rate, the chosen one in bold."""
+    lines = [f"| dev success / reward, last 5 | {' | '.join(f'{rate:g}' for rate in rates)} |"]
+    lines.append(f"|{'---|' * (1 + len(rates))}")
+    for name, search in searches.items():
+        cells = {rate: "{:.3f} / {:.3f}".format(*merit(run)) for rate, run in search.items()}
+        if len(search) == len(rates):
+            cells[best_rate(search)] = f"**{cells[best_rate(search)]}**"
+        lines.append(f"| {ALGORITHMS[name].label} | {' | '.join(cells.get(rate, '-') for rate in rates)} |")
+    return "\n".join(lines)
+
+
 def curve(name: str, seeds: Sequence[Record]) -> Curve:
     return Curve(ALGORITHMS[name].label, [[line | {"dataset": r.dataset} for line in r.iterations] for r in seeds])
 
@@ -224,13 +239,14 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
     """Search the learning rates, train, score and write the records; returns what failed."""
     failures: list[str] = []
 
-    def attempt(what: str, name: str, run: Path, seed: int, rate: float, score: bool) -> None:
-        started = time.monotonic()
+    def attempt(name: str, run: Path, seed: int, rate: float, records: Path, score: bool) -> None:
+        started, what = time.monotonic(), f"{name}, seed {seed} at {rate:g}"
         try:
             steps = train(name, run, seed, rate, args)
-            if score:
-                held_out.score(steps, run / EVALUATION, newest_policy(run), seed, args.run_deadline_s)
-                Record.of_run(name, seed, args.budget, run, [run / "node"], run / EVALUATION).write(args.records)
+            evaluation = run / EVALUATION if score else None
+            if evaluation:
+                held_out.score(steps, evaluation, newest_policy(run), seed, args.run_deadline_s)
+            Record.of_run(name, seed, args.budget, run, [run / "node"], evaluation).write(records)
         except (StepFailed, ConfigError) as error:
             failures.append(f"{what}: {error}")
             print(failures[-1], flush=True)
@@ -239,17 +255,18 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
     # A seed of every algorithm first, so that a run cut short can be compared too.
     wanted = [(name, seed, args.output / f"{name}-seed{seed}") for seed in args.seeds for name in args.only]
     ours = [one for one in wanted if not came_from_elsewhere(args.records, *one[:2], args.budget, one[2])]
-    searched = dict.fromkeys(RATE_OF.get(name, name) for name, _, _ in ours)
-    for name in searched if len(args.rates) > 1 else ():
+    in_search = dict.fromkeys(RATE_OF.get(name, name) for name, _, _ in ours)
+    for name in in_search if len(args.rates) > 1 else ():
         for rate in args.rates:
-            run = search_folder(args.output, name, rate)
-            attempt(f"{name} at {rate:g}", name, run, SEARCH_SEED, rate, score=False)
+            run, records = args.output / "search" / f"{name}-lr{rate:g}", search_records(args.records, rate)
+            if not came_from_elsewhere(records, name, SEARCH_SEED, args.budget, run):
+                attempt(name, run, SEARCH_SEED, rate, records, score=False)
     for name, seed, run in ours:
-        rate = chosen_rate(args.output, name, args.rates, args.iterations)
+        rate = chosen_rate(args.records, name, args.rates, args.budget)
         if rate is None:
             failures.append(f"{name}: no learning rate is chosen yet")
-            continue
-        attempt(f"{name}, seed {seed} at {rate:g}", name, run, seed, rate, score=True)
+        else:
+            attempt(name, run, seed, rate, args.records, score=True)
     return failures
 
 
@@ -272,6 +289,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not records:
         sys.exit(f"algorithms: {args.records} holds no record of these algorithms and seeds")
     text, rows = table(records)
+    searches = {name: searched(args.records, name, args.rates, args.budget) for name in args.only}
+    if len(args.rates) > 1 and any(searches.values()):
+        text += "\n\n" + search_table({name: search for name, search in searches.items() if search}, args.rates)
     # Of a selection by its own name, so that several documents can have their pictures.
     stem = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
     args.output.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is kept of each policy that a benchmark made and scored: one small file for each name and seed.
+"""What is kept of each policy that a benchmark made: one small file for each name and seed.
 
 A run's folder is large and stays where it was made. Its record is a few kilobytes, and tables and pictures are made of
 records alone: they can be made again, and be completed, on another machine.
@@ -33,7 +33,7 @@ class Record:
     ``policy`` is the digest of the weights that it began from. ``budget`` is the number of rollouts that it was
     allowed to sample to learn from, ``rollouts`` and ``sampled_tokens`` what it took. ``rate`` is its learning rate
     (None: nothing was learned). ``iterations`` are the lines of metrics.jsonl with :data:`KEPT_METRICS`, ``results``
-    the attempts at held-out tasks.
+    the attempts at held-out tasks, none of a run that only chose a learning rate.
     """
 
     name: str
@@ -49,30 +49,36 @@ class Record:
 
     @classmethod
     def of_run(
-        cls, name: str, seed: int, budget: int, run: Path | None, logs: Iterable[Path], evaluation: Path
+        cls, name: str, seed: int, budget: int, run: Path | None, logs: Iterable[Path], evaluation: Path | None
     ) -> Record:
-        """The record of a policy that was made and scored here.
+        """The record of a policy that was made here.
 
         Args:
             run: the output folder of the training run; None for the base model.
             logs: the folders in which its nodes kept what they sampled; collections of dev are not counted.
-            evaluation: the output folder of ``eval_appworld``, with one policy and one way of sampling.
+            evaluation: the output folder of ``eval_appworld``, with one policy and one way of sampling; None for a run
+                that was not scored on held-out tasks.
         """
-        report, (only,) = read_report(evaluation)
+        lines = [] if run is None else read_metrics(run)
+        config = None if run is None else OmegaConf.load(run / "config.yaml")
+        if evaluation is not None:
+            report, (only,) = read_report(evaluation)
+            dataset, model, results = report["dataset"], report["model"], list(only.results)
+        else:
+            dataset, model, results = lines[-1]["dataset"], config.checkpointer.checkpoint_dir, []
         files = [log for folder in logs for log in find_logs(folder) if not parse_collection_id(log.stem).dev]
         rollouts = [rollout for file in files for rollout in read_rollouts(file)]
-        lines = [] if run is None else read_metrics(run)
         return cls(
             name=name,
             seed=seed,
-            dataset=report["dataset"],
-            policy=hashlib.sha256((Path(report["model"]) / "model.safetensors").read_bytes()).hexdigest()[:12],
+            dataset=dataset,
+            policy=hashlib.sha256((Path(model) / "model.safetensors").read_bytes()).hexdigest()[:12],
             budget=budget,
-            rate=None if run is None else OmegaConf.load(run / "config.yaml").optimizer.lr,
+            rate=None if config is None else config.optimizer.lr,
             rollouts=sum(rollout.segment == 0 for rollout in rollouts),
             sampled_tokens=sum(rollout.sampled_tokens for rollout in rollouts),
             iterations=[{key: line[key] for key in KEPT_METRICS if key in line} for line in lines],
-            results=list(only.results),
+            results=results,
         )
 
     def write(self, folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loop_recipes.launch import steps
+from loop_recipes.paths import loop_package
 from rollout_server.run_files import ADAPTER_FILES
 from support.benchmark_scripts import FOLDER, load_benchmark, made_up_evaluation, made_up_record
 
@@ -20,11 +21,13 @@ def algorithms():
 def write_run(folder: Path, rewards: list[float], dev: float = 0.25, rate: str = "1e-3") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
-        {"iteration": i, "reward": reward, "success": reward / 2, "steps": 2} for i, reward in enumerate(rewards, 1)
+        {"iteration": i, "dataset": "made-up", "reward": reward, "success": reward / 2, "steps": 2}
+        for i, reward in enumerate(rewards, 1)
     ]
     lines[-1]["dev_success"] = dev
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "config.yaml").write_text(f"max_iterations: {len(rewards)}\noptimizer: {{lr: {rate}}}\n")
+    model = f"checkpointer: {{checkpoint_dir: {loop_package('tiny_policy')}}}"
+    (folder / "config.yaml").write_text(f"max_iterations: {len(rewards)}\noptimizer: {{lr: {rate}}}\n{model}\n")
 
 
 def said(command, key):
@@ -87,6 +90,7 @@ def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
     assert content.endswith("What it says.\n")
     assert "| GRPO | 2 | 0.002 | 4 ± 0 | 0.200 ± 0.000 |" in content
     assert "| GRPO against LOOP (token) | T=1 | -100.0 [" in content
+    assert "| GRPO | 0.000 / 0.200 | **0.500 / 0.200** |" in content
     assert "![learning curves of the algorithms](images/algorithms_loop_token_grpo_shuffled.png)" in content
     assert (tmp_path / "images/algorithms_loop_token_grpo_shuffled.png").read_bytes().startswith(b"\x89PNG")
     again = Commands({})
@@ -101,10 +105,16 @@ def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
 
 
 def test_equal_success_on_dev_is_decided_by_reward(algorithms, tmp_path):
-    for rate, reward in ((0.001, 0.4), (0.002, 0.5), (0.003, 0.3)):
-        write_run(algorithms.search_folder(tmp_path, "grpo", rate), [reward] * 3)
-    assert algorithms.chosen_rate(tmp_path, "grpo", [0.001, 0.002, 0.003], 3) == 0.002
-    assert algorithms.chosen_rate(tmp_path, "grpo", [0.001, 0.002, 0.004], 3) is None, "one is not there yet"
+    rates = [0.001, 0.002, 0.003]
+    for rate, reward in zip(rates, (0.4, 0.5, 0.3), strict=True):
+        run = made_up_record("grpo", algorithms.SEARCH_SEED, lines_of([reward] * 3), rate=rate)
+        run.write(algorithms.search_records(tmp_path, rate))
+    assert algorithms.chosen_rate(tmp_path, "grpo", rates, 600) == 0.002
+    assert algorithms.chosen_rate(tmp_path, "grpo", [*rates, 0.004], 600) is None, "one is not there yet"
+    search = algorithms.searched(tmp_path, "grpo", [*rates, 0.004], 600)
+    assert "| GRPO | 0.250 / 0.400 | 0.250 / 0.500 | 0.250 / 0.300 | - |" in algorithms.search_table(
+        {"grpo": search}, [*rates, 0.004]
+    )
 
 
 def lines_of(rewards):

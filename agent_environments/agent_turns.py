@@ -31,25 +31,18 @@ class AgentTurn:
         return self.observation is not None and self.observation.startswith(FAILURE_HEAD)
 
 
-def agent_turns(messages: Sequence[Mapping[str, str]], places: Sequence[int | None]) -> list[AgentTurn]:
+def agent_turns(messages: Sequence[Mapping[str, str]], places: Sequence[int]) -> list[AgentTurn]:
     """The agent's turns with their observations.
 
     Args:
         messages: the whole conversation, opening messages included, as {"role", "content"}.
-        places: for each turn, which of the messages it is. None, as in records of earlier versions, stands for the
-            last assistant messages, as many as there are turns.
+        places: for each turn, which of the messages it is.
 
     Raises:
         ValueError: there is no assistant message at such a place.
     """
-    known = [place for place in places if place is not None]
-    if len(known) < len(places):
-        assistant = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        if len(assistant) < len(places):
-            raise ValueError(f"{len(places)} agent turns, but the conversation has {len(assistant)} assistant messages")
-        known = assistant[len(assistant) - len(places) :]
     turns = []
-    for place in known:
+    for place in places:
         if not (0 <= place < len(messages) and messages[place]["role"] == "assistant"):
             raise ValueError(f"message {place} is no assistant message")
         answer = messages[place + 1] if place + 1 < len(messages) else None

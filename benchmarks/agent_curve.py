@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms import finished_iterations, numbers_of
+from algorithms import numbers_of
 from scored_runs import T_QUANTILE, Algorithm
 
 from loop_recipes.launch.steps import StepFailed, Steps
@@ -55,6 +55,13 @@ def train(side: Algorithm, run: Path, seed: int, args: argparse.Namespace) -> No
     steps = Steps(run, {"seed": seed, "iterations": args.iterations, "overrides": args.overrides})
     command = side.command(run, seed, args.iterations, args.overrides)
     steps.run("training", command, run / "training.log", training=run, deadline_s=args.run_deadline_s)
+
+
+def finished_iterations(run: Path) -> int:
+    try:
+        return max((line["iteration"] for line in read_metrics(run)), default=0)
+    except ValueError:  # there is no run
+        return 0
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

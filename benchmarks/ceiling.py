@@ -75,7 +75,7 @@ def departure(codes: Sequence[str], reference: Sequence[str]) -> str:
 
 
 def turns_of(rollout: Mapping[str, Any]) -> list[AgentTurn]:
-    return agent_turns(rollout["messages"], [turn.get("message") for turn in rollout["turns"]])
+    return agent_turns(rollout["messages"], [turn["message"] for turn in rollout["turns"]])
 
 
 def table(rollouts: Iterable[Mapping[str, Any]], tasks: Path) -> dict[str, Row]:

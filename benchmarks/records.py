@@ -59,13 +59,15 @@ class Record:
             evaluation: the output folder of ``eval_appworld``, with one policy and one way of sampling; None for a run
                 that was not scored on held-out tasks.
         """
-        lines = [] if run is None else read_metrics(run)
         config = None if run is None else OmegaConf.load(run / "config.yaml")
+        lines = [] if run is None else read_metrics(run)
         if evaluation is not None:
             report, (only,) = read_report(evaluation)
             dataset, model, results = report["dataset"], report["model"], list(only.results)
-        else:
+        elif config is not None:
             dataset, model, results = lines[-1]["dataset"], config.checkpointer.checkpoint_dir, []
+        else:
+            raise ValueError("a record needs a run or an evaluation")
         files = [log for folder in logs for log in find_logs(folder) if not parse_collection_id(log.stem).dev]
         rollouts = [rollout for file in files for rollout in read_rollouts(file)]
         return cls(

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from agent_environments.agent_turns import AgentTurn, agent_turns
 
 SCHEMA_VERSION = 2
-"""What is written. Schema 1 is read too: its episodes are of one sequence, and it says nothing of that."""
 
 POISONED_LOGPROB = -9998.0
 """vLLM replaces a log-prob that is not a number by -9999: somewhere in the KV cache or the weights there is a NaN."""
@@ -45,8 +44,7 @@ class Turn:
     ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length"; or it is "cut", where an
     agent of somebody's own asked for a stop text and the span ends with the token that completed it. In a rollout of
     text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
-    ``message`` is its place in the rollout's messages; None in records of earlier versions, whose turns are the last
-    assistant messages.
+    ``message`` is its place in the rollout's messages.
     """
 
     start: int
@@ -56,9 +54,9 @@ class Turn:
     server: str
     sampling_seconds: float
     environment_seconds: float
+    message: int
     failed: bool = False
     cached_tokens: int = 0
-    message: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class Rollout:
         else:
             self._check_tokens()
         for number, turn in enumerate(self.turns):
-            if turn.message is not None and self.messages and not self._is_assistant(turn.message):
+            if self.messages and not self._is_assistant(turn.message):
                 self._refuse(f"turn {number} is message {turn.message}, which is no assistant message")
         if self.turns_before < 0:
             self._refuse(f"it goes on after {self.turns_before} turns")
@@ -216,15 +214,12 @@ class Rollout:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
         """Parse a decoded JSON object; raises ValueError on another schema or a missing or unknown field."""
-        if data.get("schema") not in (1, SCHEMA_VERSION):
-            raise ValueError(
-                f"rollout schema {data.get('schema')!r} is none of 1 to {SCHEMA_VERSION}, which this version reads"
-            )
+        if data.get("schema") != SCHEMA_VERSION:
+            raise ValueError(f"rollout schema {data.get('schema')!r} is not {SCHEMA_VERSION}, which this version reads")
         try:
             turns = [Turn(**turn) for turn in data["turns"]]
-            origin = data.get("branch_of")  # earlier records have none
-            origin = origin and BranchOf(**origin)
-            return cls(**{**data, "turns": turns, "branch_of": origin, "schema": SCHEMA_VERSION})
+            origin = data["branch_of"] and BranchOf(**data["branch_of"])
+            return cls(**{**data, "turns": turns, "branch_of": origin})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a rollout of schema {SCHEMA_VERSION}: {error}") from error
 

@@ -68,8 +68,8 @@ class StoredCollection:
 
     def _visit_rollout(self, record: Any) -> bool:
         match record:
-            case {"task_id": str(task_id), "index": int(index)}:
-                whole = record.get("segment", 0) + 1 == record.get("segments", 1)
+            case {"task_id": str(task_id), "index": int(index), "segment": int(segment), "segments": int(segments)}:
+                whole = segment + 1 == segments
                 if whole:
                     self.done.add((task_id, index))
                 return whole

@@ -33,7 +33,8 @@ def test_rollouts_are_counted_by_template(tmp_path: Path):
     def rollout(codes: list[str], success: bool) -> dict:
         said = [{"role": "assistant", "content": f"```python\n{code}\n```"} for code in codes]
         messages = [{"role": "user", "content": "Task"}, *said]
-        return {"task_id": "a_1", "messages": messages, "turns": [{} for _ in codes], "success": success}
+        turns = [{"message": 1 + number} for number in range(len(codes))]
+        return {"task_id": "a_1", "messages": messages, "turns": turns, "success": success}
 
     rows = table([rollout(REFERENCE, True), rollout(REFERENCE[:1], False), rollout(REFERENCE[:1], False)], tmp_path)
     assert list(lines(rows))[2:] == ["| note_read | 2 | 1 of 3 | stopped before simple_note.show_note (2) |"]
@@ -44,7 +45,7 @@ def test_a_failed_turn_is_one_with_an_error_or_without_code():
         messages = [{"role": "user", "content": "Task"}]
         for text, observation in turns:
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
-        return {"messages": messages, "turns": [{} for _ in turns], "success": success}
+        return {"messages": messages, "turns": [{"message": 1 + 2 * i} for i in range(len(turns))], "success": success}
 
     fine, error = ("```python\n1\n```", "1"), ("```python\n1/0\n```", "Execution failed. Traceback:\n...")
     mute = ("I think.", "No code available to execute.")

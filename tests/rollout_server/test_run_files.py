@@ -30,7 +30,7 @@ ROLLOUT = Rollout(
     token_ids=[5, 6],
     mask=[False, True],
     sampler_logprobs=[0.0, -0.5],
-    turns=[Turn(1, 2, 0, "stop", "server", 0.1, 0.1)],
+    turns=[Turn(1, 2, 0, "stop", "server", 0.1, 0.1, message=0)],
     messages=[],
     reward=1.0,
     success=True,

@@ -67,7 +67,7 @@ def stored_rollout(
     for _ in range(draw.randint(2, 3)):
         start = len(token_ids)
         token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(4, 12))]
-        turns.append(Turn(start, len(token_ids), version, "stop", "server", 0.1, 0.1))
+        turns.append(Turn(start, len(token_ids), version, "stop", "server", 0.1, 0.1, message=len(turns)))
         logprobs += [-draw.uniform(2.0, 8.0) for _ in range(len(token_ids) - start)]
         token_ids += [draw.randrange(3, vocab_size) for _ in range(draw.randint(3, 9))]
         logprobs += [0.0] * (len(token_ids) - len(logprobs))

@@ -108,7 +108,7 @@ def long(folder: Path, collection: str) -> Rollout:
     rollout = build(folder, collection, "long_1", 0, [("ok", "fine")] * 40, 0.5, rng)
     size = LONG_TOKENS // 40
     token_ids = [rng.randrange(60, 350) for _ in range(LONG_TOKENS)]
-    turns = [Turn(i * size + size // 2, (i + 1) * size, 2, "stop", "s", 1.0, 0.1) for i in range(40)]
+    turns = [Turn(i * size + size // 2, (i + 1) * size, 2, "stop", "s", 1.0, 0.1, 2 + 2 * i) for i in range(40)]
     mask = [any(turn.start <= i < turn.end for turn in turns[i // size : i // size + 1]) for i in range(LONG_TOKENS)]
     logprobs = [-rng.random() * 3 if sampled else 0.0 for sampled in mask]
     changes = {"token_ids": token_ids, "turns": turns, "mask": mask, "sampler_logprobs": logprobs}
@@ -141,7 +141,15 @@ def build(
         sampled = encode(action)
         turns.append(
             Turn(
-                len(token_ids), len(token_ids) + len(sampled), 2, "stop", "s", 0.5, 0.1, observation.startswith("Exec")
+                start=len(token_ids),
+                end=len(token_ids) + len(sampled),
+                policy_version=2,
+                finish_reason="stop",
+                server="s",
+                sampling_seconds=0.5,
+                environment_seconds=0.1,
+                message=len(messages),
+                failed=observation.startswith("Exec"),
             )
         )
         token_ids += sampled

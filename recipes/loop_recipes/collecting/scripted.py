@@ -39,7 +39,7 @@ def scripted_rollout(
         start = len(token_ids)
         token_ids += [*tokens.encode_text(action), tokens.im_end]
         messages.append({"role": "assistant", "content": action})
-        spans.append(Turn(start, len(token_ids), 0, "stop", speaker, 0.0, 0.0))
+        spans.append(Turn(start, len(token_ids), 0, "stop", speaker, 0.0, 0.0, message=len(messages) - 1))
     mask = [False] * len(token_ids)
     for span in spans:
         mask[span.start : span.end] = [True] * (span.end - span.start)

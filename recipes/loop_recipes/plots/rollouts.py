@@ -57,12 +57,12 @@ class Period:
 def read_attempts(log: Path) -> list[Attempt]:
     """The episodes of a collection's log. Raises ValueError for a damaged line; names it."""
     attempts = []
-    for _, lines in groupby(read_lines(log), key=lambda line: line.record.get("episode_id", line.number)):
+    for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
         sequences = [line.record for line in lines]
         turns = [
             turn
             for record in sequences
-            for turn in agent_turns(record["messages"], [turn.get("message") for turn in record["turns"]])
+            for turn in agent_turns(record["messages"], [turn["message"] for turn in record["turns"]])
         ]
         first = sequences[0]
         attempts.append(Attempt(first["task_id"], first["success"], rollout_behavior(turns), api_calls(turns)))

@@ -148,10 +148,10 @@ class RunData:
             "cursor": cursor,
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
-            "ungradable": record.get("ungradable"),
-            "segment": record.get("segment", 0),
-            "segments": record.get("segments", 1),
-            "branch_of": self._origin(record.get("branch_of")),
+            "ungradable": record["ungradable"],
+            "segment": record["segment"],
+            "segments": record["segments"],
+            "branch_of": self._origin(record["branch_of"]),
             "values": self._turn_values(collection, record),
             "messages": record["messages"],
             "requirements": record["requirements"],
@@ -229,7 +229,7 @@ class RunData:
     def _turn_values(self, collection: str, record: dict[str, Any]) -> list[dict[str, Any] | None] | None:
         values = read_turn_values(values_file(self.path, collection))
         known = {value.turn: asdict(value) for value in values if value.rollout_id == record["rollout_id"]}
-        before = (record.get("branch_of") or {"turns": 0})["turns"]
+        before = (record["branch_of"] or {"turns": 0})["turns"]
         return [known.get(before + place) for place in range(len(record["turns"]))] if known else None
 
     def _statistics(self, collection: str) -> dict[str, dict[str, Any]]:
@@ -253,7 +253,7 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
     turns = record["turns"]
     sampled = sum(turn["end"] - turn["start"] for turn in turns)
     try:
-        calls = list(api_calls(agent_turns(record["messages"], [turn.get("message") for turn in turns])))[:MAX_CALLS]
+        calls = list(api_calls(agent_turns(record["messages"], [turn["message"] for turn in turns])))[:MAX_CALLS]
     except ValueError:
         calls = []
     return {
@@ -261,8 +261,8 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "id": record["rollout_id"],
         "task": record["task_id"],
         "index": record["index"],
-        "segment": record.get("segment", 0),
-        "segments": record.get("segments", 1),
+        "segment": record["segment"],
+        "segments": record["segments"],
         "reward": record["reward"],
         "success": record["success"],
         "end_reason": record["end_reason"],
@@ -275,7 +275,7 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "seconds": record["seconds"],
         "temperature": record["temperature"],
         "tampered": record["tampered"],
-        "ungradable": record.get("ungradable"),
+        "ungradable": record["ungradable"],
         "calls": calls,
     }
 

@@ -27,7 +27,7 @@ def sampled_by(version):
         token_ids=[5, 6, 7],
         mask=[False, True, True],
         sampler_logprobs=[0.0, -0.1, -1e-17],
-        turns=[Turn(1, 3, version, "stop", "s0", 0.1, 0.1)],
+        turns=[Turn(1, 3, version, "stop", "s0", 0.1, 0.1, message=0)],
         messages=[{"role": "assistant", "content": "x"}],
         reward=1 / 3,
         success=False,

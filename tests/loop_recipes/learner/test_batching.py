@@ -37,7 +37,7 @@ def record(token_ids, spans, **changes):
         "token_ids": token_ids,
         "mask": mask,
         "sampler_logprobs": [-0.5 - i if sampled else 0.0 for i, sampled in enumerate(mask)],
-        "turns": [Turn(s, e, 3 + n, "stop", "s0", 0.0, 0.0) for n, (s, e) in enumerate(spans)],
+        "turns": [Turn(s, e, 3 + n, "stop", "s0", 0.0, 0.0, message=n) for n, (s, e) in enumerate(spans)],
         "messages": [],
         "reward": 0.75,
         "success": False,

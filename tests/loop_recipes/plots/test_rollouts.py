@@ -26,7 +26,9 @@ def line(task, index, turns, success=False):
             {"role": "user", "content": output},
         ]
     record = {"dataset": "synthetic-x", "task_id": task, "index": index, "success": success}
-    return json.dumps({**record, "messages": messages, "turns": [{}] * len(turns)}) + "\n"
+    record["episode_id"] = f"c/{task}/{index}.0"
+    spoken = [{"message": 1 + 2 * number} for number in range(len(turns))]
+    return json.dumps({**record, "messages": messages, "turns": spoken}) + "\n"
 
 
 def call(name):

@@ -86,8 +86,7 @@ class ResultStore:
     """``journal.jsonl``: one line per attempt, {"cell": collection id, "policy", "sampling", ...TaskResult}.
 
     Lines are kept whatever the config becomes; only those of the cells asked for are used. A recorded failure is
-    ignored, and so is a line that is no result, as a crash left them in earlier versions: starting the evaluation again
-    tries those tasks again.
+    ignored, and so is a line that is no result: starting the evaluation again tries those tasks again.
     """
 
     def __init__(self, path: Path) -> None:

@@ -106,6 +106,13 @@ def test_a_resumed_run_takes_the_optimizers_options_from_its_config(tmp_path):
     assert [line["learning_rate"] for line in resumed] == [rates[0] / 2, *rates[1:]]
 
 
+def test_a_resumed_run_has_the_adapters_scale_that_it_was_begun_with(tmp_path):
+    cfg = sft_config(tmp_path)
+    train(cfg, "max_iterations=1")
+    with pytest.raises(ConfigError, match=r"the checkpoint's adapter has lora_alpha 16; make model.lora_alpha 16"):
+        train(cfg, "model.lora_alpha=8", "resume_from_checkpoint=True")
+
+
 def test_a_policy_is_exported_before_its_iteration_counts_as_done(tmp_path, monkeypatch):
     """A resumed run never comes back to an iteration that was saved."""
     cfg = sft_config(tmp_path, max_iterations=2)

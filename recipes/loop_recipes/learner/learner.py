@@ -76,7 +76,7 @@ class Learner:
         shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
         if checkpoint is not None:
             adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
-            check_adapter(model, adapter)
+            check_adapter(model, adapter, checkpoint.state["lora_alpha"], "the checkpoint's adapter")
         elif conf.initial_adapter is not None:
             adapter = load_adapter(Path(conf.initial_adapter), model)
         else:
@@ -152,7 +152,7 @@ class Learner:
             best_iteration: whose checkpoint is kept however old it is.
         """
         critic = {} if self._critic is None else full_tensors(dict(self._critic.named_parameters()))
-        own = {"update": self.update.state_dict()}
+        own = {"update": self.update.state_dict(), "lora_alpha": lora_scale(self.model)[1]}
         adapters = {version: self.versions.full(version) for version in self.versions.versions}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)

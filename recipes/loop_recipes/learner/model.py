@@ -110,27 +110,27 @@ def load_adapter(folder: Path, model: nn.Module) -> dict[str, Tensor]:
         adapter, _, alpha = read_adapter(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    check_adapter(model, adapter)
-    own = lora_scale(model)[1]
-    if alpha != own:
-        raise ConfigError(f"adapter {folder} has lora_alpha {alpha:g}; make model.lora_alpha {alpha:g}, it is {own:g}")
+    check_adapter(model, adapter, alpha, f"adapter {folder}")
     return adapter
 
 
-def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor]) -> None:
-    """Compare an adapter's tensors with the model's LoRA layers.
+def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float, what: str) -> None:
+    """Compare an adapter's tensors and its scale with the model's LoRA layers.
 
     Raises:
-        ConfigError: names the first tensor that is missing, too many or of another shape.
+        ConfigError: names ``what`` and the first tensor that is missing, too many or of another shape, or ``alpha``.
     """
     expected = adapter_parameters(model)
     for name in [*expected, *adapter]:
         found, wanted = ("missing" if name not in of else list(of[name].shape) for of in (adapter, expected))
         if found != wanted:
             raise ConfigError(
-                f"adapter: {name} is {found}, in the config's model {wanted}; "
+                f"{what}: {name} is {found}, in the config's model {wanted}; "
                 "make lora_rank, lora_attn_modules and apply_lora_to_mlp those it was made with"
             )
+    own = lora_scale(model)[1]
+    if alpha != own:
+        raise ConfigError(f"{what} has lora_alpha {alpha:g}; make model.lora_alpha {alpha:g}, it is {own:g}")
 
 
 def share_rope_cache(model: nn.Module) -> None:

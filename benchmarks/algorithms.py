@@ -3,8 +3,8 @@
     python benchmarks/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
     python benchmarks/algorithms.py --table-only --records benchmarks/results/tiny_policy --iterations 10 \\
         --ceiling 0.938 --docs docs/results.md -- collection.tasks_per_iteration=5      # the tables in the documents
-    python benchmarks/algorithms.py --only loop_token grpo --rates 3e-4 --seeds 0 1 2 --iterations 15
-    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rates 3e-4 --iterations 1 --held-out-tasks 3 \\
+    python benchmarks/algorithms.py --only loop_token grpo --rate 3e-4 --seeds 0 1 2 --iterations 15
+    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rate 3e-4 --iterations 1 --held-out-tasks 3 \\
         -- collection.tasks_per_iteration=2                             # does it run?
 
 Every run is `tune run loop_appworld`, one after another; what follows ``--`` goes to all of them
@@ -13,17 +13,16 @@ and a run that was cut off goes on from its checkpoint, so the same command agai
 a record in ``--records`` (records.py), and the tables and the picture are made of these: with ``--table-only`` of those
 that are there, on any machine. A record of a run that another machine made stands for that run.
 
-Each algorithm has its learning rate chosen first, by one run at each of ``--rates`` with a seed of its own: the best
-greedy success on dev after the last iteration, then the higher reward of the last five iterations. The control and
-LOOP with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic
-that its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same
-number of rollouts, but for the continuations of ``turn_branches``, which come on top; a seed draws other tasks, samples
-and minibatches. The numbers are means over the first and the last five iterations of each run, then over seeds, with
-the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1, with a 95 %
-bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by task.
-An algorithm that lacks some of the seeds is in the tables with those it has; one whose seeds have several rates shows
-none. ``--ceiling`` draws a line at the success that the policy's own abilities allow, ``--docs`` puts tables and
-picture between the two markers in that file.
+Each algorithm has its learning rate searched first (rate_search.py), unless ``--rate`` says it. The control and LOOP
+with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic that
+its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same
+number of rollouts, but for the continuations of ``turn_branches``, which come on top; a seed draws other tasks,
+samples and minibatches. The numbers are means over the first and the last five iterations of each run, then over
+seeds, with the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1,
+with a 95 % bootstrap interval over scenarios; the second table compares each algorithm with the first one, task by
+task, and the third shows what the searches found. An algorithm that lacks some of the seeds is in the tables with
+those it has; one whose seeds have several rates shows none. ``--ceiling`` draws a line at the success that the
+policy's own abilities allow, ``--docs`` puts tables and picture between the two markers in that file.
 """
 
 from __future__ import annotations
@@ -40,10 +39,12 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from records import Record, came_from_elsewhere, read_record, read_records
+from rate_search import SEARCH_SEED, best_rate, next_rate, read_search, records_at, search_table
+from records import Record, came_from_elsewhere, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
+    WINDOW,
     HeldOut,
     differences,
     figure,
@@ -59,10 +60,6 @@ from loop_recipes.launch.steps import StepFailed, Steps, newest_policy
 from loop_recipes.plots.curves import Curve, draw
 from rollout_server.schema import ConfigError
 
-WINDOW = 5
-SEARCH_SEED = 1000
-"""Of the runs that choose a learning rate; none of the seeds that are reported."""
-RATES = (6e-4, 1.2e-3, 2.4e-3)
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
 BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.config != "turn_credit"]
@@ -82,35 +79,6 @@ def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace
     steps = Steps(run, options)
     steps.run("training", command, run / "training.log", training=run, deadline_s=args.run_deadline_s)
     return steps
-
-
-def search_records(records: Path, rate: float) -> Path:
-    """The folder of the records of the runs that tried ``rate``."""
-    return records / "search" / f"lr{rate:g}"
-
-
-def searched(records: Path, name: str, rates: Sequence[float], budget: int) -> dict[float, Record]:
-    """The search of an algorithm: of each of ``rates`` its run, as far as it is there."""
-    runs = {rate: read_record(search_records(records, rate), name, SEARCH_SEED, budget) for rate in rates}
-    return {rate: run for rate, run in runs.items() if run is not None}
-
-
-def best_rate(search: Mapping[float, Record]) -> float:
-    """The learning rate that a complete search chooses."""
-    return max(search, key=lambda rate: merit(search[rate]))
-
-
-def chosen_rate(records: Path, name: str, rates: Sequence[float], budget: int) -> float | None:
-    """The learning rate of an algorithm; None until a run at each of ``rates`` is there."""
-    if len(rates) == 1:
-        return rates[0]
-    search = searched(records, RATE_OF.get(name, name), rates, budget)
-    return best_rate(search) if len(search) == len(rates) else None
-
-
-def merit(run: Record) -> tuple[float, float]:
-    """What a run of the search is judged by: success on dev at its end, then the reward of its last iterations."""
-    return run.iterations[-1]["dev_success"], statistics.fmean(line["reward"] for line in run.iterations[-WINDOW:])
 
 
 def numbers_of(run: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -170,18 +138,6 @@ def table(records: Mapping[str, Sequence[Record]]) -> tuple[str, list[dict[str, 
     return "\n".join(lines), rows
 
 
-def search_table(searches: Mapping[str, Mapping[float, Record]], rates: Sequence[float]) -> str:
-    """What the searches found, in Markdown: dev success and reward of each rate, the chosen one in bold."""
-    lines = [f"| dev success / reward, last 5 | {' | '.join(f'{rate:g}' for rate in rates)} |"]
-    lines.append(f"|{'---|' * (1 + len(rates))}")
-    for name, search in searches.items():
-        cells = {rate: "{:.3f} / {:.3f}".format(*merit(run)) for rate, run in search.items()}
-        if len(search) == len(rates):
-            cells[best_rate(search)] = f"**{cells[best_rate(search)]}**"
-        lines.append(f"| {ALGORITHMS[name].label} | {' | '.join(cells.get(rate, '-') for rate in rates)} |")
-    return "\n".join(lines)
-
-
 def curve(name: str, seeds: Sequence[Record]) -> Curve:
     return Curve(ALGORITHMS[name].label, [[line | {"dataset": r.dataset} for line in r.iterations] for r in seeds])
 
@@ -224,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--records", type=Path, help="folder of what is kept of them (OUTPUT/records)")
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=BY_DEFAULT)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="one: no search")
+    parser.add_argument("--rate", type=float, help="of all these algorithms; else each one's is searched")
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--held-out-tasks", type=int, help="the first of test_normal only")
     parser.add_argument("--ceiling", type=float, help="success that the policy's abilities allow, drawn as a line")
@@ -252,19 +208,24 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
             print(failures[-1], flush=True)
         print(f"{what}: {time.monotonic() - started:.0f} s", flush=True)
 
+    def search(name: str) -> float | None:
+        """The learning rate that the search finds; None if a run of it failed."""
+        while (rate := next_rate(found := read_search(args.records, name, args.budget))) is not None:
+            run, records = args.output / "search" / f"{name}-lr{rate:g}", records_at(args.records, rate)
+            attempt(name, run, SEARCH_SEED, rate, records, score=False)
+            if rate not in read_search(args.records, name, args.budget):
+                return None
+        return best_rate(found)
+
     # A seed of every algorithm first, so that a run cut short can be compared too.
     wanted = [(name, seed, args.output / f"{name}-seed{seed}") for seed in args.seeds for name in args.only]
     ours = [one for one in wanted if not came_from_elsewhere(args.records, *one[:2], args.budget, one[2])]
-    in_search = dict.fromkeys(RATE_OF.get(name, name) for name, _, _ in ours)
-    for name in in_search if len(args.rates) > 1 else ():
-        for rate in args.rates:
-            run, records = args.output / "search" / f"{name}-lr{rate:g}", search_records(args.records, rate)
-            if not came_from_elsewhere(records, name, SEARCH_SEED, args.budget, run):
-                attempt(name, run, SEARCH_SEED, rate, records, score=False)
+    searched = dict.fromkeys(RATE_OF.get(name, name) for name, _, _ in ours)
+    rates = {name: args.rate or search(name) for name in searched}
     for name, seed, run in ours:
-        rate = chosen_rate(args.records, name, args.rates, args.budget)
+        rate = rates[RATE_OF.get(name, name)]
         if rate is None:
-            failures.append(f"{name}: no learning rate is chosen yet")
+            failures.append(f"{name}, seed {seed}: no learning rate is chosen")
         else:
             attempt(name, run, seed, rate, args.records, score=True)
     return failures
@@ -289,9 +250,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not records:
         sys.exit(f"algorithms: {args.records} holds no record of these algorithms and seeds")
     text, rows = table(records)
-    searches = {name: searched(args.records, name, args.rates, args.budget) for name in args.only}
-    if len(args.rates) > 1 and any(searches.values()):
-        text += "\n\n" + search_table({name: search for name, search in searches.items() if search}, args.rates)
+    searches = {name: search for name in args.only if (search := read_search(args.records, name, args.budget))}
+    text += f"\n\n{search_table(searches)}" if searches else ""
     # Of a selection by its own name, so that several documents can have their pictures.
     stem = "algorithms" if args.only == BY_DEFAULT else f"algorithms_{'_'.join(args.only)}"
     args.output.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,8 @@ from loop_recipes.launch.steps import Steps, tune
 
 EVALUATION = "evaluation"
 """Of a policy, in the folder that it was made in."""
+WINDOW = 5
+"""Iterations at the beginning or the end of a run that a mean is taken over."""
 # 97.5 % quantiles of Student's t by degrees of freedom; beyond ten seeds the normal's is near enough.
 T_QUANTILE = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 

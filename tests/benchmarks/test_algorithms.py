@@ -75,46 +75,34 @@ def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
 ):
     document = tmp_path / "results.md"
     document.write_text("# Results\n<!-- algorithms: begin -->\nold\n<!-- algorithms: end -->\nWhat it says.\n")
-    words = ["--rates", "0.001", "0.002", "--docs", str(document), "--ceiling", "0.6"]
-    played = Commands({"0.002": 0.5})
+    words = ["--docs", str(document), "--ceiling", "0.6"]
+    played = Commands({"0.0012": 0.5})
     run(algorithms, monkeypatch, tmp_path, world, played, *words)
     trained = [command for command in played.commands if "loop_appworld" in command]
     searched = [command for command in trained if said(command, "seed") == "1000"]
-    assert [said(command, "optimizer.lr") for command in searched] == ["0.001", "0.002"] * 2, "the control has none"
+    tried = [said(command, "optimizer.lr") for command in searched]
+    assert tried == ["0.0006", "0.0012", "0.0024"] * 2, "the control has none"
     reported = [command for command in trained if command not in searched]
-    assert {said(command, "optimizer.lr") for command in reported} == {"0.002"}
+    assert {said(command, "optimizer.lr") for command in reported} == {"0.0012"}
     assert len(reported) == len(played.commands) - len(trained) == 6, "each is scored"
     content = document.read_text()
     assert "old" not in content
     assert content.startswith("# Results\n")
     assert content.endswith("What it says.\n")
-    assert "| GRPO | 2 | 0.002 | 4 ± 0 | 0.200 ± 0.000 |" in content
+    assert "| GRPO | 2 | 0.0012 | 4 ± 0 | 0.200 ± 0.000 |" in content
     assert "| GRPO against LOOP (token) | T=1 | -100.0 [" in content
-    assert "| GRPO | 0.000 / 0.200 | **0.500 / 0.200** |" in content
+    assert "| GRPO | 0.000 / 0.200 | **0.500 / 0.200** | 0.000 / 0.200 |" in content
     assert "![learning curves of the algorithms](images/algorithms_loop_token_grpo_shuffled.png)" in content
     assert (tmp_path / "images/algorithms_loop_token_grpo_shuffled.png").read_bytes().startswith(b"\x89PNG")
     again = Commands({})
     run(algorithms, monkeypatch, tmp_path, world, again, *words)
     assert again.commands == []
     with pytest.raises(SystemExit, match=r"6 run\(s\) failed"):
-        run(algorithms, monkeypatch, tmp_path, world, again, "--rates", "0.003")
+        run(algorithms, monkeypatch, tmp_path, world, again, "--rate", "0.003")
     assert "was begun with another rate" in capsys.readouterr().out
     elsewhere = ["--output", str(tmp_path / "empty"), "--records", str(tmp_path / "runs/records")]
     run(algorithms, monkeypatch, tmp_path, world, again, *words, *elsewhere)
     assert again.commands == [], "records of another machine need no search either"
-
-
-def test_equal_success_on_dev_is_decided_by_reward(algorithms, tmp_path):
-    rates = [0.001, 0.002, 0.003]
-    for rate, reward in zip(rates, (0.4, 0.5, 0.3), strict=True):
-        run = made_up_record("grpo", algorithms.SEARCH_SEED, lines_of([reward] * 3), rate=rate)
-        run.write(algorithms.search_records(tmp_path, rate))
-    assert algorithms.chosen_rate(tmp_path, "grpo", rates, 600) == 0.002
-    assert algorithms.chosen_rate(tmp_path, "grpo", [*rates, 0.004], 600) is None, "one is not there yet"
-    search = algorithms.searched(tmp_path, "grpo", [*rates, 0.004], 600)
-    assert "| GRPO | 0.250 / 0.400 | 0.250 / 0.500 | 0.250 / 0.300 | - |" in algorithms.search_table(
-        {"grpo": search}, [*rates, 0.004]
-    )
 
 
 def lines_of(rewards):

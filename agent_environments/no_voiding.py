@@ -52,8 +52,12 @@ class NoVoiding:
             logger.exception("the environment broke as it started %s", task_id)
             raise EnvironmentCrashed(f"the environment broke as it started {task_id}: {error!r}") from error
 
-    async def step(self, action: str) -> StepResult:
+    def begin_acting(self) -> None:
+        """The agent acts from now on, by another way than ``step``."""
         self._acted = True
+
+    async def step(self, action: str) -> StepResult:
+        self.begin_acting()
         try:
             result = await self._environment.step(action)
             return replace(result, observation=printable(result.observation))

@@ -20,6 +20,10 @@ from typing import Any, NoReturn
 
 CALL_OPENS = "<tool_call>"
 CALL_CLOSES = "</tool_call>"
+MOST_LEVELS = 100
+"""Of objects and lists within each other in a call's arguments. What is deeper can be read, but hardly be written
+again: Python's JSON gives up at its limit of recursion, and that depends on who calls."""
+NESTED_TOO_DEEPLY = "nested too deeply"
 
 _SECTION = """\
 # Tools
@@ -109,6 +113,8 @@ def _read(text: str, start: int) -> tuple[ToolCall, int]:
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" must be an object')
+    if _deeper(arguments, MOST_LEVELS):
+        raise ValueError(NESTED_TOO_DEEPLY)
     return ToolCall(value["name"], arguments), end
 
 
@@ -139,7 +145,12 @@ def _finite(digits: str) -> float:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
+def _deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _deeper(each, levels - 1) for each in inner)
+
+
 def _complaint(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON: {error.msg}"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return NESTED_TOO_DEEPLY if isinstance(error, RecursionError) else str(error)

@@ -21,6 +21,8 @@ from agent_environments.protocol import Message
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
+MOST_CACHED_CHARACTERS = 20_000
+"""Of a message whose ids are kept: 512 messages of any length could fill the memory."""
 
 
 class ChatTokens:
@@ -85,7 +87,8 @@ class ChatTokens:
 
     def message(self, role: str, content: str) -> list[int]:
         """One whole message, with its header, its end and the newline after it."""
-        return [self.im_start, *self._encode_cached(f"{role}\n{content}"), self.im_end, *self._newline]
+        encode = self._encode_cached if len(content) <= MOST_CACHED_CHARACTERS else self._encode
+        return [self.im_start, *encode(f"{role}\n{content}"), self.im_end, *self._newline]
 
     @property
     def assistant_header(self) -> list[int]:

@@ -205,6 +205,9 @@ class RolloutClient:
         def wait(error: Exception) -> None:
             self._alive()
             if time.monotonic() > give_up:
+                if isinstance(error, RolloutNodeError):  # it answers
+                    after = f"after {self._reconnect_s:g} s"
+                    raise NodeUnreachable(f"the node at {self.url} is not ready {after}: {error}; see its log")
                 raise self._unreachable(error) from error
             time.sleep(RETRY_PAUSE_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from agent_environments.harness.pool import Connection, HarnessEnvironment
@@ -56,12 +57,14 @@ class HarnessEpisode(Attempt):
             opening = await self._in_time(environment.start(self.key.task_id))
         except TimeoutError:
             raise EpisodeFailed("environment_timeout", "the world did not start before the deadline") from None
+        limits = replace(self._limits, max_turns=self._request.max_turns(self.key.task_id))
         session = self._session = Session(
-            self.rollout_id, self.seed, self._limits, self._deadline, self._sampler, self._services.tokens
+            self.rollout_id, self.seed, limits, self._deadline, self._sampler, self._services.tokens
         )
         session.serve_world(World(self.key.task_id, opening, harness))
         self._key = self._sessions.open(session)
         connection = Connection(self._sessions.base_url, self._key)
+        environment.begin_acting()
         try:
             end_reason = await self._until_it_ends(session, harness, connection)
         finally:  # nothing is sampled, and nothing changes the world, while it is graded

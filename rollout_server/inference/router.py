@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,9 @@ ATTEMPTS = 4
 RETRY_PAUSE_S = 0.2
 MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVE_S = 2.0
-POISONED_IN_A_ROW = 3
+POISONED_ANSWERS, POISONED_WITHIN_S = 3, 300.0
+"""A server is replaced after so many bad log-probs in that time. Not in a row: where a NaN lies in one prompt's cached
+blocks, the answers to other prompts are good."""
 
 
 class ServerUnavailable(RuntimeError):
@@ -33,7 +36,7 @@ class ServerUnavailable(RuntimeError):
 
 
 class DeadlinePassed(ServerUnavailable):
-    """The request's deadline came first; the servers may be well."""
+    """The request's deadline came first, and no server was at fault."""
 
 
 class RequestRefused(ValueError):
@@ -88,7 +91,7 @@ class _OwnWork:
     """Where the router believes its own work on a server stands."""
 
     episodes: set[str] = field(default_factory=set)
-    poisoned_in_a_row: int = 0
+    poisoned_at: deque[float] = field(default_factory=deque)
 
 
 class Router:
@@ -221,7 +224,9 @@ class Router:
             passed = f"{episode_id}: deadline passed after {time.monotonic() - started:.1f} s"
             cause = f"; last failure: {last}" if last is not None else ""
             none_ready = "" if self._group.ready else "; no vLLM server is ready"
-            raise DeadlinePassed(f"{passed}{none_ready}{cause}") from None
+            # What the servers' failure cut off is no episode that the agent was too slow for.
+            at_fault = deadline > started and (cause or none_ready)
+            raise (ServerUnavailable if at_fault else DeadlinePassed)(f"{passed}{none_ready}{cause}") from None
         raise ServerUnavailable(f"{episode_id}: gave up after {ATTEMPTS} attempts; last failure: {last}")
 
     async def _ask(self, server: VllmServer, episode_id: str, body: dict, started: float) -> Generation:
@@ -247,6 +252,16 @@ class Router:
             raise RequestRefused(f"{server.name}: HTTP {status}: {raw[:500].decode(errors='replace')}")
         return self._parse(server, raw, time.monotonic() - started)
 
+    def _note_poisoned(self, server: VllmServer) -> None:
+        times, now = self._own_work(server).poisoned_at, time.monotonic()
+        times.append(now)
+        while times[0] < now - POISONED_WITHIN_S:
+            times.popleft()
+        if len(times) >= POISONED_ANSWERS:
+            times.clear()
+            within = f"{POISONED_ANSWERS} bad log-probs within {POISONED_WITHIN_S:g} s"
+            self._group.condemn(server, f"{server.name} returned {within}")
+
     def _parse(self, server: VllmServer, raw: bytes, seconds: float) -> Generation:
         try:
             answer = json.loads(raw)
@@ -265,17 +280,12 @@ class Router:
             raise _ServerFailed(f"{server.name}: the request ended with {finish_reason!r}")
         if sampled != token_ids or not token_ids:
             raise _ServerFailed(f"{server.name}: {len(token_ids)} token ids, log-probs for {len(sampled)}")
-        own_work = self._own_work(server)
         # "not >" and not "<=", so that NaN is caught as well.
         wrong = next((value for value in logprobs if not POISONED_LOGPROB < value <= 1e-6), None)
         if wrong is not None:
             self.counters.bad_logprobs += 1
-            own_work.poisoned_in_a_row += 1
-            if own_work.poisoned_in_a_row >= POISONED_IN_A_ROW:
-                own_work.poisoned_in_a_row = 0
-                self._group.condemn(server, f"{server.name} returned {POISONED_IN_A_ROW} bad log-probs in a row")
+            self._note_poisoned(server)
             raise BadLogprob(f"{server.name}: sampled log-prob {wrong}; its KV cache or the weights hold a NaN")
-        own_work.poisoned_in_a_row = 0
         self.counters.prompt_tokens += prompt_tokens
         self.counters.cached_tokens += cached
         self.counters.sampled_tokens += len(token_ids)

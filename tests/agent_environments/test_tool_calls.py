@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_environments.tool_calls import (
+    MOST_LEVELS,
     BadCall,
     ToolCall,
     parse_tool_calls,
@@ -150,3 +151,17 @@ def test_what_is_rendered_is_read(calls):
 def test_any_text_is_read(text):
     for call in parse_tool_calls(text):
         json.dumps(call.arguments if isinstance(call, ToolCall) else call.error)
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS + 1, 980, 100_000])
+def test_what_can_hardly_be_written_again_is_no_call(levels):
+    """Else the answer that holds it breaks wherever it is next written as JSON."""
+
+    def call(levels):
+        nested = "[" * levels + "]" * levels
+        return parse_tool_calls(f'<tool_call>{{"name": "f", "arguments": {{"a": {nested}}}}}</tool_call>')
+
+    [bad] = call(levels)
+    assert isinstance(bad, BadCall)
+    assert bad.error == "nested too deeply"
+    assert isinstance(call(MOST_LEVELS - 1)[0], ToolCall)

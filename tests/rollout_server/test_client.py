@@ -111,6 +111,15 @@ def test_waiting_asks_whether_it_is_in_vain():
         RolloutClient("http://127.0.0.1:9", "token", reconnect_s=0.0).status()
 
 
+async def test_a_node_that_stays_unready_is_not_called_absent(node):
+    async def handle(request):
+        return web.json_response({"error": "vllm-0 is starting"}, status=503)
+
+    client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
+    with pytest.raises(NodeUnreachable, match=r"is not ready after 0 s: .*vllm-0 is starting; see its log"):
+        await asyncio.to_thread(client.status)
+
+
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8700", "ftp://node", "http://", "http://node:port"])
 def test_a_url_of_another_kind_is_refused(url):
     with pytest.raises(ValueError, match="must look like http://host:port"):

@@ -60,7 +60,7 @@ def open_nodes(
             if child is not None:
                 child.check()
 
-        client = RolloutClient(url, token, alive=alive)
+        client = RolloutClient(url, token, alive=alive, reconnect_s=config.start_deadline_s)
         return NodeSource(client, child, config.start_deadline_s, deadline_s, stop)
 
     if config.launch:

@@ -6,6 +6,7 @@ import sys
 
 import aiohttp
 import openai
+import pytest
 
 from rollout_server.collection_request import Limits
 from support.counter_node import TOKEN, counter_request, local_node
@@ -99,6 +100,41 @@ async def test_a_program_that_never_ends_is_graded_at_the_deadline(policy, tmp_p
         rollouts, _ = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits))
         assert not len(running.node.sessions)
     assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("deadline", 1)]
+
+
+ONE_TURN = NEVER_ENDS.replace("time.sleep(600)", "")
+DELETES_ITS_FOLDER = ONE_TURN + "import shutil; shutil.rmtree(os.environ['EPISODE_FOLDER'])"
+
+
+@pytest.mark.parametrize(
+    ("agent", "grader"),
+    [
+        (DELETES_ITS_FOLDER, "print('{\"reward\": 1.0}')"),
+        (ONE_TURN, "print('{\"reward\": 1.5}')"),
+        (ONE_TURN, "print('[' * 5000)"),
+    ],
+    ids=["no folder to grade in", "a reward that is none", "an answer that cannot be read"],
+)
+async def test_after_a_turn_a_grade_that_fails_is_no_second_try(policy, tmp_path, agent, grader):
+    config = {"command": [sys.executable, "-c", agent], "world": None, "tasks": {"train": ["t_1"]}}
+    config["grade_command"] = [sys.executable, "-c", grader]
+    async with local_node(policy, tmp_path / "node", environment={"name": "harness", "config": config}) as running:
+        [rollout], end = await running.collect(request(tasks=["t_1"], rollouts_per_task=1))
+    assert (end.reason, end.failures) == ("complete", {})
+    assert rollout.reward == 0.0
+    assert rollout.ungradable is not None
+
+
+async def test_turns_are_limited_by_environment(policy, tmp_path):
+    mixed = {"name": "mixed", "config": {"environments": {"cnt": {"name": "counter", "config": {}}}}}
+    turns = []
+    for name, environment in (("own", mixed), ("harness", harness(world=mixed))):
+        async with local_node(policy, tmp_path / name, environment=environment) as running:
+            running.vllm.speak = lambda rng: "Still thinking."
+            asked = request(tasks=["cnt/reach8_1"], rollouts_per_task=1, environment_turns={"cnt": 2})
+            [rollout], _ = await running.collect(asked)
+            turns.append((len(rollout.turns), rollout.end_reason))
+    assert turns == [(2, "turn_limit")] * 2
 
 
 async def test_a_program_that_dies_before_its_first_turn_is_tried_again_and_named(policy, tmp_path):

@@ -165,8 +165,9 @@ async def test_deadline_holds_whatever_the_servers_do(setup):
     for fake in setup.fakes:
         fake.mode = "dead engine"
     await wait_until(lambda: not setup.group.ready)
-    with pytest.raises(DeadlinePassed, match="no vLLM server is ready"):
+    with pytest.raises(ServerUnavailable, match="no vLLM server is ready") as raised:
         await setup.generate(seconds=0.2)
+    assert not isinstance(raised.value, DeadlinePassed), "the agent was not too slow"
     with pytest.raises(DeadlinePassed):
         await setup.generate(seconds=-1.0)
 
@@ -204,13 +205,23 @@ async def test_a_policy_that_no_server_knows_costs_no_server(setup):
     assert [server.state for server in setup.group.servers] == ["ready", "ready"]
 
 
-async def test_bad_logprob_is_an_error_and_three_in_a_row_restart_the_server(setup):
-    await setup.generate("ep")
-    setup.fakes[0].mode = "poisoned"
-    for _ in range(3):
+async def test_bad_logprob_is_an_error_and_three_of_them_restart_the_server(setup):
+    """Also with good answers in between: a NaN may lie in one prompt's cached blocks only."""
+    for bad in range(3):
+        setup.fakes[0].mode = "well"
+        await setup.generate("ep")
+        setup.fakes[0].mode = "poisoned"
+        assert setup.group.servers[0].state == "ready", bad
         with pytest.raises(BadLogprob, match=r"vllm-0: sampled log-prob -9999.0"):
             await setup.generate("ep")
-        if setup.router.counters.bad_logprobs < 3:
-            assert setup.group.servers[0].state == "ready"
     await wait_until(lambda: setup.group.servers[0].restarts > 0)
-    assert "3 bad log-probs in a row" in setup.group.servers[0].last_error
+    assert "3 bad log-probs within 300 s" in setup.group.servers[0].last_error
+
+
+async def test_bad_logprobs_of_long_ago_restart_nothing(setup, monkeypatch):
+    monkeypatch.setattr(router_module, "POISONED_WITHIN_S", 0.0)
+    setup.fakes[0].mode = "poisoned"
+    for _ in range(4):
+        with pytest.raises(BadLogprob):
+            await setup.generate("ep")
+    assert setup.group.servers[0].state == "ready"

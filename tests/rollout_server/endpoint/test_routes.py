@@ -15,8 +15,8 @@ from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import EnvironmentCrashed, Message, StepResult
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint import wire
-from rollout_server.endpoint.session import World
-from rollout_server.endpoint.wire import ApiError
+from rollout_server.endpoint.session import Session, World
+from rollout_server.endpoint.wire import ApiError, ChatRequest
 from support.counter_node import TOKEN
 from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
@@ -389,3 +389,17 @@ async def test_a_key_of_no_episode_ends_with_its_time(running):
             await asyncio.sleep(0.01)
     await running.call(running.client.retire_policy, 0)
     assert running.node.policies.versions() == []
+
+
+async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
+    """A key of no episode may live for days, and each call holds its request."""
+    most = session_module.MAX_CALLS_AT_ONCE
+    own = OpenSession(running, max_turns=4 * most).session
+    session = Session("k", 7, own._limits, own.deadline, own._sampler, running.node.tokens, record=False)
+    for number in range(3 * most):
+        request = ChatRequest.parse(json.dumps({"messages": [{"role": "user", "content": f"{number}"}]}).encode())
+        await session.complete(request, f"call {number}", False, lambda: False)
+    assert len(session._calls) <= most + 1
+    asked = len(running.vllm.requests)
+    await session.complete(request, f"call {number}", True, lambda: True)
+    assert len(running.vllm.requests) == asked, "a retry finds the latest"

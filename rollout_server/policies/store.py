@@ -187,8 +187,8 @@ class PolicyStore:
                     policy = None
                 if policy is None:
                     policy = await self._serve(version, incoming, proof, started)
-                self._live[version] = self._live.pop(version)
-                policy.retiring = False
+                else:
+                    await self._make_latest(policy)
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
@@ -199,13 +199,20 @@ class PolicyStore:
         policy = ServedPolicy(version, folder.name, folder, canary)
         try:
             await self._place(policy)
+            await self._make_latest(policy)
         except BaseException:
             await asyncio.shield(self._discard(policy))
             raise
         policy.seconds = time.monotonic() - started
-        self._live[version] = policy
         logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
         return policy
+
+    async def _make_latest(self, policy: ServedPolicy) -> None:
+        """On disk first: whoever is told that a version is served finds it again after a restart."""
+        await asyncio.to_thread(self._folder.mark_published, policy.folder)
+        policy.retiring = False
+        self._live.pop(policy.version, None)
+        self._live[policy.version] = policy
 
     async def _wait_for_server(self) -> None:
         try:
@@ -300,18 +307,22 @@ class PolicyStore:
         return _ServerBroke(said) if await server.probe() is None else ServerUnavailable(said)
 
     async def retire(self, version: int) -> bool:
-        """Serve no new episode with ``version`` and remove it when the last of its users is done.
+        """Serve no new episode with ``version``, now or after a restart; remove it when its last user is done.
 
         Returns whether it is gone already. Raises UnknownPolicy for a version that is not served.
         """
-        policy = self._get(version)
-        policy.retiring = True
-        await self._retire_unused(policy)
-        return version not in self._live
+        async with self._change:
+            policy = self._get(version)
+            policy.retiring = True
+            await asyncio.to_thread(self._folder.unmark, policy.folder)
+            if policy.references == 0:
+                await self._remove(policy)
+            return version not in self._live
 
     async def _retire_unused(self, policy: ServedPolicy) -> None:
         async with self._change:
-            if policy.references == 0 and self._live.get(policy.version) is policy:
+            # It may have been published again, or removed, while this waited.
+            if policy.retiring and policy.references == 0 and self._live.get(policy.version) is policy:
                 await self._remove(policy)
 
     async def _remove(self, policy: ServedPolicy) -> None:
@@ -321,6 +332,8 @@ class PolicyStore:
         logger.info("policy version %d (%s) is retired", policy.version, policy.name)
 
     async def _discard(self, policy: ServedPolicy) -> None:
+        # First, so that a node that dies in the middle of this does not serve it again.
+        await asyncio.to_thread(self._folder.unmark, policy.folder)
         await asyncio.gather(*(self._unload(server, policy) for server in self._group.ready))
         await self._drain(policy)
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
@@ -344,9 +357,10 @@ class PolicyStore:
                     await asyncio.sleep(0.1)
 
     async def restore(self) -> list[int]:
-        """After a restart of the node, before the servers start: serve again the newest versions found on disk.
+        """After a restart of the node, before the servers start: serve again the versions that were published last.
 
-        Their canaries are not kept; a name that stands for the content is the proof. Returns the versions.
+        They were proven before they were marked as published, and their names stand for their content; so their
+        canaries are not kept. Returns the versions.
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
+from rollout_server.policies.folder import PolicyFolder
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from rollout_server.schema import ConfigError, from_mapping
 from support.fake_vllm import FakeVllm, prompt_logprob
@@ -35,12 +37,16 @@ class House:
         self.model_config = ModelConfig(path=str(self.model), dtype="float32", max_context=512, lora_rank=8)
         urls = [await fake.start() for fake in self.fakes]
         self.servers_config = ServersConfig(urls=urls, max_loras=max_loras, start_timeout_s=DEADLINE_S)
-        self.group = ServerGroup(self.model_config, self.servers_config, self.folder / "logs")
-        self.store = self.new_store(self.group)
+        self.store = self.new_store()
+        self.group = self.store._group
         await self.group.start()
 
-    def new_store(self, group: ServerGroup) -> PolicyStore:
-        return PolicyStore(group, self.model_config, self.servers_config, self.folder / "policies", self.source)
+    def new_store(self, policies: Path | None = None, max_loras: int | None = None) -> PolicyStore:
+        """A store, and servers that have yet to start: at first, or of a node that starts again, perhaps on a copy of
+        the folder of policies or with another ``max_loras``."""
+        servers = dataclasses.replace(self.servers_config, max_loras=max_loras or self.servers_config.max_loras)
+        group = ServerGroup(self.model_config, servers, self.folder / "logs")
+        return PolicyStore(group, self.model_config, servers, policies or self.folder / "policies", self.source)
 
     async def close(self) -> None:
         await self.group.stop()
@@ -308,22 +314,99 @@ async def test_an_upload_that_is_refused_leaves_nothing(house):
     assert house.folders() == []
 
 
-async def test_only_whole_newest_versions_come_back_after_a_crash(house, tmp_path):
+async def test_only_whole_newest_versions_come_back_after_a_crash(house):
     names = {version: (await house.store.publish(version, house.adapter(version))).name for version in (1, 2, 3)}
     root = house.folder / "policies"
     weights = root / names[3] / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     shutil.copytree(root / names[1], root / "policy-v0004-00000000")
     (root / ".incoming-left-over").mkdir()
-    group = ServerGroup(house.model_config, house.servers_config, tmp_path / "logs")
-    store = house.new_store(group)
+    store = house.new_store()
     assert await store.restore() == [1, 2]
     assert house.folders() == [names[1], names[2]]
     for fake in house.fakes:
         fake.loaded.clear()
-    await group.start()
+    await store._group.start()
     assert all(set(fake.loaded) == {names[1], names[2]} for fake in house.fakes)
-    await group.stop()
+    await store._group.stop()
+
+
+@pytest.mark.parametrize("moment", ["load", "canary", "discard"])
+async def test_a_version_that_was_not_proven_when_the_node_died_is_not_served_by_the_next(house, monkeypatch, moment):
+    """The folder as SIGKILL leaves it in mid-load, in mid-canary, and while a refused adapter is being removed."""
+    first = await house.store.publish(1, house.adapter(1))
+    killed, copy = asyncio.Event(), house.folder / "policies at the kill"
+
+    async def kill(*_):
+        if not killed.is_set():  # both servers are asked
+            shutil.copytree(house.folder / "policies", copy)
+            killed.set()
+        await asyncio.Event().wait()
+
+    name = {"load": "_load", "canary": "_prove", "discard": "_unload"}[moment]
+    monkeypatch.setattr(house.store, name, kill)
+    canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [-9.0, -9.0]}
+    publishing = asyncio.create_task(house.store.publish(2, house.adapter(2), canary))
+    await killed.wait()
+    assert any(path.name.startswith("policy-v0002-") for path in copy.iterdir())
+    monkeypatch.undo()
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    assert await house.new_store(copy).restore() == [1]
+    assert [path.name for path in copy.iterdir()] == [first.name]
+
+
+async def test_a_restart_keeps_the_order_of_publication(house):
+    """A run that went back publishes lower numbers: they are the newest, and the higher ones the first to go."""
+    for version in (12, 9, 3, 9):
+        await house.store.publish(version, house.adapter(version))
+    store = house.new_store()
+    assert await store.restore() == [3, 9, 12]
+    assert store.latest() == 9
+    store = house.new_store(max_loras=2)
+    assert await store.restore() == [3, 9]
+    assert store.latest() == 9
+
+
+async def test_publications_after_a_restart_are_later_than_those_before(house):
+    for version in (1, 2):
+        await house.store.publish(version, house.adapter(version))
+    await house.group.stop()
+    store = house.new_store()
+    await store.restore()
+    await store._group.start()
+    await store.publish(1, house.adapter(1))
+    await store._group.stop()
+    store = house.new_store()
+    await store.restore()
+    assert store.latest() == 1
+
+
+async def test_a_retired_version_does_not_come_back_with_a_restart(house):
+    """Nobody uses it any more then; its last user may have held it until the node died."""
+    await house.store.publish(1, house.adapter(1))
+    await house.store.publish(2, house.adapter(2))
+    house.store.acquire(2)
+    assert await house.store.retire(2) is False
+    assert await house.new_store().restore() == [1]
+
+
+async def test_a_retired_version_that_is_published_again_stays(house, monkeypatch):
+    """Its last user leaves while it is being published: the removal that this set off finds it served again."""
+    await house.store.publish(1, house.adapter(1))
+    house.store.acquire(1)
+    await house.store.retire(1)
+    loop, mark = asyncio.get_running_loop(), PolicyFolder.mark_published
+
+    def mark_while_the_last_user_leaves(folder, path):
+        loop.call_soon_threadsafe(house.store.release, 1)
+        mark(folder, path)
+
+    monkeypatch.setattr(PolicyFolder, "mark_published", mark_while_the_last_user_leaves)
+    await house.store.publish(1, house.adapter(1))
+    await asyncio.gather(*house.store._retirements)
+    assert house.store.versions() == [1]
+    assert await house.new_store().restore() == [1]
 
 
 def test_one_lora_slot_is_too_few():

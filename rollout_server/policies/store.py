@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,10 +131,13 @@ class PolicyStore:
 
         Not the highest: a run that went back to an earlier checkpoint publishes lower versions again.
         """
-        for version, policy in reversed(self._live.items()):
-            if not policy.retiring:
-                return version
-        raise UnknownPolicy("no policy version has been published; publish one first")
+        policy = self._latest()
+        if policy is None:
+            raise UnknownPolicy("no policy version has been published; publish one first")
+        return policy.version
+
+    def _latest(self) -> ServedPolicy | None:
+        return next((policy for policy in reversed(self._live.values()) if not policy.retiring), None)
 
     def _get(self, version: int) -> ServedPolicy:
         if version not in self._live:
@@ -180,29 +183,27 @@ class PolicyStore:
             await self._wait_for_server()
             async with self._change:
                 policy = self._live.get(version)
-                if policy is not None and policy.name != policy_name(version, incoming.digest):
-                    if policy.references:
-                        raise AdapterError(f"policy version {version} is in use with other content; {_END_ITS_USE}")
-                    await self._remove(policy)
-                    policy = None
-                if policy is None:
-                    policy = await self._serve(version, incoming, proof, started)
-                else:
+                if policy is not None and policy.name == policy_name(version, incoming.digest):
                     await self._make_latest(policy)
+                else:
+                    policy = await self._serve(version, incoming, proof, started)
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
 
     async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
-        await self._make_room()
-        folder = await asyncio.to_thread(self._folder.settle, incoming, version)
-        policy = ServedPolicy(version, folder.name, folder, canary)
-        try:
-            await self._place(policy)
-            await self._make_latest(policy)
-        except BaseException:
-            await asyncio.shield(self._discard(policy))
-            raise
+        replaced = self._to_replace(version)
+        with self._set_aside(replaced):
+            folder = await asyncio.to_thread(self._folder.settle, incoming, version)
+            policy = ServedPolicy(version, folder.name, folder, canary)
+            try:
+                await self._place(policy)
+                await self._make_latest(policy)
+            except BaseException:
+                await asyncio.shield(self._discard(policy))
+                raise
+        if replaced is not None:
+            await self._remove(replaced)
         policy.seconds = time.monotonic() - started
         logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
         return policy
@@ -222,16 +223,42 @@ class PolicyStore:
         except TimeoutError:
             raise ServerUnavailable(f"no vLLM server became ready in {LOAD_TIMEOUT_S:g} s") from None
 
-    async def _make_room(self) -> None:
-        """vLLM lets requests of more than ``max_loras`` adapters wait without a word, so never hold more than that."""
-        while len(self._live) >= self._max_live:
-            # In the order of publication; the last one stays, to be served on if the new one fails.
-            unused = [policy for policy in list(self._live.values())[:-1] if policy.references == 0]
-            if not unused:
-                held = ", ".join(map(str, sorted(self._live)))
-                cure = f"{_END_ITS_USE} or raise servers.max_loras"
-                raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
-            await self._remove(unused[0])
+    def _to_replace(self, version: int) -> ServedPolicy | None:
+        """What has to go once ``version`` is proven: its other content or, of a full house, the oldest that is unused.
+
+        Raises AdapterError when that is in use.
+        """
+        policy = self._live.get(version)
+        if policy is not None:
+            if policy.references:
+                raise AdapterError(f"policy version {version} is in use with other content; {_END_ITS_USE}")
+            return policy
+        if len(self._live) < self._max_live:
+            return None
+        # In the order of publication; the latest stays, to be sampled from until the new one is proven.
+        latest = self._latest()
+        for policy in self._live.values():
+            if policy is not latest and policy.references == 0:
+                return policy
+        held = ", ".join(map(str, sorted(self._live)))
+        cure = f"{_END_ITS_USE} or raise servers.max_loras"
+        raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
+
+    @contextlib.contextmanager
+    def _set_aside(self, policy: ServedPolicy | None) -> Iterator[None]:
+        """Nobody can begin to use ``policy`` within the block; if that raises, it is served as before.
+
+        The servers hold it meanwhile, perhaps as one more than ``max_loras``. That is allowed while nobody samples from
+        it: vLLM lets only requests of more adapters than that wait, which it does without a word.
+        """
+        served = dict(self._live)
+        if policy is not None:
+            del self._live[policy.version]
+        try:
+            yield
+        except BaseException:
+            self._live = served
+            raise
 
     async def _place(self, policy: ServedPolicy) -> None:
         """Load and prove on every ready server, or raise.
@@ -327,7 +354,8 @@ class PolicyStore:
 
     async def _remove(self, policy: ServedPolicy) -> None:
         """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
-        del self._live[policy.version]
+        if self._live.get(policy.version) is policy:
+            del self._live[policy.version]
         await self._discard(policy)
         logger.info("policy version %d (%s) is retired", policy.version, policy.name)
 

@@ -205,7 +205,7 @@ async def test_retired_version_stays_until_its_last_user_is_done(house):
         house.store.acquire(1)
 
 
-async def test_full_house_retires_the_oldest_unused_and_never_exceeds_max_loras(house):
+async def test_full_house_retires_the_oldest_unused_and_never_serves_more_than_max_loras(house):
     for version in (1, 2, 3):
         await house.store.publish(version, house.adapter(version))
     house.store.acquire(1)
@@ -216,6 +216,40 @@ async def test_full_house_retires_the_oldest_unused_and_never_exceeds_max_loras(
         await house.store.publish(5, house.adapter(5))
     assert house.store.versions() == [1, 3, 4]
     assert len(house.fakes[0].loaded) == 3
+
+
+@pytest.mark.parametrize("version", [2, 3, 4], ids=["other content", "other content of the latest", "full house"])
+async def test_a_refused_version_leaves_what_it_would_have_replaced(house, version):
+    names = [(await house.store.publish(served, house.adapter(served))).name for served in (1, 2, 3)]
+    canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [-9.0, -9.0]}
+    with pytest.raises(AdapterError, match="not the same weights"):
+        await house.store.publish(version, house.adapter(9), canary)
+    assert house.store.latest() == 3
+    assert [house.store.acquire(served) for served in house.store.versions()] == names
+    assert all(set(fake.loaded) == set(names) for fake in house.fakes)
+    assert house.folders() == names
+    store = house.new_store()
+    assert await store.restore() == [1, 2, 3]
+    assert store.latest() == 3
+
+
+async def test_nobody_can_begin_to_use_a_version_while_its_successor_is_proven(house):
+    """Requests of more adapters than max_loras would wait in vLLM, the canary among them."""
+    for version in (1, 2, 3):
+        await house.store.publish(version, house.adapter(version))
+    for fake in house.fakes:
+        fake.mode = "hang"
+    proven = len(house.fakes[0].seen)
+    publishing = asyncio.create_task(house.store.publish(4, house.adapter(4)))
+    await wait_until(lambda: len(house.fakes[0].seen) > proven)
+    with pytest.raises(UnknownPolicy, match="version 1 is not served; served: 2, 3"):
+        house.store.acquire(1)
+    assert house.store.latest() == 3
+    for fake in house.fakes:
+        fake.mode = "well"
+    await publishing
+    assert house.store.versions() == [2, 3, 4]
+    assert len(house.folders()) == len(house.fakes[0].loaded) == 3
 
 
 async def test_release_without_acquire_is_an_error(house):

@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
 DRAIN_S = 10.0
-_END_ITS_USE = "end its collections (rollout-server cancel)"
+RELEASE_TIMEOUT_S = 120.0
+"""How long a publication waits for a version in use. The episodes that an early stop aborts may need a minute to close
+their worlds."""
+_END_USERS = "end the collections (rollout-server cancel) and the agents' keys (DELETE /v1/keys/KEY) that use"
 _TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -48,6 +51,10 @@ _SERVER_ERRORS = (*_TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 class UnknownPolicy(LookupError):
     """A version that is not served (any more)."""
+
+
+class StillInUse(RuntimeError):
+    """There is no place for a version yet: one that is being retired has users. Once they are done there is."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class PolicyStore:
         self._folder = PolicyFolder(Path(folder), source, self._base, model.lora_rank)
         self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._external_load = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
         group.add_ready_hook(self.on_server_ready)
@@ -159,6 +167,8 @@ class PolicyStore:
         if policy.references == 0:
             raise RuntimeError(f"policy version {version} was released more often than acquired")
         policy.references -= 1
+        if policy.references == 0:
+            self._notify()
         if policy.retiring and policy.references == 0:
             task = asyncio.get_running_loop().create_task(self._retire_unused(policy))
             self._retirements.add(task)
@@ -168,11 +178,14 @@ class PolicyStore:
         """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
 
         Publishing the same content again under the same version only makes it the latest; other content replaces a
-        version that nobody uses, under another name. ``canary`` is a mapping of :class:`Canary`'s fields.
+        version that nobody uses, under another name. A version in use that has to go is waited for, for up to
+        :data:`RELEASE_TIMEOUT_S`. ``canary`` is a mapping of :class:`Canary`'s fields.
 
         Raises:
-            AdapterError: the adapter or its canary must not be served; nothing was changed.
-            ServerUnavailable: no server could be asked.
+            AdapterError: the adapter or its canary must not be served, or versions stayed in use that nobody retires;
+                nothing was changed.
+            StillInUse: a version that is being retired stayed in use; try again.
+            ServerUnavailable: no server could be asked; try again.
         """
         started = time.monotonic()
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
@@ -181,18 +194,38 @@ class PolicyStore:
         incoming = await asyncio.to_thread(self._folder.take_in, Path(folder))
         try:
             await self._wait_for_server()
-            async with self._change:
-                policy = self._live.get(version)
-                if policy is not None and policy.name == policy_name(version, incoming.digest):
-                    await self._make_latest(policy)
-                else:
-                    policy = await self._serve(version, incoming, proof, started)
+            policy = await self._publish(version, incoming, proof, started)
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
 
-    async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
-        replaced = self._to_replace(version)
+    async def _publish(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
+        give_up = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_S
+        refusal: Exception | None = None
+        while True:
+            async with self._change:
+                policy = self._live.get(version)
+                if policy is not None and policy.name == policy_name(version, incoming.digest):
+                    await self._make_latest(policy)
+                    return policy
+                try:
+                    replaced = self._to_replace(version)
+                except (AdapterError, StillInUse) as error:
+                    if refusal is None:
+                        logger.info("policy version %d waits for up to %g s: %s", version, RELEASE_TIMEOUT_S, error)
+                    refusal, changed = error, self._changed
+                else:
+                    return await self._serve(version, incoming, canary, started, replaced)
+            # Without the lock: versions can be retired, and servers come back, while this waits.
+            try:
+                async with asyncio.timeout_at(give_up):
+                    await changed.wait()
+            except TimeoutError:
+                raise refusal from None
+
+    async def _serve(
+        self, version: int, incoming: Incoming, canary: Canary | None, started: float, replaced: ServedPolicy | None
+    ) -> ServedPolicy:
         with self._set_aside(replaced):
             folder = await asyncio.to_thread(self._folder.settle, incoming, version)
             policy = ServedPolicy(version, folder.name, folder, canary)
@@ -214,6 +247,12 @@ class PolicyStore:
         policy.retiring = False
         self._live.pop(policy.version, None)
         self._live[policy.version] = policy
+        self._notify()
+
+    def _notify(self) -> None:
+        """Have the publications that wait look again for a version that may go."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _wait_for_server(self) -> None:
         try:
@@ -226,23 +265,25 @@ class PolicyStore:
     def _to_replace(self, version: int) -> ServedPolicy | None:
         """What has to go once ``version`` is proven: its other content or, of a full house, the oldest that is unused.
 
-        Raises AdapterError when that is in use.
+        Raises StillInUse when all of that is in use but one is being retired, AdapterError when none is.
         """
-        policy = self._live.get(version)
-        if policy is not None:
-            if policy.references:
-                raise AdapterError(f"policy version {version} is in use with other content; {_END_ITS_USE}")
-            return policy
-        if len(self._live) < self._max_live:
-            return None
-        # In the order of publication; the latest stays, to be sampled from until the new one is proven.
         latest = self._latest()
-        for policy in self._live.values():
-            if policy is not latest and policy.references == 0:
+        if version in self._live:
+            candidates = [self._live[version]]
+            reason = f"policy version {version} is in use with other content; {_END_USERS} it"
+        elif len(self._live) < self._max_live:
+            return None
+        else:
+            # In the order of publication; the latest stays, to be sampled from until the new one is proven.
+            candidates = [policy for policy in self._live.values() if policy is not latest]
+            in_use = ", ".join(str(policy.version) for policy in candidates if policy.references)
+            beside = f" beside the latest ({latest.version})" if latest is not None else ""
+            cure = f"{_END_USERS} one of them, or raise servers.max_loras"
+            reason = f"policy versions in use ({in_use}) leave no place for version {version}{beside}; {cure}"
+        for policy in candidates:
+            if policy.references == 0:
                 return policy
-        held = ", ".join(map(str, sorted(self._live)))
-        cure = f"{_END_ITS_USE} or raise servers.max_loras"
-        raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
+        raise (StillInUse if any(policy.retiring for policy in candidates) else AdapterError)(reason)
 
     @contextlib.contextmanager
     def _set_aside(self, policy: ServedPolicy | None) -> Iterator[None]:
@@ -341,6 +382,7 @@ class PolicyStore:
         async with self._change:
             policy = self._get(version)
             policy.retiring = True
+            self._notify()
             await asyncio.to_thread(self._folder.unmark, policy.folder)
             if policy.references == 0:
                 await self._remove(policy)
@@ -356,6 +398,7 @@ class PolicyStore:
         """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
         if self._live.get(policy.version) is policy:
             del self._live[policy.version]
+            self._notify()
         await self._discard(policy)
         logger.info("policy version %d (%s) is retired", policy.version, policy.name)
 

@@ -15,7 +15,7 @@ from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.folder import PolicyFolder
-from rollout_server.policies.store import PolicyStore, UnknownPolicy
+from rollout_server.policies.store import PolicyStore, StillInUse, UnknownPolicy
 from rollout_server.schema import ConfigError, from_mapping
 from support.fake_vllm import FakeVllm, prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter
@@ -102,7 +102,8 @@ async def test_same_content_again_is_no_change(house):
     assert house.store.latest() == 1, "the version published last is the latest, also after going back"
 
 
-async def test_other_content_replaces_an_unused_version_only(house):
+async def test_other_content_replaces_an_unused_version_only(house, monkeypatch):
+    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
     first = await house.store.publish(1, house.adapter(1))
     house.store.acquire(1)
     with pytest.raises(AdapterError, match="version 1 is in use with other content"):
@@ -205,17 +206,59 @@ async def test_retired_version_stays_until_its_last_user_is_done(house):
         house.store.acquire(1)
 
 
-async def test_full_house_retires_the_oldest_unused_and_never_serves_more_than_max_loras(house):
+async def test_full_house_retires_the_oldest_unused_and_never_serves_more_than_max_loras(house, monkeypatch):
+    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
     for version in (1, 2, 3):
         await house.store.publish(version, house.adapter(version))
     house.store.acquire(1)
     await house.store.publish(4, house.adapter(4))
     assert house.store.versions() == [1, 3, 4]
     house.store.acquire(3)
-    with pytest.raises(AdapterError, match=r"all 3 places are taken by policy versions in use \(1, 3, 4\)"):
+    with pytest.raises(
+        AdapterError, match=r"versions in use \(1, 3\) leave no place for version 5 beside the latest \(4"
+    ):
         await house.store.publish(5, house.adapter(5))
     assert house.store.versions() == [1, 3, 4]
     assert len(house.fakes[0].loaded) == 3
+
+
+@pytest.mark.parametrize("retired", [False, True])
+@pytest.mark.parametrize("version", [1, 4], ids=["other content", "full house"])
+async def test_a_version_in_use_that_has_to_go_is_waited_for(house, caplog, version, retired):
+    caplog.set_level("INFO")
+    for served in (1, 2, 3):
+        await house.store.publish(served, house.adapter(served))
+    for served in (1, 1, 2):
+        house.store.acquire(served)
+    publishing = asyncio.create_task(house.store.publish(version, house.adapter(9)))
+    await wait_until(lambda: publishing.done() or f"version {version} waits" in caplog.text)
+    if retired:
+        await house.store.retire(1)
+    house.store.release(1)
+    assert not publishing.done()
+    house.store.release(1)
+    info = await publishing
+    assert house.store.versions() == sorted({2, 3, version})
+    assert house.store.acquire(version) == info.name
+    await wait_until(lambda: len(house.folders()) == 3)
+
+
+async def test_a_retiring_version_that_stays_in_use_is_no_last_word(house, monkeypatch):
+    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
+    for version in (1, 2, 3):
+        await house.store.publish(version, house.adapter(version))
+    for version in (1, 2):
+        house.store.acquire(version)
+    await house.store.retire(1)
+    with pytest.raises(StillInUse, match=r"versions in use \(1, 2\) leave no place for version 4"):
+        await house.store.publish(4, house.adapter(4))
+    with pytest.raises(StillInUse, match="version 1 is in use with other content"):
+        await house.store.publish(1, house.adapter(4))
+    with pytest.raises(AdapterError, match="version 2 is in use with other content"):
+        await house.store.publish(2, house.adapter(4))
+    house.store.release(1)
+    await house.store.publish(4, house.adapter(4))
+    assert house.store.versions() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("version", [2, 3, 4], ids=["other content", "other content of the latest", "full house"])

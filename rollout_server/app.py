@@ -24,7 +24,7 @@ from rollout_server.endpoint.serving import ServeRequest
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
-from rollout_server.policies.store import UnknownPolicy
+from rollout_server.policies.store import StillInUse, UnknownPolicy
 from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS
 from rollout_server.schema import ConfigError, from_mapping
 
@@ -87,7 +87,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return _refusal(400, error)
     except UnknownPolicy as error:
         return _refusal(404, error)
-    except ServerUnavailable as error:
+    except (ServerUnavailable, StillInUse) as error:
         return _refusal(503, error)
     except TimeoutError:
         return _refusal(408, "the request's body did not arrive in time")

@@ -2,7 +2,7 @@
 
     <root>/collections/<id>.jsonl          one rollout per line
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
-    <root>/policies/<version>/             a LoRA adapter in PEFT's format
+    <root>/policies/<version>/             a LoRA adapter in PEFT's format, and the number of its publication
     <root>/node.json                       where the node listens while it runs
 
 One rule holds for files of JSON lines. A last line without its end is a write that is under way, or that a crash

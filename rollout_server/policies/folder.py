@@ -3,10 +3,15 @@
 A version lives in ``policy-v0007-<first 8 hex digits of its SHA-256>``: written under another name, synced, renamed,
 never written again. So its name and its path are functions of its content. vLLM's prefix cache is keyed by that name
 and path: two contents never share a key, and no cached prefix is read under other weights than it was computed with.
+
+Beside the adapter's two files lies ``publication``, with a number that grows from publication to publication: the
+version with the highest is the latest. It is written once the servers have proven the version, and removed when the
+version is retired. So a version without it must not be served after a restart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -17,10 +22,11 @@ from pathlib import Path
 
 from rollout_server.base_model import BaseModel
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError, check_adapter
-from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, sync
+from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, sync, whole_file
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _UPLOAD = ".upload-"
+_PUBLICATION = "publication"
 _NAME = re.compile(r"policy-v(\d{4,})-([0-9a-f]{8})")
 
 
@@ -49,6 +55,7 @@ class PolicyFolder:
         self._base = base
         self._rank_limit = rank_limit
         self._limits = {ADAPTER_CONFIG: MAX_CONFIG_BYTES, ADAPTER_WEIGHTS: base.max_adapter_bytes(rank_limit)}
+        self._publications = 0
 
     def staging(self) -> Path:
         """A new folder for an upload, to be taken in; the caller removes what is left of it."""
@@ -125,18 +132,40 @@ class PolicyFolder:
         sync(self.root)
         return final
 
+    def mark_published(self, folder: Path) -> None:
+        """Note durably that the version in ``folder`` is proven and the latest: :meth:`scan` finds it from now on."""
+        self._publications += 1
+        with whole_file(folder / _PUBLICATION) as partial:
+            partial.write_text(f"{self._publications}\n")
+            sync(partial)
+        sync(folder)
+
+    def unmark(self, folder: Path) -> None:
+        """Note durably that the version in ``folder`` is not to be served after a restart."""
+        with contextlib.suppress(FileNotFoundError):  # it was never published
+            (folder / _PUBLICATION).unlink()
+            sync(folder)
+
     def scan(self, most: int) -> dict[int, Path]:
-        """The ``most`` newest whole versions, ascending; all else (torn, superseded, half uploaded) is deleted."""
-        found: dict[int, Path] = {}
-        for path in sorted(self.root.iterdir()):
-            match = _NAME.fullmatch(path.name)
-            if match is not None and self._is_whole(path, match[2]):
-                found[int(match[1])] = path
-        kept = dict(sorted(found.items())[-most:])
+        """The ``most`` whole versions that were published last, in that order.
+
+        All else is deleted: what is torn, half uploaded, not proven, retired or superseded.
+        """
+        found: list[tuple[int, int, Path]] = []
+        for path in self.root.iterdir():
+            match, publication = _NAME.fullmatch(path.name), _read_publication(path)
+            if match is not None and publication is not None and self._is_whole(path, match[2]):
+                found.append((publication, int(match[1]), path))
+        found.sort(reverse=True)
+        self._publications = found[0][0] if found else 0
+        kept: dict[int, Path] = {}
+        for _, version, path in found:
+            if len(kept) < most:
+                kept.setdefault(version, path)
         for path in self.root.iterdir():
             if path.is_dir() and path not in kept.values():
                 shutil.rmtree(path, ignore_errors=True)
-        return kept
+        return dict(reversed(kept.items()))
 
     def _is_whole(self, folder: Path, digest: str) -> bool:
         try:
@@ -147,6 +176,13 @@ class PolicyFolder:
         except (AdapterError, OSError):
             return False
         return content.hexdigest().startswith(digest)
+
+
+def _read_publication(folder: Path) -> int | None:
+    try:
+        return int((folder / _PUBLICATION).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _add_content(digest: hashlib._Hash, file: Path) -> None:

@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
 DRAIN_S = 10.0
-_END_ITS_USE = "end its collections (rollout-server cancel)"
+RELEASE_TIMEOUT_S = 120.0
+"""How long a publication waits for a version in use. The episodes that an early stop aborts may need a minute to close
+their worlds."""
+_END_USERS = "end the collections (rollout-server cancel) and the agents' keys (DELETE /v1/keys/KEY) that use"
 _TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -48,6 +51,10 @@ _SERVER_ERRORS = (*_TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 class UnknownPolicy(LookupError):
     """A version that is not served (any more)."""
+
+
+class StillInUse(RuntimeError):
+    """There is no place for a version yet: one that is being retired has users. Once they are done there is."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class PolicyStore:
         self._folder = PolicyFolder(Path(folder), source, self._base, model.lora_rank)
         self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._external_load = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
         group.add_ready_hook(self.on_server_ready)
@@ -131,10 +139,13 @@ class PolicyStore:
 
         Not the highest: a run that went back to an earlier checkpoint publishes lower versions again.
         """
-        for version, policy in reversed(self._live.items()):
-            if not policy.retiring:
-                return version
-        raise UnknownPolicy("no policy version has been published; publish one first")
+        policy = self._latest()
+        if policy is None:
+            raise UnknownPolicy("no policy version has been published; publish one first")
+        return policy.version
+
+    def _latest(self) -> ServedPolicy | None:
+        return next((policy for policy in reversed(self._live.values()) if not policy.retiring), None)
 
     def _get(self, version: int) -> ServedPolicy:
         if version not in self._live:
@@ -156,6 +167,8 @@ class PolicyStore:
         if policy.references == 0:
             raise RuntimeError(f"policy version {version} was released more often than acquired")
         policy.references -= 1
+        if policy.references == 0:
+            self._notify()
         if policy.retiring and policy.references == 0:
             task = asyncio.get_running_loop().create_task(self._retire_unused(policy))
             self._retirements.add(task)
@@ -165,11 +178,14 @@ class PolicyStore:
         """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
 
         Publishing the same content again under the same version only makes it the latest; other content replaces a
-        version that nobody uses, under another name. ``canary`` is a mapping of :class:`Canary`'s fields.
+        version that nobody uses, under another name. A version in use that has to go is waited for, for up to
+        :data:`RELEASE_TIMEOUT_S`. ``canary`` is a mapping of :class:`Canary`'s fields.
 
         Raises:
-            AdapterError: the adapter or its canary must not be served; nothing was changed.
-            ServerUnavailable: no server could be asked.
+            AdapterError: the adapter or its canary must not be served, or versions stayed in use that nobody retires;
+                nothing was changed.
+            StillInUse: a version that is being retired stayed in use; try again.
+            ServerUnavailable: no server could be asked; try again.
         """
         started = time.monotonic()
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
@@ -178,34 +194,65 @@ class PolicyStore:
         incoming = await asyncio.to_thread(self._folder.take_in, Path(folder))
         try:
             await self._wait_for_server()
-            async with self._change:
-                policy = self._live.get(version)
-                if policy is not None and policy.name != policy_name(version, incoming.digest):
-                    if policy.references:
-                        raise AdapterError(f"policy version {version} is in use with other content; {_END_ITS_USE}")
-                    await self._remove(policy)
-                    policy = None
-                if policy is None:
-                    policy = await self._serve(version, incoming, proof, started)
-                self._live[version] = self._live.pop(version)
-                policy.retiring = False
+            policy = await self._publish(version, incoming, proof, started)
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
         return PolicyInfo(version, policy.name, policy.seconds)
 
-    async def _serve(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
-        await self._make_room()
-        folder = await asyncio.to_thread(self._folder.settle, incoming, version)
-        policy = ServedPolicy(version, folder.name, folder, canary)
-        try:
-            await self._place(policy)
-        except BaseException:
-            await asyncio.shield(self._discard(policy))
-            raise
+    async def _publish(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
+        give_up = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_S
+        refusal: Exception | None = None
+        while True:
+            async with self._change:
+                policy = self._live.get(version)
+                if policy is not None and policy.name == policy_name(version, incoming.digest):
+                    await self._make_latest(policy)
+                    return policy
+                try:
+                    replaced = self._to_replace(version)
+                except (AdapterError, StillInUse) as error:
+                    if refusal is None:
+                        logger.info("policy version %d waits for up to %g s: %s", version, RELEASE_TIMEOUT_S, error)
+                    refusal, changed = error, self._changed
+                else:
+                    return await self._serve(version, incoming, canary, started, replaced)
+            # Without the lock: versions can be retired, and servers come back, while this waits.
+            try:
+                async with asyncio.timeout_at(give_up):
+                    await changed.wait()
+            except TimeoutError:
+                raise refusal from None
+
+    async def _serve(
+        self, version: int, incoming: Incoming, canary: Canary | None, started: float, replaced: ServedPolicy | None
+    ) -> ServedPolicy:
+        with self._set_aside(replaced):
+            folder = await asyncio.to_thread(self._folder.settle, incoming, version)
+            policy = ServedPolicy(version, folder.name, folder, canary)
+            try:
+                await self._place(policy)
+                await self._make_latest(policy)
+            except BaseException:
+                await asyncio.shield(self._discard(policy))
+                raise
+        if replaced is not None:
+            await self._remove(replaced)
         policy.seconds = time.monotonic() - started
-        self._live[version] = policy
         logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
         return policy
+
+    async def _make_latest(self, policy: ServedPolicy) -> None:
+        """On disk first: whoever is told that a version is served finds it again after a restart."""
+        await asyncio.to_thread(self._folder.mark_published, policy.folder)
+        policy.retiring = False
+        self._live.pop(policy.version, None)
+        self._live[policy.version] = policy
+        self._notify()
+
+    def _notify(self) -> None:
+        """Have the publications that wait look again for a version that may go."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _wait_for_server(self) -> None:
         try:
@@ -215,16 +262,44 @@ class PolicyStore:
         except TimeoutError:
             raise ServerUnavailable(f"no vLLM server became ready in {LOAD_TIMEOUT_S:g} s") from None
 
-    async def _make_room(self) -> None:
-        """vLLM lets requests of more than ``max_loras`` adapters wait without a word, so never hold more than that."""
-        while len(self._live) >= self._max_live:
-            # In the order of publication; the last one stays, to be served on if the new one fails.
-            unused = [policy for policy in list(self._live.values())[:-1] if policy.references == 0]
-            if not unused:
-                held = ", ".join(map(str, sorted(self._live)))
-                cure = f"{_END_ITS_USE} or raise servers.max_loras"
-                raise AdapterError(f"all {self._max_live} places are taken by policy versions in use ({held}); {cure}")
-            await self._remove(unused[0])
+    def _to_replace(self, version: int) -> ServedPolicy | None:
+        """What has to go once ``version`` is proven: its other content or, of a full house, the oldest that is unused.
+
+        Raises StillInUse when all of that is in use but one is being retired, AdapterError when none is.
+        """
+        latest = self._latest()
+        if version in self._live:
+            candidates = [self._live[version]]
+            reason = f"policy version {version} is in use with other content; {_END_USERS} it"
+        elif len(self._live) < self._max_live:
+            return None
+        else:
+            # In the order of publication; the latest stays, to be sampled from until the new one is proven.
+            candidates = [policy for policy in self._live.values() if policy is not latest]
+            in_use = ", ".join(str(policy.version) for policy in candidates if policy.references)
+            beside = f" beside the latest ({latest.version})" if latest is not None else ""
+            cure = f"{_END_USERS} one of them, or raise servers.max_loras"
+            reason = f"policy versions in use ({in_use}) leave no place for version {version}{beside}; {cure}"
+        for policy in candidates:
+            if policy.references == 0:
+                return policy
+        raise (StillInUse if any(policy.retiring for policy in candidates) else AdapterError)(reason)
+
+    @contextlib.contextmanager
+    def _set_aside(self, policy: ServedPolicy | None) -> Iterator[None]:
+        """Nobody can begin to use ``policy`` within the block; if that raises, it is served as before.
+
+        The servers hold it meanwhile, perhaps as one more than ``max_loras``. That is allowed while nobody samples from
+        it: vLLM lets only requests of more adapters than that wait, which it does without a word.
+        """
+        served = dict(self._live)
+        if policy is not None:
+            del self._live[policy.version]
+        try:
+            yield
+        except BaseException:
+            self._live = served
+            raise
 
     async def _place(self, policy: ServedPolicy) -> None:
         """Load and prove on every ready server, or raise.
@@ -300,27 +375,36 @@ class PolicyStore:
         return _ServerBroke(said) if await server.probe() is None else ServerUnavailable(said)
 
     async def retire(self, version: int) -> bool:
-        """Serve no new episode with ``version`` and remove it when the last of its users is done.
+        """Serve no new episode with ``version``, now or after a restart; remove it when its last user is done.
 
         Returns whether it is gone already. Raises UnknownPolicy for a version that is not served.
         """
-        policy = self._get(version)
-        policy.retiring = True
-        await self._retire_unused(policy)
-        return version not in self._live
+        async with self._change:
+            policy = self._get(version)
+            policy.retiring = True
+            self._notify()
+            await asyncio.to_thread(self._folder.unmark, policy.folder)
+            if policy.references == 0:
+                await self._remove(policy)
+            return version not in self._live
 
     async def _retire_unused(self, policy: ServedPolicy) -> None:
         async with self._change:
-            if policy.references == 0 and self._live.get(policy.version) is policy:
+            # It may have been published again, or removed, while this waited.
+            if policy.retiring and policy.references == 0 and self._live.get(policy.version) is policy:
                 await self._remove(policy)
 
     async def _remove(self, policy: ServedPolicy) -> None:
         """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
-        del self._live[policy.version]
+        if self._live.get(policy.version) is policy:
+            del self._live[policy.version]
+            self._notify()
         await self._discard(policy)
         logger.info("policy version %d (%s) is retired", policy.version, policy.name)
 
     async def _discard(self, policy: ServedPolicy) -> None:
+        # First, so that a node that dies in the middle of this does not serve it again.
+        await asyncio.to_thread(self._folder.unmark, policy.folder)
         await asyncio.gather(*(self._unload(server, policy) for server in self._group.ready))
         await self._drain(policy)
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
@@ -344,9 +428,10 @@ class PolicyStore:
                     await asyncio.sleep(0.1)
 
     async def restore(self) -> list[int]:
-        """After a restart of the node, before the servers start: serve again the newest versions found on disk.
+        """After a restart of the node, before the servers start: serve again the versions that were published last.
 
-        Their canaries are not kept; a name that stands for the content is the proof. Returns the versions.
+        They were proven before they were marked as published, and their names stand for their content; so their
+        canaries are not kept. Returns the versions.
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():

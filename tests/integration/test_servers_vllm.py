@@ -224,6 +224,24 @@ async def test_bad_adapters_are_refused_while_the_running_version_serves_on(hous
         assert models.count('"id":"policy-') == 1
 
 
+async def test_full_house_serves_on_beside_a_version_that_is_refused_and_one_that_is_proven(house):
+    """The servers hold one version more than max_loras then; a request runs under the one that stays."""
+    first, second = await house.publish(1, seed=1), await house.publish(2, seed=2)
+    running = asyncio.create_task(house.generate("beside", second.name, max_tokens=400))
+    await house.wait_for_running(1)
+    expected = house.reference(house.adapter(1), PROMPT)
+    canary = {"token_ids": PROMPT, "positions": [159], "logprobs": [expected[159]], "tolerance": 0.05}
+    with pytest.raises(AdapterError, match="not the same weights"):
+        await house.store.publish(3, house.adapter(4), canary)
+    assert house.store.versions() == [1, 2]
+    assert house.gap(await house.generate("after the refusal", first.name), house.adapter(1)) < TOLERANCE
+    third = await house.publish(3, seed=3)
+    assert house.store.versions() == [2, 3]
+    assert house.gap(await house.generate("new", third.name), house.adapter(3)) < TOLERANCE
+    assert house.gap(await running, house.adapter(2)) < TOLERANCE
+    assert [server.restarts for server in house.group.servers] == [0, 0]
+
+
 async def test_version_is_removed_under_an_aborted_request_without_harm(house):
     info = await house.publish(1, seed=1)
     house.store.acquire(1)

@@ -15,6 +15,7 @@ from rollout_server import app
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import Progress
+from rollout_server.policies import store
 from support.counter_node import TOKEN, counter_request, local_node, read_all
 from support.random_policy import write_adapter
 from support.waiting import COMMAND_S, DEADLINE_S, wait_until
@@ -114,6 +115,23 @@ async def test_bad_adapter_is_refused_with_the_reason(running, tmp_path):
     assert refused.value.status == 400
     with pytest.raises(RolloutNodeError, match="is not a whole number"):
         await running.call(running.client.publish_policy, -1, tmp_path / "adapter")
+
+
+async def test_a_publication_that_finds_no_place_yet_is_to_be_tried_again(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "RELEASE_TIMEOUT_S", 0.2)
+    async with local_node(policy, tmp_path / "node", policy_root=str(policy)) as local:
+        body = json.dumps({"path": str(policy / "adapter1")})
+        local.node.policies.acquire(0)
+        await asyncio.to_thread(ask, local.url, "PUT", "/v1/policies/1", body)
+        status, report = await asyncio.to_thread(ask, local.url, "PUT", "/v1/policies/2", body)
+        assert (status, "versions in use (0) leave no place for version 2" in report["error"]) == (400, True)
+        await local.call(local.client.retire_policy, 0)
+        status, report = await asyncio.to_thread(ask, local.url, "PUT", "/v1/policies/2", body)
+        assert (status, "versions in use (0) leave no place for version 2" in report["error"]) == (503, True)
+        publishing = asyncio.create_task(local.call(local.client.publish_policy, 2, policy / "adapter1"))
+        local.node.policies.release(0)
+        assert (await publishing).version == 2
+        assert local.node.policies.versions() == [1, 2]
 
 
 async def test_unknown_collection_and_policy(running):

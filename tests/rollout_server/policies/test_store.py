@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -13,7 +14,8 @@ from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
-from rollout_server.policies.store import PolicyStore, UnknownPolicy
+from rollout_server.policies.folder import PolicyFolder
+from rollout_server.policies.store import PolicyStore, StillInUse, UnknownPolicy
 from rollout_server.schema import ConfigError, from_mapping
 from support.fake_vllm import FakeVllm, prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter
@@ -35,12 +37,16 @@ class House:
         self.model_config = ModelConfig(path=str(self.model), dtype="float32", max_context=512, lora_rank=8)
         urls = [await fake.start() for fake in self.fakes]
         self.servers_config = ServersConfig(urls=urls, max_loras=max_loras, start_timeout_s=DEADLINE_S)
-        self.group = ServerGroup(self.model_config, self.servers_config, self.folder / "logs")
-        self.store = self.new_store(self.group)
+        self.store = self.new_store()
+        self.group = self.store._group
         await self.group.start()
 
-    def new_store(self, group: ServerGroup) -> PolicyStore:
-        return PolicyStore(group, self.model_config, self.servers_config, self.folder / "policies", self.source)
+    def new_store(self, policies: Path | None = None, max_loras: int | None = None) -> PolicyStore:
+        """A store, and servers that have yet to start: at first, or of a node that starts again, perhaps on a copy of
+        the folder of policies or with another ``max_loras``."""
+        servers = dataclasses.replace(self.servers_config, max_loras=max_loras or self.servers_config.max_loras)
+        group = ServerGroup(self.model_config, servers, self.folder / "logs")
+        return PolicyStore(group, self.model_config, servers, policies or self.folder / "policies", self.source)
 
     async def close(self) -> None:
         await self.group.stop()
@@ -96,7 +102,8 @@ async def test_same_content_again_is_no_change(house):
     assert house.store.latest() == 1, "the version published last is the latest, also after going back"
 
 
-async def test_other_content_replaces_an_unused_version_only(house):
+async def test_other_content_replaces_an_unused_version_only(house, monkeypatch):
+    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
     first = await house.store.publish(1, house.adapter(1))
     house.store.acquire(1)
     with pytest.raises(AdapterError, match="version 1 is in use with other content"):
@@ -199,17 +206,93 @@ async def test_retired_version_stays_until_its_last_user_is_done(house):
         house.store.acquire(1)
 
 
-async def test_full_house_retires_the_oldest_unused_and_never_exceeds_max_loras(house):
+async def test_full_house_retires_the_oldest_unused_and_never_serves_more_than_max_loras(house, monkeypatch):
+    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
     for version in (1, 2, 3):
         await house.store.publish(version, house.adapter(version))
     house.store.acquire(1)
     await house.store.publish(4, house.adapter(4))
     assert house.store.versions() == [1, 3, 4]
     house.store.acquire(3)
-    with pytest.raises(AdapterError, match=r"all 3 places are taken by policy versions in use \(1, 3, 4\)"):
+    with pytest.raises(
+        AdapterError, match=r"versions in use \(1, 3\) leave no place for version 5 beside the latest \(4"
+    ):
         await house.store.publish(5, house.adapter(5))
     assert house.store.versions() == [1, 3, 4]
     assert len(house.fakes[0].loaded) == 3
+
+
+@pytest.mark.parametrize("retired", [False, True])
+@pytest.mark.parametrize("version", [1, 4], ids=["other content", "full house"])
+async def test_a_version_in_use_that_has_to_go_is_waited_for(house, caplog, version, retired):
+    caplog.set_level("INFO")
+    for served in (1, 2, 3):
+        await house.store.publish(served, house.adapter(served))
+    for served in (1, 1, 2):
+        house.store.acquire(served)
+    publishing = asyncio.create_task(house.store.publish(version, house.adapter(9)))
+    await wait_until(lambda: publishing.done() or f"version {version} waits" in caplog.text)
+    if retired:
+        await house.store.retire(1)
+    house.store.release(1)
+    assert not publishing.done()
+    house.store.release(1)
+    info = await publishing
+    assert house.store.versions() == sorted({2, 3, version})
+    assert house.store.acquire(version) == info.name
+    await wait_until(lambda: len(house.folders()) == 3)
+
+
+async def test_a_retiring_version_that_stays_in_use_is_no_last_word(house, monkeypatch):
+    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
+    for version in (1, 2, 3):
+        await house.store.publish(version, house.adapter(version))
+    for version in (1, 2):
+        house.store.acquire(version)
+    await house.store.retire(1)
+    with pytest.raises(StillInUse, match=r"versions in use \(1, 2\) leave no place for version 4"):
+        await house.store.publish(4, house.adapter(4))
+    with pytest.raises(StillInUse, match="version 1 is in use with other content"):
+        await house.store.publish(1, house.adapter(4))
+    with pytest.raises(AdapterError, match="version 2 is in use with other content"):
+        await house.store.publish(2, house.adapter(4))
+    house.store.release(1)
+    await house.store.publish(4, house.adapter(4))
+    assert house.store.versions() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("version", [2, 3, 4], ids=["other content", "other content of the latest", "full house"])
+async def test_a_refused_version_leaves_what_it_would_have_replaced(house, version):
+    names = [(await house.store.publish(served, house.adapter(served))).name for served in (1, 2, 3)]
+    canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [-9.0, -9.0]}
+    with pytest.raises(AdapterError, match="not the same weights"):
+        await house.store.publish(version, house.adapter(9), canary)
+    assert house.store.latest() == 3
+    assert [house.store.acquire(served) for served in house.store.versions()] == names
+    assert all(set(fake.loaded) == set(names) for fake in house.fakes)
+    assert house.folders() == names
+    store = house.new_store()
+    assert await store.restore() == [1, 2, 3]
+    assert store.latest() == 3
+
+
+async def test_nobody_can_begin_to_use_a_version_while_its_successor_is_proven(house):
+    """Requests of more adapters than max_loras would wait in vLLM, the canary among them."""
+    for version in (1, 2, 3):
+        await house.store.publish(version, house.adapter(version))
+    for fake in house.fakes:
+        fake.mode = "hang"
+    proven = len(house.fakes[0].seen)
+    publishing = asyncio.create_task(house.store.publish(4, house.adapter(4)))
+    await wait_until(lambda: len(house.fakes[0].seen) > proven)
+    with pytest.raises(UnknownPolicy, match="version 1 is not served; served: 2, 3"):
+        house.store.acquire(1)
+    assert house.store.latest() == 3
+    for fake in house.fakes:
+        fake.mode = "well"
+    await publishing
+    assert house.store.versions() == [2, 3, 4]
+    assert len(house.folders()) == len(house.fakes[0].loaded) == 3
 
 
 async def test_release_without_acquire_is_an_error(house):
@@ -308,22 +391,99 @@ async def test_an_upload_that_is_refused_leaves_nothing(house):
     assert house.folders() == []
 
 
-async def test_only_whole_newest_versions_come_back_after_a_crash(house, tmp_path):
+async def test_only_whole_newest_versions_come_back_after_a_crash(house):
     names = {version: (await house.store.publish(version, house.adapter(version))).name for version in (1, 2, 3)}
     root = house.folder / "policies"
     weights = root / names[3] / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     shutil.copytree(root / names[1], root / "policy-v0004-00000000")
     (root / ".incoming-left-over").mkdir()
-    group = ServerGroup(house.model_config, house.servers_config, tmp_path / "logs")
-    store = house.new_store(group)
+    store = house.new_store()
     assert await store.restore() == [1, 2]
     assert house.folders() == [names[1], names[2]]
     for fake in house.fakes:
         fake.loaded.clear()
-    await group.start()
+    await store._group.start()
     assert all(set(fake.loaded) == {names[1], names[2]} for fake in house.fakes)
-    await group.stop()
+    await store._group.stop()
+
+
+@pytest.mark.parametrize("moment", ["load", "canary", "discard"])
+async def test_a_version_that_was_not_proven_when_the_node_died_is_not_served_by_the_next(house, monkeypatch, moment):
+    """The folder as SIGKILL leaves it in mid-load, in mid-canary, and while a refused adapter is being removed."""
+    first = await house.store.publish(1, house.adapter(1))
+    killed, copy = asyncio.Event(), house.folder / "policies at the kill"
+
+    async def kill(*_):
+        if not killed.is_set():  # both servers are asked
+            shutil.copytree(house.folder / "policies", copy)
+            killed.set()
+        await asyncio.Event().wait()
+
+    name = {"load": "_load", "canary": "_prove", "discard": "_unload"}[moment]
+    monkeypatch.setattr(house.store, name, kill)
+    canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [-9.0, -9.0]}
+    publishing = asyncio.create_task(house.store.publish(2, house.adapter(2), canary))
+    await killed.wait()
+    assert any(path.name.startswith("policy-v0002-") for path in copy.iterdir())
+    monkeypatch.undo()
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    assert await house.new_store(copy).restore() == [1]
+    assert [path.name for path in copy.iterdir()] == [first.name]
+
+
+async def test_a_restart_keeps_the_order_of_publication(house):
+    """A run that went back publishes lower numbers: they are the newest, and the higher ones the first to go."""
+    for version in (12, 9, 3, 9):
+        await house.store.publish(version, house.adapter(version))
+    store = house.new_store()
+    assert await store.restore() == [3, 9, 12]
+    assert store.latest() == 9
+    store = house.new_store(max_loras=2)
+    assert await store.restore() == [3, 9]
+    assert store.latest() == 9
+
+
+async def test_publications_after_a_restart_are_later_than_those_before(house):
+    for version in (1, 2):
+        await house.store.publish(version, house.adapter(version))
+    await house.group.stop()
+    store = house.new_store()
+    await store.restore()
+    await store._group.start()
+    await store.publish(1, house.adapter(1))
+    await store._group.stop()
+    store = house.new_store()
+    await store.restore()
+    assert store.latest() == 1
+
+
+async def test_a_retired_version_does_not_come_back_with_a_restart(house):
+    """Nobody uses it any more then; its last user may have held it until the node died."""
+    await house.store.publish(1, house.adapter(1))
+    await house.store.publish(2, house.adapter(2))
+    house.store.acquire(2)
+    assert await house.store.retire(2) is False
+    assert await house.new_store().restore() == [1]
+
+
+async def test_a_retired_version_that_is_published_again_stays(house, monkeypatch):
+    """Its last user leaves while it is being published: the removal that this set off finds it served again."""
+    await house.store.publish(1, house.adapter(1))
+    house.store.acquire(1)
+    await house.store.retire(1)
+    loop, mark = asyncio.get_running_loop(), PolicyFolder.mark_published
+
+    def mark_while_the_last_user_leaves(folder, path):
+        loop.call_soon_threadsafe(house.store.release, 1)
+        mark(folder, path)
+
+    monkeypatch.setattr(PolicyFolder, "mark_published", mark_while_the_last_user_leaves)
+    await house.store.publish(1, house.adapter(1))
+    await asyncio.gather(*house.store._retirements)
+    assert house.store.versions() == [1]
+    assert await house.new_store().restore() == [1]
 
 
 def test_one_lora_slot_is_too_few():

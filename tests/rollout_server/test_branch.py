@@ -10,7 +10,7 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from rollout_server.branch import Branch
 from rollout_server.client import RolloutNodeError
 from rollout_server.collection_request import CollectionRequest, Limits
-from rollout_server.rollout import BranchOf, Rollout
+from rollout_server.rollout import BranchOf
 from rollout_server.schema import ConfigError
 from support.counter_node import counter_request, local_node
 from support.scripted_vllm import ScriptedVllm, expected_logprob
@@ -213,10 +213,3 @@ async def test_a_request_survives_its_json(running):
     damaged["branches"][0]["points"][1]["tokens"] = 10_000
     with pytest.raises(ConfigError, match=r"branches\[0\].*points go beyond the \d+ token_ids"):
         CollectionRequest.from_dict(damaged)
-
-
-async def test_records_without_branch_of_stay_readable(running):
-    parent, _ = await collect_long(running)
-    old = json.loads(parent.to_json())
-    del old["branch_of"]
-    assert Rollout.from_dict(old) == parent

@@ -244,6 +244,16 @@ def test_a_run_that_has_only_policies_can_be_evaluated(policy, name):
     assert after.adapter == policy / "run/policies/policy-v0001"
 
 
+def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_their_own_deadlines():
+    """compare-evals wants equal limits, and a finished rollout counts only for the limits it was made with."""
+    limits = []
+    for name in ("qwen2_5_32b", "endpoint"):
+        for changes in ({}, {"deadline_s": 200_000.0}):
+            cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), changes)
+            limits.append(OmegaConf.to_container(extended(cfg, "eval_appworld").limits, resolve=True))
+    assert limits == limits[:1] * 4
+
+
 async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         versions = [{"name": "at-", "adapter": str(policy / "run/policies/policy-v*")}]

@@ -272,6 +272,9 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     (found,) = find_policies(read_eval_config(chosen))
     assert found.adapter == policy / "run/policies/policy-v0001"
     assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, TGC 16.7 at T=0"
+    (tmp_path / "evaluation/report.json").write_text(json.dumps({**report, "split": "test_normal:1,2"}))
+    with pytest.raises(ConfigError, match=r"evaluation scored on test_normal:1,2; choose among adapters on dev"):
+        find_policies(read_eval_config(chosen))
     report["policies"][1]["sha256"] = "of other weights"
     (tmp_path / "evaluation/report.json").write_text(json.dumps(report))
     with pytest.raises(ConfigError, match="is gone or has changed since"):

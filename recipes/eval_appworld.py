@@ -1,7 +1,7 @@
 """Evaluates policies on AppWorld tasks: TGC and SGC over several runs, with their spread and protocol.
 
 tune run eval_appworld --config eval_appworld/tiny_cpu
-tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.url=http://node:8700
+tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.launch=False rollout_node.url=http://node:8700
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import eval_appworld
 from eval_appworld import EvalAppWorldRecipe
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.evaluation.collect import EvaluationTimeout
@@ -252,6 +253,14 @@ def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_t
             cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), changes)
             limits.append(OmegaConf.to_container(extended(cfg, "eval_appworld").limits, resolve=True))
     assert limits == limits[:1] * 4
+
+
+def test_the_command_for_nodes_that_already_run_is_accepted():
+    """As the recipe's head says it."""
+    (command,) = [line for line in str(eval_appworld.__doc__).splitlines() if "rollout_node.url=" in line]
+    _, name, *overrides = command.partition("--config")[2].split(" ")
+    cfg = OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(overrides))
+    assert read_eval_config(extended(cfg, "eval_appworld")).rollout_node.url == "http://node:8700"
 
 
 async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):

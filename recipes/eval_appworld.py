@@ -1,7 +1,7 @@
 """Evaluates policies on AppWorld tasks: TGC and SGC over several runs, with their spread and protocol.
 
 tune run eval_appworld --config eval_appworld/tiny_cpu
-tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.url=http://node:8700
+tune run eval_appworld --config eval_appworld/qwen2_5_32b rollout_node.launch=False rollout_node.url=http://node:8700
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from loop_recipes.evaluation.config import (
     read_eval_config,
 )
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
+from loop_recipes.evaluation.endpoint_speaker import check_reached
 from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
@@ -89,6 +90,9 @@ class EvalAppWorldRecipe:
 
     def setup(self) -> None:
         """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
+        for policy in self._policies:
+            if policy.endpoint is not None:
+                check_reached(policy.endpoint)
         if any(policy.endpoint is None for policy in self._policies):
             self._setup_node()
         if any(policy.endpoint is not None for policy in self._policies):

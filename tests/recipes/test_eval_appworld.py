@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import eval_appworld
 from eval_appworld import EvalAppWorldRecipe
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.evaluation.collect import EvaluationTimeout
@@ -244,6 +245,24 @@ def test_a_run_that_has_only_policies_can_be_evaluated(policy, name):
     assert after.adapter == policy / "run/policies/policy-v0001"
 
 
+def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_their_own_deadlines():
+    """compare-evals wants equal limits, and a finished rollout counts only for the limits it was made with."""
+    limits = []
+    for name in ("qwen2_5_32b", "endpoint"):
+        for changes in ({}, {"deadline_s": 200_000.0}):
+            cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), changes)
+            limits.append(OmegaConf.to_container(extended(cfg, "eval_appworld").limits, resolve=True))
+    assert limits == limits[:1] * 4
+
+
+def test_the_command_for_nodes_that_already_run_is_accepted():
+    """As the recipe's head says it."""
+    (command,) = [line for line in str(eval_appworld.__doc__).splitlines() if "rollout_node.url=" in line]
+    _, name, *overrides = command.partition("--config")[2].split(" ")
+    cfg = OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(overrides))
+    assert read_eval_config(extended(cfg, "eval_appworld")).rollout_node.url == "http://node:8700"
+
+
 async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         versions = [{"name": "at-", "adapter": str(policy / "run/policies/policy-v*")}]
@@ -262,6 +281,9 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     (found,) = find_policies(read_eval_config(chosen))
     assert found.adapter == policy / "run/policies/policy-v0001"
     assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, TGC 16.7 at T=0"
+    (tmp_path / "evaluation/report.json").write_text(json.dumps({**report, "split": "test_normal:1,2"}))
+    with pytest.raises(ConfigError, match=r"evaluation scored on test_normal:1,2; choose among adapters on dev"):
+        find_policies(read_eval_config(chosen))
     report["policies"][1]["sha256"] = "of other weights"
     (tmp_path / "evaluation/report.json").write_text(json.dumps(report))
     with pytest.raises(ConfigError, match="is gone or has changed since"):

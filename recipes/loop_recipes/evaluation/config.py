@@ -290,6 +290,8 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
     if not (folder / "report.json").is_file():
         return folder, ""
     report = json.loads((folder / "report.json").read_text())
+    on_test = report["split"].startswith("test")
+    require(not on_test, f"{key}.adapter: {folder} scored on {report['split']}; choose among adapters on dev")
     choices = [policy for policy in report["policies"] if policy["name"] == report["best"]]
     require(len(choices) == 1 and choices[0]["adapter"] is not None, f"{key}.adapter: {folder} chose among no adapters")
     adapter = Path(choices[0]["adapter"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -15,10 +16,15 @@ from agent_environments.protocol import Message
 from loop_recipes.evaluation.config import EndpointConfig
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.schema import ConfigError
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+WARN_AFTER_S = 60.0
+REACHED_WITHIN_S = 60.0
 _CONTEXT_FULL = re.compile(r"context.?length|maximum context|too many tokens", re.IGNORECASE)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ class EndpointSpeaker:
         """Nothing is held: the session is everybody's."""
 
     async def _ask(self, seed: int) -> Reply:
-        """One completion; asked again, with growing pauses, while the service is busy or away.
+        """One completion; asked again, with growing pauses, while the service is busy or away. Warns once when that has
+        lasted :data:`WARN_AFTER_S`.
 
         Raises:
             ContextFull: the conversation is too long for the endpoint.
@@ -99,6 +106,7 @@ class EndpointSpeaker:
         body = self._body(seed)
         url = f"{self._endpoint.url.rstrip('/')}/chat/completions"
         pause = FIRST_PAUSE_S
+        began, warned = time.monotonic(), False
         while True:
             started = time.monotonic()
             try:
@@ -106,14 +114,20 @@ class EndpointSpeaker:
                     text = await answer.text()
                     if answer.status == 200:
                         return _reply(await answer.json(content_type=None), time.monotonic() - started)
+                    shown = " ".join(text.split())[:200]
+                    reason = f"{url} answers {answer.status}: {shown}"
                     if answer.status not in (408, 409, 429) and answer.status < 500:
-                        shown = " ".join(text.split())[:200]
                         if _CONTEXT_FULL.search(text):
                             raise ContextFull(f"the endpoint refuses the conversation: {shown}")
-                        raise EpisodeFailed("server_error", f"{url} answers {answer.status}: {shown}")
+                        raise EpisodeFailed("server_error", reason)
                     wait = _retry_after(answer.headers.get("Retry-After"), pause)
-            except (aiohttp.ClientError, TimeoutError):
+            except (aiohttp.ClientError, TimeoutError) as error:
+                reason = f"{url} gives no answer: {error or type(error).__name__}"
                 wait = pause
+            waited = time.monotonic() - began
+            if waited >= WARN_AFTER_S and not warned:
+                warned = True
+                logger.warning("no completion for %.0f s; asking until the episode's deadline: %s", waited, reason)
             await asyncio.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -130,6 +144,30 @@ class EndpointSpeaker:
         if sampling.top_k != -1:
             body["top_k"] = sampling.top_k
         return {key: value for key, value in (body | self._endpoint.request).items() if value is not None}
+
+
+def check_reached(endpoint: EndpointConfig) -> None:
+    """One request, to which any answer will do: a wrong address would be asked in vain until an episode's deadline.
+
+    Raises:
+        ConfigError: no answer within :data:`REACHED_WITHIN_S`.
+    """
+
+    async def ask() -> None:
+        timeout = aiohttp.ClientTimeout(total=REACHED_WITHIN_S)
+        async with (
+            aiohttp.ClientSession(headers=endpoint.headers(), timeout=timeout) as session,
+            session.get(f"{endpoint.url.rstrip('/')}/models"),
+        ):
+            pass
+
+    try:
+        asyncio.run(ask())
+    except (aiohttp.ClientError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise ConfigError(
+            f"endpoint.url {endpoint.url} gives no answer ({reason}); start the service there, or correct the url"
+        ) from error
 
 
 def _reply(data: Any, seconds: float) -> Reply:

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,7 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         command = commands.add_parser(name, help=summary)
         command.add_argument("--config", required=True, help="a name from `tune ls`, or a YAML file")
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+        command.add_argument(
+            "overrides",
+            nargs="*",
+            metavar="key=value",
+            help="values that replace those of the YAML; ~key leaves one out",
+        )
         if name == "check":
             command.add_argument("--nodes", type=int, default=2, help="1: rollouts and trainer share a node, half each")
             command.add_argument("--gpus", type=int, default=8, help="GPUs of each node")
@@ -56,14 +60,12 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """The config that ``tune run loop_appworld --config name overrides...`` would run with.
 
     Raises:
-        ConfigError: no such config, or an override that is not ``key=value``.
+        ConfigError: no such config, or an override that is neither ``key=value`` nor the ``~key`` of a key in it.
     """
-    for word in overrides:
-        if "=" not in word:
-            raise ConfigError(f"{word!r} is not key=value")
+    from loop_recipes.config.command_line import overridden  # imports torchtune, and torch with it
+
     try:
-        merged = OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(list(overrides)))
-        return extended(cast(DictConfig, merged))
+        return extended(overridden(load_config(name), overrides))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
 

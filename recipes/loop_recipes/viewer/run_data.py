@@ -74,12 +74,14 @@ class RunData:
 
         ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
         that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
-        attempts, {task: {reason: count}}.
+        attempts, {task: {reason: count}}. ``share`` is "1of2" where it is what the first of two nodes collected of its
+        iteration, else None.
         """
         self._find_logs()
         collections = []
         for name, log in self._logs.items():
             parsed = parse_collection_id(name)
+            last_word = name.rpartition("-")[2]
             size = log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
@@ -87,6 +89,7 @@ class RunData:
                 {
                     "id": name,
                     "iteration": parsed.iteration,
+                    "share": last_word if parsed.is_training and "of" in last_word else None,
                     "kind": "training" if parsed.is_training else "evaluation",
                     "bytes": size,
                     "totals": _totals(log.summaries),
@@ -104,7 +107,7 @@ class RunData:
         """One entry per rollout, in the order of the log; an episode of several sequences has one for each.
 
         ``advantage`` is the one it was trained with, where the run kept token statistics; else the leave-one-out
-        advantage within its task, None for a task with one rollout.
+        advantage within its task, and of a continuation among those from the same turn; None where it is the only one.
 
         Raises:
             KeyError: no such collection.
@@ -112,13 +115,13 @@ class RunData:
         log = self._logs[collection]
         self._read_on(log)
         statistics = self._statistics(collection)
-        groups: dict[str, list[float]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
         for entry in log.summaries:
             if entry["segment"] == 0:
-                groups[entry["task"]].append(entry["reward"])
+                groups[_group(entry)].append(entry["reward"])
         result = []
         for entry in log.summaries:
-            rewards = groups[entry["task"]]
+            rewards = groups[_group(entry)]
             count = len(rewards)
             mean = sum(rewards) / count
             advantage = count / (count - 1) * (entry["reward"] - mean) if count > 1 else None
@@ -260,6 +263,7 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "cursor": cursor,
         "id": record["rollout_id"],
         "task": record["task_id"],
+        "branch_of": record["branch_of"],
         "index": record["index"],
         "segment": record["segment"],
         "segments": record["segments"],
@@ -278,6 +282,12 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
         "ungradable": record["ungradable"],
         "calls": calls,
     }
+
+
+def _group(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What rollouts share that began in the same state: their task, and the rollout and turn that they go on from."""
+    origin = entry["branch_of"]
+    return (entry["task"], *((origin["rollout_id"], origin["turns"]) if origin else ()))
 
 
 def _failures(log: Path) -> dict[str, dict[str, int]]:

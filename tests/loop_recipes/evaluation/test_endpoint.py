@@ -143,7 +143,8 @@ async def test_a_whole_evaluation_without_a_node(model, tmp_path):
     assert len(shown.rollout(collection["id"], 1)["messages"]) == 6
 
 
-async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path, caplog):
+async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(endpoint_speaker, "WARN_AFTER_S", 0.0)
     async with serving() as service:
         service.speak = count_to(4)
         tries: dict[str, int] = {}
@@ -165,6 +166,9 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         assert "answers 400: no such thing" in reason
         assert tries["Task: Bring the counter from 0 to 14."] == 2 * MAX_ATTEMPTS
         assert f"{2 * MAX_ATTEMPTS} of them at task reach10_3" in caplog.text
+        assert caplog.text.count("/chat/completions answers 429: slow down") == 5, (
+            "once for two refusals, in five tasks"
+        )
         # The same command tries the failed task again, and only it.
         service.fault = lambda body: None
         asked = len(service.bodies)
@@ -218,6 +222,18 @@ def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold the endpoint's key"):
         EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
+
+
+def test_an_address_where_nothing_listens_is_one_clear_line_at_the_start(model, tmp_path):
+    recipe = EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"endpoint\.url http://127\.0\.0\.1:1/v1 gives no answer .*; start the"
+        ) as error:
+            recipe.setup()
+    finally:
+        recipe.cleanup()
+    assert "\n" not in str(error.value)
 
 
 def episodes_of(model, folder):

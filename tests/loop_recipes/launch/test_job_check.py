@@ -76,6 +76,16 @@ def check_32b(check_config):
     return lambda *more: check_config("qwen2_5_32b", "32b", *more)
 
 
+def test_overrides_are_those_of_tune_run(check_32b):
+    control = "advantage=loop_recipes.learner.advantages.Shuffled"
+    code, _, problems = check_32b(control, "~stop.max_approx_kl")
+    assert (code, problems) == (0, [])
+    code, _, _ = check_32b("~stop.kl")
+    assert code == "loop-launch: Could not find key stop.kl in yaml config to remove"
+    code, _, _ = check_32b("seed")
+    assert code.startswith("loop-launch: 'seed' is not understood; ")
+
+
 CONFIGS = {
     "tiny_cpu": "tiny",
     "tiny_gpu": "tiny",

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -14,6 +15,8 @@ from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
+from rollout_server.rollout import BranchOf
+from rollout_server.run_files import read_rollouts
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
 from support.waiting import COMMAND_S
 
@@ -50,6 +53,33 @@ def test_summaries_hold_the_leave_one_out_advantage_of_the_task(run):
     assert group[0]["gap"] is None
     alone = [entry for entry in run.summaries("demo-i0003") if entry["task"] == "long_1"]
     assert alone[0]["advantage"] is None
+
+
+def test_a_continuation_is_compared_with_those_from_the_same_turn(run_folder, tmp_path):
+    stored = list(read_rollouts(run_folder / "node/collections/demo-i0002.jsonl"))[:6]
+    origins = [BranchOf("demo-i0001/task0_1/0.0", turns) for turns in (0, 0, 0, 1, 1, 2)]
+    rewards = [1.0, 0.0, 0.5, 0.25, 0.75, 1.0]
+    log = tmp_path / "branch-demo-i0001-0123456789.jsonl"
+    log.write_text(
+        "".join(
+            replace(rollout, branch_of=origin, reward=reward).to_json() + "\n"
+            for rollout, origin, reward in zip(stored, origins, rewards, strict=True)
+        )
+    )
+    entries = RunData(log).summaries(log.stem)
+    assert [entry["advantage"] for entry in entries] == [0.75, -0.75, 0.0, -0.5, 0.5, None]
+
+
+def test_shares_of_an_iteration_are_told_apart(run_folder, tmp_path):
+    lines = (run_folder / "node/collections/demo-i0002.jsonl").read_text().splitlines(keepends=True)
+    for node, share in (("node", lines[:10]), ("node-1", lines[10:])):
+        folder = tmp_path / node / "collections"
+        folder.mkdir(parents=True)
+        (folder / f"demo-i0002-{1 if node == 'node' else 2}of2.jsonl").write_text("".join(share))
+    first, second = RunData(tmp_path).overview()["collections"]
+    assert [(item["iteration"], item["share"]) for item in (first, second)] == [(2, "1of2"), (2, "2of2")]
+    assert [item["totals"]["rollouts"] for item in (first, second)] == [10, 14]
+    assert {item["share"] for item in RunData(run_folder).overview()["collections"]} == {None}
 
 
 def test_token_statistics_are_shown_where_there_are_some(run):

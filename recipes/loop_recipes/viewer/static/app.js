@@ -41,7 +41,7 @@ function Help({ onClose }) {
 function Crumbs({ address, run }) {
   const { page, collection } = address;
   const item = run.collections.find((entry) => entry.id === collection);
-  const name = item && item.kind === "training" ? `iteration ${item.iteration}` : collection;
+  const name = item ? collectionName(item) : collection;
   return html`<nav class="crumbs">
     <a href="#/"><bdi>${run.name}</bdi></a>
     ${page !== "run" && html` › <a href=${link("c", collection)}><bdi>${name}</bdi></a>`}

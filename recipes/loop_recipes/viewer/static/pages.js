@@ -56,10 +56,15 @@ const attemptsByTask = (failures) =>
     .map(([task, reasons]) => `${task}: ${Object.entries(reasons).map(([reason, count]) => `${reason} ${count}`).join(", ")}`)
     .join("\n");
 
+/** What the page calls a collection: its iteration and, with several nodes, the share of one of them; or its id. */
+const collectionName = ({ id, kind, iteration, share }) =>
+  kind !== "training" ? id : `iteration ${iteration}${share ? `, share ${share.replace("of", " of ")}` : ""}`;
+
 function RunPage({ run }) {
   const { metrics, collections } = run;
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
-  const figures = (item) => (item.kind === "training" && lines.get(item.iteration)) || item.totals;
+  // The metrics of an iteration are those of all its shares.
+  const figures = (item) => (item.kind === "training" && !item.share && lines.get(item.iteration)) || item.totals;
   return html`<section>
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} />`)}</div>`}
@@ -70,9 +75,7 @@ function RunPage({ run }) {
         ${collections.map((item) => {
           const line = figures(item);
           return html`<tr key=${item.id}>
-            <td><a class="stop" href=${link("c", item.id)}>${
-              item.kind === "training" ? `iteration ${item.iteration}` : item.id
-            }</a></td>
+            <td><a class="stop" href=${link("c", item.id)}>${collectionName(item)}</a></td>
             <td>${fixed(line && line.reward)}</td>
             <td>${line ? percent(line.success) : "–"}</td>
             <td>${line ? line.rollouts : "–"}</td>

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -135,7 +136,7 @@ class HarnessEnvironment:
         return Grade(self._stated, success=self._stated == 1.0)
 
     async def _graded_by_command(self, command: Sequence[str]) -> Grade:
-        variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder)}
+        variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder), **_no_imports_from_here()}
         ended = await run_program(command, variables, self._folder, GRADE_TIMEOUT_S)
         if ended.status != 0:
             return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
@@ -309,6 +310,12 @@ class HarnessPool:
 def _require_program(key: str, command: Sequence[str] | None, path: str | None = None) -> None:
     if command is not None and shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")
+
+
+def _no_imports_from_here() -> dict[str, str]:
+    """Variables of a Python that imports nothing from where it starts: a json.py there could print a reward."""
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}  # an empty entry is the folder it starts in
 
 
 def _found(command: Sequence[str]) -> list[str]:

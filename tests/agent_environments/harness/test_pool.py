@@ -1,6 +1,7 @@
 """Harness pools: who grades, which tasks there are, and how an episode of a program elsewhere is taken."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -87,6 +88,17 @@ async def test_a_grade_command_sees_what_the_program_left(tmp_path):
     )
     grade = await played(pool(command=program, grade_command=grader, accept_reward=False))
     assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
+
+
+@pytest.mark.parametrize("import_path", [None, os.pathsep + "/nowhere"])
+async def test_an_agent_cannot_leave_a_module_that_grades_it(monkeypatch, import_path):
+    if import_path is not None:
+        monkeypatch.setenv("PYTHONPATH", import_path)
+    planted = "import os, sys; sys.stdout.write('{\"reward\": 1.0}'); sys.stdout.flush(); os._exit(0)"
+    agent = python(f"open('json.py', 'w').write({planted!r})")
+    grader = python("import json; print(json.dumps({'reward': 0.0}))")
+    grade = await played(pool(command=agent, grade_command=grader, accept_reward=False))
+    assert (grade.reward, grade.ungradable) == (0.0, None)
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('well done')", "pass", "print('{\"reward\": null}')"])

@@ -320,5 +320,11 @@ def _no_imports_from_here() -> dict[str, str]:
 
 def _found(command: Sequence[str]) -> list[str]:
     """``{python}`` as this interpreter, files as absolute paths: the program starts in a folder of its own."""
+
+    def is_path(word: str, is_program: bool) -> bool:
+        if "/" in word:
+            return os.path.exists(word)
+        return os.path.isfile(word) and not is_program  # a program of a bare name is looked for on PATH
+
     words = [sys.executable if word == "{python}" else word for word in command]
-    return [str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in words]
+    return [os.path.abspath(word) if is_path(word, number == 0) else word for number, word in enumerate(words)]

@@ -163,6 +163,25 @@ async def test_a_program_that_is_not_there_is_named_before_any_episode(key):
         await pool(**commands, accept_reward=False).open()
 
 
+async def test_files_that_a_command_names_are_those_of_the_nodes_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").write_text("open('answer', 'w').write('42')")
+    (tmp_path / "my_grader.py").write_text("print('{\"reward\": %s}' % (open('answer').read() == '42' and 0.5))")
+    commands = {"command": ["{python}", "my_agent.py"], "grade_command": ["{python}", "./my_grader.py"]}
+    assert (await played(pool(**commands, accept_reward=False))).reward == 0.5
+
+
+def test_only_words_that_name_a_file_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "tasks.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    code = "pass  # " + "as long as no file's name is " * 20
+    words = ["run", "tasks.json", "./tasks.json", "folder", "./folder", "no_file.json", code]
+    absolute = [str(tmp_path / name) for name in ("tasks.json", "tasks.json", "folder")]
+    assert pool(command=words).command == ["run", *absolute[:2], "folder", absolute[2], "no_file.json", code]
+
+
 async def test_a_program_is_looked_for_where_its_own_variables_say(tmp_path):
     agent = tmp_path / "agent"
     agent.write_text("#!/bin/sh\n")

@@ -1,8 +1,8 @@
 """Instances that stateful tools work on: a fixed number of them, lent to one episode at a time.
 
 An instance is put into its task's first state when an episode begins, so nothing of the episode before is left. One
-that may be broken (a call timed out or was cancelled on it, or its reset failed) is not lent again: it is closed, and a
-new one takes its place.
+that may be broken (a call or the reward timed out or was cancelled on it, or its reset failed) is not lent again: it is
+closed, and a new one takes its place.
 """
 
 from __future__ import annotations

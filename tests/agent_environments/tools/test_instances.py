@@ -1,10 +1,12 @@
 """The pool of instances: who has which, and what becomes of broken ones."""
 
 import asyncio
+import sys
 
 import pytest
 
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.instances import InstancePool
 from support.adapter_support import word_spans
@@ -76,6 +78,51 @@ async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(
     assert len({id(environment._lease.instance) for environment in again}) == 64
     for environment in again:
         await environment.close()
+
+
+@pytest.mark.parametrize("end", ["late", "cancelled"])
+@pytest.mark.parametrize("takes_instance", [True, False])
+async def test_an_instance_that_a_reward_may_still_work_on_is_not_lent_again(
+    tmp_path, monkeypatch, end, takes_instance
+):
+    parameters = "instance: Counter, target: int" if takes_instance else "target: int"
+    source = COUNTER.replace(
+        "def reached(instance: Counter, target: int) -> bool:\n    return instance.value == target",
+        f"def reached({parameters}) -> bool:\n"
+        "    counter = Counter.made[0]\n    counter.graded = True\n"
+        "    while not counter.ended:\n        time.sleep(0.01)",
+    )
+    assert source != COUNTER
+    if end == "late":
+        monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)
+    pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
+    await pool.open()
+    environment = await pool.acquire("first")
+    await environment.start("count1_1")
+    instance = environment._lease.instance
+    grade = asyncio.create_task(environment.grade())
+    if end == "cancelled":
+        await wait_until(lambda: hasattr(instance, "graded"))
+        grade.cancel()
+    with pytest.raises(DeadlinePassed if end == "late" else asyncio.CancelledError):
+        await grade
+    await environment.close()
+    environment = await pool.acquire("second")
+    assert (environment._lease.instance is instance) == (not takes_instance)
+    await environment.close()
+    await pool.close()
+
+
+async def test_a_reward_that_raises_leaves_its_instance_in_order(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER.replace("== target", "/ target")), max_worlds=1)
+    await pool.open()
+    environment = await pool.acquire("first")
+    await environment.start("count0_1")
+    with pytest.raises(Raised, match="ZeroDivisionError"):
+        await environment.grade()
+    await environment.close()
+    assert pool.status().restarts == 0
+    await pool.close()
 
 
 async def test_the_pool_closes_every_instance(counters):

@@ -10,6 +10,7 @@ from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.instances import InstancePool
 from support.adapter_support import word_spans
+from support.places import check_who_waits_is_refused
 from support.tool_modules import COUNTER, call, write
 from support.waiting import wait_until
 
@@ -152,6 +153,12 @@ async def test_whoever_waits_gets_the_next_one_first_come_first_served():
     await asyncio.gather(*waiting)
     assert order == ["a", "b", "c"]
     assert (pool.lent, pool.waiting, pool.instances) == (0, 0, 1)
+
+
+async def test_who_waits_for_an_instance_is_refused_when_the_pool_closes(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=1)
+    await pool.open()
+    await check_who_waits_is_refused(pool)
 
 
 async def test_an_instance_that_cannot_be_made_is_tried_again():

@@ -120,7 +120,7 @@ class InstancePool:
 
     def take_back(self, slot: _Slot, broken: bool) -> None:
         self.lent -= 1
-        if not broken:
+        if not broken or not slot.filled:  # not filled: the pool has closed, and nothing takes its place
             self._set_free(slot)
             return
         task = asyncio.ensure_future(self._replace(slot))

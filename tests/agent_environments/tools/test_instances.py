@@ -129,10 +129,13 @@ async def test_a_reward_that_raises_leaves_its_instance_in_order(tmp_path):
 async def test_the_pool_closes_every_instance(counters):
     counter = counters._module.instance_class
     environment = await counters.acquire("open")
+    environment._lease.broken = True
     await counters.close()
     assert len(counter.made) == 64
     assert sorted(map(id, counter.made)) == sorted(map(id, counter.closed))
     await environment.close()
+    await asyncio.sleep(0)
+    assert counters.status().restarts == 0, "nothing takes the place of a broken one in a closed pool"
 
 
 async def test_whoever_waits_gets_the_next_one_first_come_first_served():

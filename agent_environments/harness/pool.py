@@ -141,7 +141,7 @@ class HarnessEnvironment:
         if ended.status != 0:
             return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
         try:
-            said = json.loads(ended.output.strip().splitlines()[-1])
+            said = json.loads(ended.output.strip().split("\n")[-1])
             reward = float(said["reward"])
             return Grade(reward, bool(said.get("success", reward == 1.0)))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):

@@ -108,6 +108,12 @@ async def test_a_grade_command_that_says_nothing_is_no_reward(code):
     assert "grade command" in grade.ungradable
 
 
+async def test_a_text_beside_the_reward_may_hold_any_character():
+    grader = python("import json; print(json.dumps({'reward': 1.0, 'why': 'one\\u2028two'}, ensure_ascii=False))")
+    grade = await played(pool(command=python("pass"), grade_command=grader, accept_reward=False))
+    assert grade.success
+
+
 async def test_a_program_that_cannot_be_started_has_no_reward():
     grade = await played(pool(command=["/nowhere/agent"]))
     assert "without a reward" in grade.ungradable

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -135,12 +136,12 @@ class HarnessEnvironment:
         return Grade(self._stated, success=self._stated == 1.0)
 
     async def _graded_by_command(self, command: Sequence[str]) -> Grade:
-        variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder)}
+        variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder), **_no_imports_from_here()}
         ended = await run_program(command, variables, self._folder, GRADE_TIMEOUT_S)
         if ended.status != 0:
             return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
         try:
-            said = json.loads(ended.output.strip().splitlines()[-1])
+            said = json.loads(ended.output.strip().split("\n")[-1])
             reward = float(said["reward"])
             return Grade(reward, bool(said.get("success", reward == 1.0)))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
@@ -311,7 +312,19 @@ def _require_program(key: str, command: Sequence[str] | None, path: str | None =
         raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")
 
 
+def _no_imports_from_here() -> dict[str, str]:
+    """Variables of a Python that imports nothing from where it starts: a json.py there could print a reward."""
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}  # an empty entry is the folder it starts in
+
+
 def _found(command: Sequence[str]) -> list[str]:
     """``{python}`` as this interpreter, files as absolute paths: the program starts in a folder of its own."""
+
+    def is_path(word: str, is_program: bool) -> bool:
+        if "/" in word:
+            return os.path.exists(word)
+        return os.path.isfile(word) and not is_program  # a program of a bare name is looked for on PATH
+
     words = [sys.executable if word == "{python}" else word for word in command]
-    return [str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in words]
+    return [os.path.abspath(word) if is_path(word, number == 0) else word for number, word in enumerate(words)]

@@ -39,13 +39,14 @@ class AgentGymPool(ServicePool):
         self._ranges = splits
         self.indices: dict[str, int] = {}
         """Task id -> ``data_idx``."""
-        self.grades = True
-        """Whether the service has grades to give; known once it was asked for one."""
+        self.names_tasks = True
+        """Whether the service serves ``/tasks``; one that does has grades to give."""
 
     async def _tasks(self) -> Mapping[str, list[str]]:
         try:
             named: Mapping[str, list[str]] = (await self.request("GET", "/tasks"))["tasks"]
         except NoSuchPath:
+            self.names_tasks = False
             if self._ranges is None:
                 raise ValueError("set splits to ranges of its data_idx") from None
             ids = {index: f"{SCENARIO}_{index}" for limits in self._ranges.values() for index in range(*limits)}
@@ -98,14 +99,12 @@ class AgentGymLine(Line):
         return {}
 
     async def _grade(self) -> dict[str, Any]:
-        own = {"reward": self._reward, "success": self._reward >= 1.0}
-        if not self._pool.grades:
-            return own
         try:
             return self._checked(await self._pool.request("GET", "/grade", params={"id": str(self._number)}))
         except NoSuchPath:
-            self._pool.grades = False
-            return own
+            if self._pool.names_tasks:  # it has grades: what answered is a proxy, or a service that still starts
+                raise
+            return {"reward": self._reward, "success": self._reward >= 1.0}
 
     async def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return self._checked(await self._pool.request("POST", path, json={"id": self._number, **fields}))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agent_environments.protocol import Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, render_tool_response, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer
+from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.tasks import Task
@@ -69,9 +70,14 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
-        return await self._module.reward.grade(
-            self._task, answer=self._answer, trajectory=self._trajectory, instance=self._lease.instance
-        )
+        reward, lease = self._module.reward, self._lease
+        try:
+            return await reward.grade(
+                self._task, answer=self._answer, trajectory=self._trajectory, instance=lease.instance
+            )
+        except (DeadlinePassed, asyncio.CancelledError):
+            lease.broken = lease.broken or reward.takes_instance  # on which it may still be at work
+            raise
 
     async def close(self) -> None:
         self._lease.end()

@@ -1,8 +1,8 @@
 """Instances that stateful tools work on: a fixed number of them, lent to one episode at a time.
 
 An instance is put into its task's first state when an episode begins, so nothing of the episode before is left. One
-that may be broken (a call timed out or was cancelled on it, or its reset failed) is not lent again: it is closed, and a
-new one takes its place.
+that may be broken (a call or the reward timed out or was cancelled on it, or its reset failed) is not lent again: it is
+closed, and a new one takes its place.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
 
@@ -74,17 +76,22 @@ class InstancePool:
     def __init__(self, make: Callable[[], Any], size: int, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.lent = 0
-        self.waiting = 0
         self.replaced = 0
         self._make = make
         self._slots = [_Slot() for _ in range(size)]
-        self._free: asyncio.Queue[_Slot] = asyncio.Queue()  # wakes its waiters first come, first served
+        self._free = deque(self._slots)
+        self._places = Places(size)  # as many are free as there are free slots
         self._replacing: set[asyncio.Task[None]] = set()
 
     @property
     def instances(self) -> int:
         """How many there are; those that are being replaced are not counted."""
         return sum(slot.filled for slot in self._slots)
+
+    @property
+    def waiting(self) -> int:
+        """Who waits for an instance."""
+        return self._places.waiting
 
     async def open(self) -> None:
         """Make all instances.
@@ -93,40 +100,36 @@ class InstancePool:
             EnvironmentCrashed: one could not be made.
         """
         await asyncio.gather(*(self._fill(slot) for slot in self._slots))
-        for slot in self._slots:
-            self._free.put_nowait(slot)
 
     async def acquire(self) -> Lease:
         """An instance; waits its turn while all are lent.
 
         Raises:
-            EnvironmentCrashed: the one before broke, and no new one could be made.
+            EnvironmentCrashed: the one before broke, and no new one could be made; or the pool is closed.
         """
-        self.waiting += 1
-        try:
-            slot = await self._free.get()
-        finally:
-            self.waiting -= 1
+        await self._places.take()
+        slot = self._free.popleft()
         if not slot.filled:
             try:
                 await self._fill(slot)
             except BaseException:
-                self._free.put_nowait(slot)
+                self._set_free(slot)
                 raise
         self.lent += 1
         return Lease(self, slot)
 
     def take_back(self, slot: _Slot, broken: bool) -> None:
         self.lent -= 1
-        if not broken:
-            self._free.put_nowait(slot)
+        if not broken or not slot.filled:  # not filled: the pool has closed, and nothing takes its place
+            self._set_free(slot)
             return
         task = asyncio.ensure_future(self._replace(slot))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
 
     async def close(self) -> None:
-        """Close every instance; those still lent too."""
+        """Refuse who waits, and close every instance; those still lent too."""
+        self._places.close()
         for task in list(self._replacing):
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
@@ -140,7 +143,11 @@ class InstancePool:
         except EnvironmentCrashed as error:
             logger.error("%s; it is tried again when an episode needs it", error)
         finally:
-            self._free.put_nowait(slot)
+            self._set_free(slot)
+
+    def _set_free(self, slot: _Slot) -> None:
+        self._free.append(slot)
+        self._places.give_back()
 
     async def _fill(self, slot: _Slot) -> None:
         try:

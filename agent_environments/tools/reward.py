@@ -31,6 +31,11 @@ class Reward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    @property
+    def takes_instance(self) -> bool:
+        """Whether it is given the instance that the episode's tools worked on."""
+        return "instance" in self._parameters
+
     def missing(self, task: Mapping[str, Any]) -> list[str]:
         """The parameters that neither an episode nor ``task`` has a value for."""
         known = {*OWN_NAMES, *task}

@@ -76,9 +76,10 @@ def read_tasks(source: object) -> TaskTable:
 
 def _read_lines(file: Path) -> list[Task]:
     try:
-        lines = file.read_text().splitlines()
-    except OSError as error:
-        raise ValueError(f"tasks cannot be read: {error}") from error
+        with file.open(encoding="utf-8") as opened:
+            lines = list(opened)  # not splitlines: a text in JSON may hold other ends of lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"tasks cannot be read: {file}: {error}") from error
     tasks = []
     for number, line in enumerate(lines, 1):
         try:

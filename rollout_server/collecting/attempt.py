@@ -99,9 +99,11 @@ class Attempt(ABC):
             logger.exception("%s failed in an unforeseen way", self.rollout_id)
             raise EpisodeFailed("environment_error", repr(error)) from error
         finally:
-            await self._let_go()
-            if environment is not None:
-                await self._close(environment)
+            try:
+                await self._to_the_end(self._let_go)
+            finally:
+                if environment is not None:
+                    await self._to_the_end(environment.close)
         seconds = time.monotonic() - started
         return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
 
@@ -123,22 +125,25 @@ class Attempt(ABC):
         self._on_phase("grade", time.monotonic() - before)
         return grade
 
-    async def _close(self, environment: NoVoiding) -> None:
-        """Release the world whatever happens, to the end even when the episode is aborted meanwhile."""
+    async def _to_the_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something whatever happens, to the end even when the episode is aborted meanwhile, however often."""
 
-        async def close() -> None:
+        async def closed() -> None:
             try:
                 async with asyncio.timeout(CLOSE_DEADLINE_S):
-                    await environment.close()
+                    await close()
             except Exception as error:  # the pool cleans up what it could not close
-                logger.warning("%s: closing the environment failed: %r", self.rollout_id, error)
+                logger.warning("%s: closing the episode failed: %r", self.rollout_id, error)
 
-        closing = asyncio.ensure_future(close())
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await closing
-            raise
+        closing = asyncio.ensure_future(closed())
+        aborted: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError as error:
+                aborted = error
+        if aborted is not None:
+            raise aborted
 
     def _rollout(
         self, end_reason: str, grade: Grade, started_at: float, seconds: float, fields: dict[str, Any]

@@ -1,6 +1,7 @@
 """Harness pools: who grades, which tasks there are, and how an episode of a program elsewhere is taken."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -89,11 +90,28 @@ async def test_a_grade_command_sees_what_the_program_left(tmp_path):
     assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
 
 
+@pytest.mark.parametrize("import_path", [None, os.pathsep + "/nowhere"])
+async def test_an_agent_cannot_leave_a_module_that_grades_it(monkeypatch, import_path):
+    if import_path is not None:
+        monkeypatch.setenv("PYTHONPATH", import_path)
+    planted = "import os, sys; sys.stdout.write('{\"reward\": 1.0}'); sys.stdout.flush(); os._exit(0)"
+    agent = python(f"open('json.py', 'w').write({planted!r})")
+    grader = python("import json; print(json.dumps({'reward': 0.0}))")
+    grade = await played(pool(command=agent, grade_command=grader, accept_reward=False))
+    assert (grade.reward, grade.ungradable) == (0.0, None)
+
+
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('well done')", "pass", "print('{\"reward\": null}')"])
 async def test_a_grade_command_that_says_nothing_is_no_reward(code):
     grade = await played(pool(command=python("pass"), grade_command=python(code), accept_reward=False))
     assert grade.reward == 0.0
     assert "grade command" in grade.ungradable
+
+
+async def test_a_text_beside_the_reward_may_hold_any_character():
+    grader = python("import json; print(json.dumps({'reward': 1.0, 'why': 'one\\u2028two'}, ensure_ascii=False))")
+    grade = await played(pool(command=python("pass"), grade_command=grader, accept_reward=False))
+    assert grade.success
 
 
 async def test_a_program_that_cannot_be_started_has_no_reward():
@@ -149,6 +167,25 @@ async def test_a_program_that_is_not_there_is_named_before_any_episode(key):
     commands = {"command": python("pass"), "grade_command": python("pass"), key: ["/nowhere/agent"]}
     with pytest.raises(FileNotFoundError, match=f"{key} cannot be run: there is no program /nowhere/agent"):
         await pool(**commands, accept_reward=False).open()
+
+
+async def test_files_that_a_command_names_are_those_of_the_nodes_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").write_text("open('answer', 'w').write('42')")
+    (tmp_path / "my_grader.py").write_text("print('{\"reward\": %s}' % (open('answer').read() == '42' and 0.5))")
+    commands = {"command": ["{python}", "my_agent.py"], "grade_command": ["{python}", "./my_grader.py"]}
+    assert (await played(pool(**commands, accept_reward=False))).reward == 0.5
+
+
+def test_only_words_that_name_a_file_are_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "tasks.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    code = "pass  # " + "as long as no file's name is " * 20
+    words = ["run", "tasks.json", "./tasks.json", "folder", "./folder", "no_file.json", code]
+    absolute = [str(tmp_path / name) for name in ("tasks.json", "tasks.json", "folder")]
+    assert pool(command=words).command == ["run", *absolute[:2], "folder", absolute[2], "no_file.json", code]
 
 
 async def test_a_program_is_looked_for_where_its_own_variables_say(tmp_path):

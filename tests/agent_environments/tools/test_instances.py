@@ -1,13 +1,16 @@
 """The pool of instances: who has which, and what becomes of broken ones."""
 
 import asyncio
+import sys
 
 import pytest
 
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.instances import InstancePool
 from support.adapter_support import word_spans
+from support.places import check_who_waits_is_refused
 from support.tool_modules import COUNTER, call, write
 from support.waiting import wait_until
 
@@ -78,13 +81,61 @@ async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(
         await environment.close()
 
 
+@pytest.mark.parametrize("end", ["late", "cancelled"])
+@pytest.mark.parametrize("takes_instance", [True, False])
+async def test_an_instance_that_a_reward_may_still_work_on_is_not_lent_again(
+    tmp_path, monkeypatch, end, takes_instance
+):
+    parameters = "instance: Counter, target: int" if takes_instance else "target: int"
+    source = COUNTER.replace(
+        "def reached(instance: Counter, target: int) -> bool:\n    return instance.value == target",
+        f"def reached({parameters}) -> bool:\n"
+        "    counter = Counter.made[0]\n    counter.graded = True\n"
+        "    while not counter.ended:\n        time.sleep(0.01)",
+    )
+    assert source != COUNTER
+    if end == "late":
+        monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)
+    pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
+    await pool.open()
+    environment = await pool.acquire("first")
+    await environment.start("count1_1")
+    instance = environment._lease.instance
+    grade = asyncio.create_task(environment.grade())
+    if end == "cancelled":
+        await wait_until(lambda: hasattr(instance, "graded"))
+        grade.cancel()
+    with pytest.raises(DeadlinePassed if end == "late" else asyncio.CancelledError):
+        await grade
+    await environment.close()
+    environment = await pool.acquire("second")
+    assert (environment._lease.instance is instance) == (not takes_instance)
+    await environment.close()
+    await pool.close()
+
+
+async def test_a_reward_that_raises_leaves_its_instance_in_order(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER.replace("== target", "/ target")), max_worlds=1)
+    await pool.open()
+    environment = await pool.acquire("first")
+    await environment.start("count0_1")
+    with pytest.raises(Raised, match="ZeroDivisionError"):
+        await environment.grade()
+    await environment.close()
+    assert pool.status().restarts == 0
+    await pool.close()
+
+
 async def test_the_pool_closes_every_instance(counters):
     counter = counters._module.instance_class
     environment = await counters.acquire("open")
+    environment._lease.broken = True
     await counters.close()
     assert len(counter.made) == 64
     assert sorted(map(id, counter.made)) == sorted(map(id, counter.closed))
     await environment.close()
+    await asyncio.sleep(0)
+    assert counters.status().restarts == 0, "nothing takes the place of a broken one in a closed pool"
 
 
 async def test_whoever_waits_gets_the_next_one_first_come_first_served():
@@ -105,6 +156,12 @@ async def test_whoever_waits_gets_the_next_one_first_come_first_served():
     await asyncio.gather(*waiting)
     assert order == ["a", "b", "c"]
     assert (pool.lent, pool.waiting, pool.instances) == (0, 0, 1)
+
+
+async def test_who_waits_for_an_instance_is_refused_when_the_pool_closes(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=1)
+    await pool.open()
+    await check_who_waits_is_refused(pool)
 
 
 async def test_an_instance_that_cannot_be_made_is_tried_again():

@@ -66,6 +66,17 @@ def test_a_method_outside_a_class(tmp_path):
         load_module(write(tmp_path, source))
 
 
+def test_jsonl_is_utf8_and_its_texts_may_hold_any_character(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    question = "Grüße\u2028and\u0085more"
+    file.write_text(json.dumps({"question": question}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_tasks(str(file))["train1_1"]["question"] == question
+    file.write_bytes(b'{"question": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"tasks cannot be read: .*tasks\.jsonl: 'utf-8' codec") as caught:
+        read_tasks(str(file))
+    assert "\n" not in str(caught.value)
+
+
 def test_tasks_from_jsonl(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join(json.dumps({"question": str(n)}) for n in (1, 2)))

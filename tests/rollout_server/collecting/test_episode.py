@@ -279,11 +279,12 @@ async def test_a_world_that_does_not_close_costs_no_rollout(monkeypatch, caplog)
     for close in (forever, EnvironmentCrashed("gone")):
         episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=close))
         assert (await episode.run())[0].end_reason == "completed"
-    assert caplog.text.count("closing the environment failed") == 2
+    assert caplog.text.count("closing the episode failed") == 2
 
 
-async def test_an_aborted_episode_closes_its_world_to_the_end():
-    """Cancelled while the agent thinks, and again while the world is closing."""
+@pytest.mark.parametrize("slow", ["world", "agent"])
+async def test_an_aborted_episode_is_closed_to_the_end(slow):
+    """Cancelled while the agent thinks, and twice more while it closes: its collection ends, then the node."""
     closing, may_close = asyncio.Event(), asyncio.Event()
 
     async def slowly():
@@ -291,16 +292,25 @@ async def test_an_aborted_episode_closes_its_world_to_the_end():
         await may_close.wait()
 
     speaker = ScriptedSpeaker([ADD, None])
-    episode, pool, _ = make(speaker, FaultyPool(close=slowly))
+    episode, pool, _ = make(speaker, FaultyPool(close=slowly) if slow == "world" else None)
+    if slow == "agent":
+        let_go = episode._let_go
+
+        async def let_go_slowly():
+            await slowly()
+            await let_go()
+
+        episode._let_go = let_go_slowly
     task = asyncio.create_task(episode.run())
     while len(speaker.called("speak")) < 2:  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0)
     assert episode.sampled_tokens == 2
     task.cancel()
     await closing.wait()
-    assert pool.status().open_worlds == 1
-    task.cancel()
-    await asyncio.sleep(0)
+    for _ in range(2):
+        assert pool.status().open_worlds == 1
+        task.cancel()
+        await asyncio.sleep(0)
     may_close.set()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,0 +1,59 @@
+"""Where AgentGym's client takes a grade from: services that have grades, and services that have none."""
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agent_environments.counter import CounterPool
+from agent_environments.protocol import create_pool
+from agent_environments.services.server import EnvironmentServer
+from agent_environments.services.service_pool import TOKEN_VARIABLE
+from support.adapter_support import word_spans
+from support.episodes import play_steps
+
+TASK = "reach12_1"
+ACTION = "```python\nadd(9)\n```"
+
+
+def client(server, **options):
+    return create_pool("agentgym", {"url": str(server.make_url("")), "dataset": "mine", **options}, word_spans)
+
+
+async def test_a_grade_that_is_not_found_is_asked_for_again(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token")
+    application = EnvironmentServer(CounterPool(lambda text: []), ("train",), "a-token").application()
+    not_found = []
+
+    @web.middleware
+    async def proxy(request, handler):
+        if request.path == "/grade" and not not_found:
+            not_found.append(request)
+            return web.Response(status=404, text="404 page not found")
+        return await handler(request)
+
+    application.middlewares.insert(0, proxy)
+    server = TestServer(application)
+    await server.start_server()
+    service = client(server)
+    await service.open()
+    expected = await play_steps(CounterPool(word_spans), TASK, [ACTION])
+    for _ in range(2):
+        assert await play_steps(service, TASK, [ACTION]) == expected
+    assert not_found
+    await service.close()
+    await server.close()
+
+
+async def test_a_service_without_grades_has_the_reward_of_its_last_answer():
+    async def answer(request):
+        return web.json_response({"id": 1, "observation": "You see a ball.", "reward": 0.5, "done": False})
+
+    application = web.Application()
+    application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
+    server = TestServer(application)
+    await server.start_server()
+    service = client(server, splits={"train": (0, 2)})
+    await service.open()
+    for _ in range(2):
+        assert (await play_steps(service, "item_0", ["look"]))[-1].reward == 0.5
+    await service.close()
+    await server.close()

@@ -111,6 +111,8 @@ class LoopAppWorldRecipe:
         self._pending: CollectionRequest | None = None
         self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
+        # Of the newest version's adapter, as it was published.
+        self._adapter_digest = ""
 
     def setup(self) -> None:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
@@ -196,7 +198,7 @@ class LoopAppWorldRecipe:
         self._score_late()
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             started = time.perf_counter()
-            request = self._pending or self._plan.training(iteration, self._policy_version)
+            request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
             self._pending = None
             collected = self._source.collect(request)
             if collected is None:
@@ -205,11 +207,11 @@ class LoopAppWorldRecipe:
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
-            self._unscored = self._plan.evaluation(iteration - 1, self._policy_version)
+            self._unscored = self._plan.evaluation(iteration - 1, self._policy_version, self._adapter_digest)
             if self._unscored is not None:
                 self._source.start(self._unscored)
             if conf.collection.max_policy_lag and iteration < conf.max_iterations:
-                self._pending = self._plan.training(iteration + 1, self._policy_version)
+                self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
                 self._source.start(self._pending)
             metrics = self.update(collected.rollouts, iteration, credits)
             metrics |= collected.metrics() | self._scores()
@@ -224,7 +226,7 @@ class LoopAppWorldRecipe:
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
             if reason and iteration < conf.max_iterations:
                 return self._end(f"stopped after iteration {iteration}: {reason}")
-        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version)
+        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
         self._score_late()
         self._together = True
 
@@ -335,7 +337,9 @@ class LoopAppWorldRecipe:
         for version in versions:
             proof = self._canary if version == self._policy_version else None
             adapter = self._learner.versions.full(version)
-            self._source.publish(version, partial(self._learner.export, version, adapter), proof)
+            digest = self._source.publish(version, partial(self._learner.export, version, adapter), proof)
+            if version == self._policy_version:
+                self._adapter_digest = digest
         return time.perf_counter() - started
 
     def _forget_versions(self) -> None:

@@ -13,6 +13,7 @@ is damage, and an error that names file and line.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -37,6 +38,14 @@ _LOG, _META = ".jsonl", ".meta.jsonl"
 def is_adapter(folder: Path) -> bool:
     """Whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
     return all((folder / name).is_file() for name in ADAPTER_FILES)
+
+
+def adapter_digest(folder: Path) -> str:
+    """SHA-256 over the two files of a PEFT adapter."""
+    digest = hashlib.sha256()
+    for name in ADAPTER_FILES:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
 
 
 def node_address(root: Path) -> str | None:

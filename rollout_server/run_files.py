@@ -173,16 +173,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     What is in it is on disk before it has its name. What an earlier writer left unfinished is removed.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, replaced = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.replaced.partial")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
         for file in (*partial.iterdir(), partial):
             sync(file)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            path.rename(replaced)  # removing it takes long, and a crash meanwhile would leave neither
         partial.replace(path)
         sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -32,13 +32,9 @@ from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
 from loop_recipes.learner.batching import check_token_ids, episodes, training_samples
-from loop_recipes.learner.checkpoint import (
-    TrainingState,
-    load_latest,
-    restore_generators,
-)
+from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.learner.device_check import training_device
-from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress
+from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
 from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.model import DTYPES, check_context, load_base, vocabulary
 from loop_recipes.learner.policy_update import NonFiniteLoss
@@ -275,7 +271,7 @@ class LoopAppWorldRecipe:
         if metrics["steps"]:
             self._policy_version += 1
             self._learner.versions.keep(self._policy_version)
-            self._canary = canary(self._learner.update.logprobs, samples, conf.sampler_gap, self._policy_version)
+            self._canary = canary(self._learner.update.logprobs, samples, self._policy_version)
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
         return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
@@ -328,8 +324,10 @@ class LoopAppWorldRecipe:
     def _publish(self, versions: list[int]) -> float:
         """Have the rollout node serve versions, the newest once it has proved that it has it; returns the seconds."""
         started = time.perf_counter()
+        # The tolerances are not in the checkpoint: a version that was refused may be served with larger ones.
+        newest = self._canary and self._canary | tolerances(self._config.sampler_gap)
         for version in versions:
-            proof = self._canary if version == self._policy_version else None
+            proof = newest if version == self._policy_version else None
             adapter = self._learner.versions.full(version)
             digest = self._source.publish(version, partial(self._learner.export, version, adapter), proof)
             if version == self._policy_version:

@@ -190,7 +190,11 @@ class LoopAppWorldRecipe:
         self._cleanup.callback(self._metrics.close)
 
     def train(self) -> None:
-        """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop."""
+        """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop.
+
+        Raises:
+            NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+        """
         conf = self._config
         started = time.perf_counter()
         seconds_publishing = self._publish(self._learner.versions.versions)
@@ -201,6 +205,9 @@ class LoopAppWorldRecipe:
             collected = self._source.collect(request)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
+            # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
+            oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
+            check_versions(collected.rollouts, oldest, self._policy_version)
             credits = self._branch_credits(collected.rollouts, iteration)
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
@@ -221,7 +228,8 @@ class LoopAppWorldRecipe:
             self.save_checkpoint()
             # The node is asked for anything only now: should it refuse, die or be away, a resumed run has the update.
             self._score()
-            self._retire_forgotten()
+            while self._forgotten:
+                self._source.retire(self._forgotten.pop())
             seconds_publishing = self._publish([self._policy_version] if metrics["steps"] else [])
             asked = "asked to" if any_rank(bool(self._stop)) else None
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
@@ -254,11 +262,9 @@ class LoopAppWorldRecipe:
         Raises:
             ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from, or another model sampled ids
                 that this one does not know.
-            NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
         conf = self._config
-        check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = training_samples(rollouts, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
@@ -335,16 +341,11 @@ class LoopAppWorldRecipe:
         return time.perf_counter() - started
 
     def _forget_versions(self) -> None:
-        """Drop what no rollout can need any more; the node is told by :meth:`_retire_forgotten`."""
-        oldest = self._policy_version - self._config.collection.max_policy_lag
-        if self._unscored is not None:
-            oldest = min(oldest, self._unscored.policy_version)
+        """Drop the versions that no rollout can need any more; the node is told later."""
+        asked_for = [request.policy_version for request in (self._pending, self._unscored) if request is not None]
+        oldest = min([self._policy_version - self._config.collection.max_policy_lag, *asked_for])
         self._forgotten += [version for version in self._learner.versions.versions if version < oldest]
         self._learner.versions.forget_before(oldest)
-
-    def _retire_forgotten(self) -> None:
-        while self._forgotten:
-            self._source.retire(self._forgotten.pop())
 
     def _log(self, iteration: int, metrics: dict[str, Any]) -> None:
         line = {

@@ -66,9 +66,7 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
     collections = tmp_path / "run/node/collections"
     for line in lines[:-1]:  # each iteration scores the policy before it while it updates
         assert line["dev_iteration"] == line["iteration"] - 1
-        (log,) = (
-            log for log in only_logs(collections.iterdir()) if f"-i{line['dev_iteration']:04d}-dev-" in log.name
-        )
+        (log,) = (log for log in only_logs(collections.iterdir()) if f"-i{line['dev_iteration']:04d}-dev-" in log.name)
         rollouts = [json.loads(text) for text in log.read_text().splitlines()]
         assert len(rollouts) == 6, "one of each dev task"
         assert {turn["policy_version"] for rollout in rollouts for turn in rollout["turns"]} == {line["dev_iteration"]}

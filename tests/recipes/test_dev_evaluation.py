@@ -30,9 +30,7 @@ def short(request):
 class ScriptedSource(ReplaySource):
     """Replays the training collections; evaluations solve ``solved[version]`` of the four dev tasks. Writes events."""
 
-    def __init__(
-        self, logs: Path, solved: list[int], stop_in: str | None = None, fails_in: str | None = None
-    ) -> None:
+    def __init__(self, logs: Path, solved: list[int], stop_in: str | None = None, fails_in: str | None = None) -> None:
         super().__init__(logs)
         self.folder, self.solved, self.stop_in, self.fails_in = logs, solved, stop_in, fails_in
         self.events: list[str] = []

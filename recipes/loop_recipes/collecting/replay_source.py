@@ -31,8 +31,8 @@ class ReplaySource:
         for log, following in pairwise(self._logs):
             if names[log].is_training and names[log] == names[following]:
                 raise ConfigError(
-                    f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it in "
-                    "the folder (of a run that went back to an earlier checkpoint, the newer one)"
+                    f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
+                    "in the folder (of a run that went back to an earlier checkpoint, the newer one)"
                 )
 
     def wait_ready(self) -> list[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,6 +22,7 @@ from torchtune import utils
 
 from loop_recipes.collecting.branch_credit import credits_in_parts, with_contrast
 from loop_recipes.collecting.branching import HowToSample
+from loop_recipes.collecting.dev_scores import dev_scores
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
@@ -31,14 +31,10 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, make_output_dir
-from loop_recipes.learner.batching import Sample, check_token_ids, episodes, training_samples
-from loop_recipes.learner.checkpoint import (
-    TrainingState,
-    load_latest,
-    restore_generators,
-)
+from loop_recipes.learner.batching import check_token_ids, episodes, training_samples
+from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.learner.device_check import training_device
-from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress
+from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
 from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.model import DTYPES, check_context, load_base, vocabulary
 from loop_recipes.learner.policy_update import NonFiniteLoss
@@ -55,7 +51,7 @@ from loop_recipes.learner.run_metrics import behavior_metrics, environment_metri
 from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.stored_critic import critic_over
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
-from loop_recipes.learner.turn_credit import spread
+from loop_recipes.learner.turn_credit import spreader
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.ids import parse_collection_id
 from rollout_server.rollout import Rollout, by_episode
@@ -111,6 +107,10 @@ class LoopAppWorldRecipe:
         self._pending: CollectionRequest | None = None
         self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
+        # Of the newest version's adapter, as it was published.
+        self._adapter_digest = ""
+        # Versions that the node may still serve, but this run has no use for.
+        self._forgotten: list[int] = []
 
     def setup(self) -> None:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
@@ -190,42 +190,53 @@ class LoopAppWorldRecipe:
         self._cleanup.callback(self._metrics.close)
 
     def train(self) -> None:
-        """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop."""
+        """Publish, collect, update, log and save until ``max_iterations`` or a reason to stop.
+
+        Raises:
+            NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+        """
         conf = self._config
+        started = time.perf_counter()
         seconds_publishing = self._publish(self._learner.versions.versions)
-        self._score_late()
+        self._score()
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
-            started = time.perf_counter()
-            request = self._pending or self._plan.training(iteration, self._policy_version)
+            request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
             self._pending = None
             collected = self._source.collect(request)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
+            # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
+            oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
+            check_versions(collected.rollouts, oldest, self._policy_version)
             credits = self._branch_credits(collected.rollouts, iteration)
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
             # The servers rest while the trainer updates, so the policy that stood before is scored meanwhile.
-            self._unscored = self._plan.evaluation(iteration - 1, self._policy_version)
+            self._unscored = self._plan.evaluation(iteration - 1, self._policy_version, self._adapter_digest)
             if self._unscored is not None:
                 self._source.start(self._unscored)
             if conf.collection.max_policy_lag and iteration < conf.max_iterations:
-                self._pending = self._plan.training(iteration + 1, self._policy_version)
+                self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
                 self._source.start(self._pending)
             metrics = self.update(collected.rollouts, iteration, credits)
-            metrics |= collected.metrics() | self._scores()
-            self._forget_versions()
+            metrics |= collected.metrics()
             metrics["seconds_publishing"] = seconds_publishing
-            metrics["seconds"] = seconds_publishing + time.perf_counter() - started
+            metrics["seconds"] = time.perf_counter() - started
+            started = time.perf_counter()
+            self._forget_versions()
             self._log(iteration, metrics)
             self.save_checkpoint()
-            # What was saved can be published again by a resumed run, should the node refuse it or die.
+            # The node is asked for anything only now: should it refuse, die or be away, a resumed run has the update.
+            self._score()
+            while self._forgotten:
+                self._source.retire(self._forgotten.pop())
             seconds_publishing = self._publish([self._policy_version] if metrics["steps"] else [])
             asked = "asked to" if any_rank(bool(self._stop)) else None
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
             if reason and iteration < conf.max_iterations:
                 return self._end(f"stopped after iteration {iteration}: {reason}")
-        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version)
-        self._score_late()
+        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
+        self._score()
         self._together = True
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
@@ -251,16 +262,13 @@ class LoopAppWorldRecipe:
         Raises:
             ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from, or another model sampled ids
                 that this one does not know.
-            NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
         """
         conf = self._config
-        check_versions(rollouts, self._policy_version - conf.collection.max_policy_lag, self._policy_version)
         samples = training_samples(rollouts, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
-        trained, stepped, metrics = self._learner.update.run(
-            samples, self._policy_version, iteration, self._spread(credits or {})
-        )
+        spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
+        trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration, spread)
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
@@ -269,20 +277,10 @@ class LoopAppWorldRecipe:
         if metrics["steps"]:
             self._policy_version += 1
             self._learner.versions.keep(self._policy_version)
-            self._canary = canary(self._learner.update.logprobs, samples, conf.sampler_gap, self._policy_version)
+            self._canary = canary(self._learner.update.logprobs, samples, self._policy_version)
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
         return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
-
-    def _spread(self, credits: dict[str, list[float]]) -> Callable[[list[Sample]], list[Sample]] | None:
-        """How the advantages of rollouts with signal are spread over their turns; None where they are not."""
-        credit, critic = self._config.turn_credit, self._turn_critic
-        if credit is None:
-            return None
-        if critic is not None:
-            return lambda samples: spread(samples, critic.advantages(samples), credit.strength, same_scale=True)
-        of_turns = {rollout_id: torch.tensor(turns, dtype=torch.float64) for rollout_id, turns in credits.items()}
-        return partial(spread, credits=of_turns, strength=credit.strength, same_scale=False)
 
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""
@@ -299,7 +297,10 @@ class LoopAppWorldRecipe:
             "dataset": self._dataset,
             "config": asdict(self._config),
         }
-        self._learner.save_checkpoint(state, None if self._best is None else self._best["iteration"])
+        keep = set() if self._best is None else {self._best["iteration"]}
+        if self._unscored is not None:
+            keep.add(parse_collection_id(self._unscored.id).iteration)
+        self._learner.save_checkpoint(state, keep)
 
     def cleanup(self) -> None:
         """Stop a launched node and close files; safe to call at any point, and twice. Waits for no other rank."""
@@ -307,44 +308,43 @@ class LoopAppWorldRecipe:
         if self._together or single_process():
             destroy_process_group()
 
-    def _scores(self) -> dict[str, Any]:
-        """Wait for the evaluation that is due, if one is, and remember its policy if it is the best.
+    def _score(self) -> None:
+        """Wait for the evaluation that is due, if one is; its scores go into the last line that was logged.
 
-        A task is solved as in `eval_appworld`: by an episode that the agent ended itself.
+        The checkpoint of the best policy so far is kept.
         """
         due = self._unscored
-        collected = None if due is None else self._source.collect(due)
-        if due is None or collected is None:  # asked to stop: a resumed run waits for it
-            return {}
+        if due is None:
+            return
+        scores = self._source.ask(lambda source: dev_scores(source, due))
+        if scores is None:  # asked to stop: a resumed run waits for it
+            return
         self._unscored, iteration = None, parse_collection_id(due.id).iteration
-        reward = rollout_metrics(collected.rollouts)["reward"]
-        success = sum(rollout.solved for rollout in collected.rollouts) / len(collected.rollouts)
-        if self._best is None or success > self._best["dev_success"]:
-            self._best = {"iteration": iteration, "dev_success": success}
-        return {"dev_iteration": iteration, "dev_reward": reward, "dev_success": success}
-
-    def _score_late(self) -> None:
-        """Wait for an evaluation whose iteration is logged and saved already; its scores go into the last line."""
-        if scores := self._scores():
-            on_main_rank(lambda: self._metrics.amend(scores))
-            self.save_checkpoint()
+        if scores:
+            if self._best is None or scores["dev_success"] > self._best["dev_success"]:
+                self._best = {"iteration": iteration, "dev_success": scores["dev_success"]}
+            on_main_rank(lambda: self._metrics.amend({"dev_iteration": iteration, **scores}))
+        self._forget_versions()
+        self.save_checkpoint()
 
     def _publish(self, versions: list[int]) -> float:
         """Have the rollout node serve versions, the newest once it has proved that it has it; returns the seconds."""
         started = time.perf_counter()
+        # The tolerances are not in the checkpoint: a version that was refused may be served with larger ones.
+        newest = self._canary and self._canary | tolerances(self._config.sampler_gap)
         for version in versions:
-            proof = self._canary if version == self._policy_version else None
+            proof = newest if version == self._policy_version else None
             adapter = self._learner.versions.full(version)
-            self._source.publish(version, partial(self._learner.export, version, adapter), proof)
+            digest = self._source.publish(version, partial(self._learner.export, version, adapter), proof)
+            if version == self._policy_version:
+                self._adapter_digest = digest
         return time.perf_counter() - started
 
     def _forget_versions(self) -> None:
-        """Drop what no rollout can need any more, here and on the node."""
-        oldest = self._policy_version - self._config.collection.max_policy_lag
-        if self._unscored is not None:
-            oldest = min(oldest, self._unscored.policy_version)
-        for version in [version for version in self._learner.versions.versions if version < oldest]:
-            self._source.retire(version)
+        """Drop the versions that no rollout can need any more; the node is told later."""
+        asked_for = [request.policy_version for request in (self._pending, self._unscored) if request is not None]
+        oldest = min([self._policy_version - self._config.collection.max_policy_lag, *asked_for])
+        self._forgotten += [version for version in self._learner.versions.versions if version < oldest]
         self._learner.versions.forget_before(oldest)
 
     def _log(self, iteration: int, metrics: dict[str, Any]) -> None:

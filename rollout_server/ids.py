@@ -1,7 +1,7 @@
 """The ids of collections and rollouts: written here, and read here.
 
-<run>-i0007                  the rollouts that iteration 7 trains on
-<run>-i0007-dev              the dev tasks, by the policy as it is after iteration 7
+<run>-i0007-<10 hex digits>  the rollouts that iteration 7 trains on; the digits hash the request and the adapter
+<run>-i0007-dev-<10 hex digits>  the dev tasks, by the policy as it is after iteration 7
 <collection>-1of2            the share of the first of two rollout nodes
 eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
 branch-<collection>-<10 hex digits>  rollouts that go on from those of a collection; the digits hash the request
@@ -18,7 +18,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-_ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-\d+of\d+)?")
+_ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-[0-9a-f]{10})?(?:-\d+of\d+)?")
 _BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
 _EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
 
@@ -48,14 +48,14 @@ class CollectionName:
         return self.dev or self.evaluation
 
 
-def training_id(run: str, iteration: int) -> str:
-    """Of the collection that an iteration trains on."""
-    return f"{run}-i{iteration:04d}"
+def training_id(run: str, iteration: int, protocol: str) -> str:
+    """Of the collection that an iteration trains on; ``protocol`` is all that its rollouts depend on, as text."""
+    return f"{run}-i{iteration:04d}-{_hash(protocol, 10)}"
 
 
-def dev_id(run: str, iteration: int) -> str:
-    """Of the dev evaluation of the policy as it is after ``iteration``."""
-    return f"{training_id(run, iteration)}-dev"
+def dev_id(run: str, iteration: int, protocol: str) -> str:
+    """Of the dev evaluation of the policy as it is after ``iteration``; ``protocol`` as in :func:`training_id`."""
+    return f"{run}-i{iteration:04d}-dev-{_hash(protocol, 10)}"
 
 
 def share_id(collection_id: str, number: int, count: int) -> str:

@@ -13,6 +13,7 @@ is damage, and an error that names file and line.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -37,6 +38,14 @@ _LOG, _META = ".jsonl", ".meta.jsonl"
 def is_adapter(folder: Path) -> bool:
     """Whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
     return all((folder / name).is_file() for name in ADAPTER_FILES)
+
+
+def adapter_digest(folder: Path) -> str:
+    """SHA-256 over the two files of a PEFT adapter."""
+    digest = hashlib.sha256()
+    for name in ADAPTER_FILES:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
 
 
 def node_address(root: Path) -> str | None:
@@ -164,16 +173,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     What is in it is on disk before it has its name. What an earlier writer left unfinished is removed.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, replaced = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.replaced.partial")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
         for file in (*partial.iterdir(), partial):
             sync(file)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            path.rename(replaced)  # removing it takes long, and a crash meanwhile would leave neither
         partial.replace(path)
         sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from agent_environments.process_guard import descendants
+from rollout_server.run_files import only_logs
 from support.processes import IMPORT_PATH, alive
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S, block_until
@@ -62,9 +63,10 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
         assert line["gap_verdict"] == "ok"
     # The policy moves far in three iterations: had an old one been served, the gap would show it.
     assert lines[-1]["clip_fraction"] > 0.01
+    collections = tmp_path / "run/node/collections"
     for line in lines[:-1]:  # each iteration scores the policy before it while it updates
         assert line["dev_iteration"] == line["iteration"] - 1
-        log = tmp_path / f"run/node/collections/made-up-i{line['dev_iteration']:04d}-dev.jsonl"
+        (log,) = (log for log in only_logs(collections.iterdir()) if f"-i{line['dev_iteration']:04d}-dev-" in log.name)
         rollouts = [json.loads(text) for text in log.read_text().splitlines()]
         assert len(rollouts) == 6, "one of each dev task"
         assert {turn["policy_version"] for rollout in rollouts for turn in rollout["turns"]} == {line["dev_iteration"]}
@@ -72,4 +74,6 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
     last = lines[-1]["iteration"]
     assert (tmp_path / f"run/policies/policy-v{last:04d}/adapter_model.safetensors").exists()
     assert (tmp_path / f"run/checkpoints/iteration_{last:04d}/state.json").exists()
-    assert (tmp_path / "run/node/collections/made-up-i0001.jsonl").read_text().count("\n") == lines[0]["rollouts"]
+    first = only_logs(collections.iterdir())[1]  # after the dev evaluation of iteration 0
+    assert first.name.startswith("made-up-i0001-")
+    assert first.read_text().count("\n") == lines[0]["rollouts"]

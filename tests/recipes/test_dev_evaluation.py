@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
 import loop_appworld
@@ -11,19 +12,27 @@ from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.collecting.source import Collected, StopRequested
 from loop_recipes.learner.checkpoint import load_latest
+from rollout_server.client import CollectionFailed, NodeUnreachable
 from rollout_server.collection_request import CollectionEnd
+from rollout_server.ids import parse_collection_id
+from rollout_server.node_process import NodeDied
 from support.small_runs import replay_config
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 DEV_TASKS = ["dev_1", "dev_2", "dev_3", "dev_4"]
 
 
+def short(request):
+    """The collection's id without the hash at its end."""
+    return request.id.rpartition("-")[0]
+
+
 class ScriptedSource(ReplaySource):
     """Replays the training collections; evaluations solve ``solved[version]`` of the four dev tasks. Writes events."""
 
-    def __init__(self, logs: Path, solved: list[int], stop_in: str | None = None) -> None:
+    def __init__(self, logs: Path, solved: list[int], stop_in: str | None = None, fails_in: str | None = None) -> None:
         super().__init__(logs)
-        self.folder, self.solved, self.stop_in = logs, solved, stop_in
+        self.folder, self.solved, self.stop_in, self.fails_in = logs, solved, stop_in, fails_in
         self.events: list[str] = []
 
     def tasks(self, split):
@@ -33,15 +42,18 @@ class ScriptedSource(ReplaySource):
         self.events.append(f"publish {version}")
 
     def start(self, request):
-        if f"start {request.id}" not in self.events:
-            self.events.append(f"start {request.id}")
+        if f"start {short(request)}" not in self.events:
+            self.events.append(f"start {short(request)}")
 
     def read(self, request):
-        self.events.append(f"read {request.id}")
-        if request.id == self.stop_in:
+        self.events.append(f"read {short(request)}")
+        if short(request) == self.stop_in:
             (self.folder.parent / "run/stop").touch()
             raise StopRequested
-        if not request.id.endswith("-dev"):
+        if short(request) == self.fails_in:
+            end = CollectionEnd("failed", 3, 0, 0, {"environment": 3}, 0.0)
+            raise CollectionFailed(f"collection {request.id} failed: dev_4 can reach 0 of the 1 rollouts", end)
+        if not parse_collection_id(request.id).dev:
             return super().read(request)
         assert (request.tasks, request.rollouts_per_task) == (DEV_TASKS, 1)
         example = super().read(replace(request, id="made-up-i0001")).rollouts[0]
@@ -131,3 +143,48 @@ def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, 
     saved = [load_latest(each / "run/checkpoints", critic=False) for each in (tmp_path / "whole", folder)]
     assert [state.state["best"] for state in saved] == [{"iteration": 1, "dev_success": 0.75}] * 2
     assert [list(state.adapters) for state in saved] == [[3], [3]], "no version is kept for what is scored"
+
+
+def test_the_checkpoint_that_is_being_scored_is_kept(tmp_path, monkeypatch):
+    solved = [0, 3, 1, 2]
+    source = ScriptedSource(logs(tmp_path), solved, stop_in="made-up-i0001-dev")
+    run(tmp_path, monkeypatch, source, 3, every=1, keep_last_checkpoints=1)
+    kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert sorted(kept) == ["iteration_0001", "iteration_0002"]
+    source = ScriptedSource(logs(tmp_path), solved)
+    run(tmp_path, monkeypatch, source, 3, every=1, keep_last_checkpoints=1, resume_from_checkpoint=True)
+    kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert sorted(kept) == ["iteration_0001", "iteration_0003"], "the best, and the last"
+
+
+def test_a_dev_task_that_fails_for_good_costs_a_score_and_not_the_run(tmp_path, monkeypatch, caplog):
+    source = ScriptedSource(logs(tmp_path), [0, 3, 1, 2], fails_in="made-up-i0001-dev")
+    lines = run(tmp_path, monkeypatch, source, 3, every=1)
+    assert [line.get("dev_success") for line in lines] == [0.0, None, 0.5]
+    assert "this policy has no dev score: collection made-up-i0001-dev-" in caplog.text
+    assert "dev_4 can reach 0 of the 1 rollouts" in caplog.text
+
+
+def test_an_update_is_saved_before_the_node_is_asked_for_anything(tmp_path, monkeypatch):
+    """So it is not lost when the node dies during the update, or stays away, or refuses a version."""
+
+    class Away(ScriptedSource):
+        def read(self, request):
+            if dies_in == "score" and short(request) == "made-up-i0000-dev":
+                raise NodeDied("the rollout node ended with status 1")
+            return super().read(request)
+
+        def retire(self, version):
+            if dies_in == "retire":
+                raise NodeUnreachable("no rollout node")
+
+    for dies_in, error in (("score", NodeDied), ("retire", NodeUnreachable)):
+        folder = tmp_path / dies_in
+        with pytest.raises(error):
+            run(folder, monkeypatch, Away(logs(folder), [0, 3, 1, 2]), 3, every=1)
+        saved = load_latest(folder / "run/checkpoints", critic=False)
+        assert (saved.state["iteration"], saved.state["policy_version"]) == (1, 1)
+        source = ScriptedSource(logs(folder), [0, 3, 1, 2])
+        lines = run(folder, monkeypatch, source, 3, every=1, resume_from_checkpoint=True)
+        assert source.events.count("update") == 2
+        assert [line["dev_iteration"] for line in lines] == [0, 1, 3]

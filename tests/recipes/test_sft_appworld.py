@@ -175,8 +175,8 @@ def test_a_runs_folder_is_learned_from_without_its_scores_and_branches(tmp_path)
     evaluation = tmp_path / "evaluation/node/collections"
     evaluation.mkdir(parents=True)
     names = [
-        dev_id("made-up", 1),
-        share_id(dev_id("made-up", 2), 1, 2),
+        dev_id("made-up", 1, "[]"),
+        share_id(dev_id("made-up", 2, "[]"), 1, 2),
         evaluation_id("after", "[]"),
         single_task_id(evaluation_id("after", "[]"), "reach3_1"),
         branch_id("made-up-i0001", "[]"),

@@ -19,11 +19,19 @@ PROTOCOL = '["a protocol"]'
 @pytest.mark.parametrize(
     ("collection_id", "written", "name"),
     [
-        (training_id("demo-3f", 7), "demo-3f-i0007", CollectionName("demo-3f", 7)),
-        (training_id("demo", 12345), "demo-i12345", CollectionName("demo", 12345)),
-        (dev_id("a-i0001-dev", 0), "a-i0001-dev-i0000-dev", CollectionName("a-i0001-dev", 0, dev=True)),
-        (share_id(training_id("demo", 7), 1, 2), "demo-i0007-1of2", CollectionName("demo", 7)),
-        (share_id(dev_id("demo", 7), 2, 16), "demo-i0007-dev-2of16", CollectionName("demo", 7, dev=True)),
+        (training_id("demo-3f", 7, PROTOCOL), "demo-3f-i0007-38d16ba024", CollectionName("demo-3f", 7)),
+        (training_id("demo", 12345, PROTOCOL), "demo-i12345-38d16ba024", CollectionName("demo", 12345)),
+        (
+            dev_id("a-i0001-dev", 0, PROTOCOL),
+            "a-i0001-dev-i0000-dev-38d16ba024",
+            CollectionName("a-i0001-dev", 0, dev=True),
+        ),
+        (share_id(training_id("demo", 7, PROTOCOL), 1, 2), "demo-i0007-38d16ba024-1of2", CollectionName("demo", 7)),
+        (
+            share_id(dev_id("demo", 7, PROTOCOL), 2, 16),
+            "demo-i0007-dev-38d16ba024-2of16",
+            CollectionName("demo", 7, dev=True),
+        ),
         (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1", evaluation=True)),
         (
             share_id(evaluation_id("v7", PROTOCOL), 1, 2),

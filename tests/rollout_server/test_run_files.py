@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 
 import pytest
 
@@ -141,6 +142,17 @@ def test_a_folder_takes_the_place_of_an_older_one_and_of_what_a_crash_left(tmp_p
         fail()
     assert [path.name for path in tmp_path.iterdir()] == ["policy-v0001"]
     assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_a_folder_is_never_removed_before_another_has_its_place(tmp_path, monkeypatch):
+    """Removing gigabytes takes a while, and a crash meanwhile would leave no checkpoint."""
+    folder, removed = tmp_path / "iteration_0001", []
+    for _ in range(2):
+        with whole_folder(folder):
+            monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append((path, folder.exists())))
+        monkeypatch.undo()
+    assert len(removed) == 4
+    assert all(path != folder and stands for path, stands in removed)
 
 
 def test_an_adapter_is_a_folder_with_both_files(tmp_path):

@@ -33,8 +33,12 @@ def run_name(config: LoopConfig, output_dir: Path) -> str:
 class CollectionPlan:
     """Draws the tasks of each iteration; its state is part of a checkpoint.
 
+    A collection's id ends in a hash of everything that its rollouts depend on: the request and the adapter. So a run
+    that was interrupted finds its rollouts again, and one that went back to an earlier checkpoint, whose version
+    numbers will mean other weights, does not get those of the weights that it gave up.
+
     Args:
-        name: of the run; an iteration always has the same ids, so asking twice gives the same rollouts.
+        name: of the run; it begins the ids of all collections.
         tasks: those of the training split.
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
 
@@ -81,11 +85,12 @@ class CollectionPlan:
             if part.horizons or part.max_turns is not None
         }
 
-    def training(self, iteration: int, policy_version: int) -> CollectionRequest:
-        """The next tasks under the given version; every call draws, so call it once per iteration, in order."""
+    def training(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
+        """The next tasks under the given version, whose adapter has the digest ``adapter``; every call draws, so call
+        it once per iteration, in order."""
         conf = self._config
-        return CollectionRequest(
-            id=training_id(self._name, iteration),
+        request = CollectionRequest(
+            id="unnamed",
             tasks=self._sampler.next(),
             rollouts_per_task=conf.rollouts_per_task,
             policy_version=policy_version,
@@ -97,15 +102,16 @@ class CollectionPlan:
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
             environment_turns=self.environment_horizons(iteration),
         )
+        return replace(request, id=training_id(self._name, iteration, _protocol(request, adapter)))
 
-    def evaluation(self, iteration: int, policy_version: int) -> CollectionRequest | None:
+    def evaluation(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest | None:
         """One greedy (or as configured) rollout of every dev task by the policy that stands after ``iteration`` (0:
-        before the first); None where it is not to be scored."""
+        before the first), whose adapter has the digest ``adapter``; None where it is not to be scored."""
         every = self._evaluation.every
         if not every or iteration % every:
             return None
-        return CollectionRequest(
-            id=dev_id(self._name, iteration),
+        request = CollectionRequest(
+            id="unnamed",
             tasks=self._dev_tasks,
             rollouts_per_task=1,
             policy_version=policy_version,
@@ -114,6 +120,7 @@ class CollectionPlan:
             limits=replace(self._config.limits, max_turns=self._evaluation.max_turns),
             environment_turns=self._evaluation.environment_turns,
         )
+        return replace(request, id=dev_id(self._name, iteration, _protocol(request, adapter)))
 
     def state_dict(self) -> dict[str, Any]:
         return self._sampler.state_dict()
@@ -128,6 +135,10 @@ class CollectionPlan:
             self._sampler.load_state_dict(state)
         except ValueError as error:
             raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
+
+
+def _protocol(request: CollectionRequest, adapter: str) -> str:
+    return json.dumps([request.to_dict(), adapter], sort_keys=True)
 
 
 def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,20 @@ class ReplaySource:
 
     For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
     as that run did only if it starts from the same adapter.
+
+    Raises:
+        ConfigError: two logs are of one iteration.
     """
 
     def __init__(self, folder: Path) -> None:
         names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
         self._logs = [log for log, name in names.items() if not name.is_score and not name.branch]
+        for log, following in pairwise(self._logs):
+            if names[log].is_training and names[log] == names[following]:
+                raise ConfigError(
+                    f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
+                    "in the folder (of a run that went back to an earlier checkpoint, the newer one)"
+                )
 
     def wait_ready(self) -> list[int]:
         return []

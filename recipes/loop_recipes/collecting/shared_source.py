@@ -9,6 +9,7 @@ from typing import Any
 from loop_recipes.collecting.source import Collected, CollectionSource, StopRequested, collect
 from loop_recipes.learner.process_group import on_main_rank
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.run_files import adapter_digest
 
 
 class SharedSource:
@@ -38,14 +39,20 @@ class SharedSource:
         dataset, tasks = on_main_rank(lambda: self._source.tasks(split))
         return dataset, tasks
 
-    def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> None:
-        """Have ``version`` served once it has proved itself.
+    def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> str:
+        """Have ``version`` served once it has proved itself; returns the digest of the adapter.
 
         Args:
             export: writes the version as a PEFT adapter and returns its folder; called on rank 0 only.
             canary: what the node compares log-probs with, if there is something.
         """
-        on_main_rank(lambda: self._source.publish(version, export(), canary))
+
+        def exported_and_published() -> str:
+            folder = export()
+            self._source.publish(version, folder, canary)
+            return adapter_digest(folder)
+
+        return on_main_rank(exported_and_published)
 
     def retire(self, version: int) -> None:
         """Stop serving ``version``; one that is not served is no error."""

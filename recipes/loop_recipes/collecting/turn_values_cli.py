@@ -1,7 +1,7 @@
 """What the turns of stored rollouts are worth, by Monte Carlo.
 
     loop-turn-values runs/demo --continuations 8
-    loop-turn-values runs/demo --collection demo-3f21bc-i0007 --every 2 --most 20
+    loop-turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
 
 Values go to RUN/turn_values/<collection>.jsonl. Stopped and started again, it samples only what is missing. It asks the
 run's rollout node, which it starts from RUN/rollout_node.yaml unless it is running.

@@ -247,7 +247,7 @@ class LearnerConfig:
     resume_from_checkpoint: bool = False
     """Goes on with the newest checkpoint in ``output_dir``, if there is one."""
     keep_last_checkpoints: PositiveInt = 2
-    """Checkpoints that are kept, beside the best of ``dev_evaluation``."""
+    """Checkpoints that are kept, beside the best of ``dev_evaluation`` and the one it is scoring."""
     metric_logger: list[Component] = field(default_factory=list)
     """torchtune's metric loggers, beside ``metrics.jsonl``."""
 

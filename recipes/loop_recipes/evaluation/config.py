@@ -19,7 +19,7 @@ from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
 from rollout_server.collection_request import Limits
 from rollout_server.config import EnvironmentConfig, NodeConfig
-from rollout_server.run_files import ADAPTER_FILES, is_adapter
+from rollout_server.run_files import ADAPTER_FILES, adapter_digest, is_adapter
 from rollout_server.schema import STRICT, ConfigError, require
 
 
@@ -275,14 +275,6 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
     for name in names:
         require(names.count(name) == 1, f"policies: the name {name!r} is there twice")
     return found
-
-
-def adapter_digest(folder: Path) -> str:
-    """SHA-256 over an adapter's two files."""
-    digest = hashlib.sha256()
-    for name in ADAPTER_FILES:
-        digest.update((folder / name).read_bytes())
-    return digest.hexdigest()
 
 
 def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:

@@ -30,14 +30,11 @@ def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, A
 def canary(
     logprobs: Callable[[Sequence[Sample], int | None], dict[str, Tensor]],
     samples: Sequence[Sample],
-    gap: GapConfig,
     version: int,
 ) -> dict[str, Any]:
     """Log-probs of the first sampled tokens of the shortest rollout: of a version, the one before it, the base model.
 
-    A server whose log-probs differ from them, in the mean by more than the gap that counts as ok or at the 90th
-    percentile by more than the one that counts as broken, or that is nearer to one of the others, was handed other
-    weights (the node's ``Canary``). Call on every rank with the same samples.
+    With :func:`tolerances` they are the node's ``Canary``. Call on every rank with the same samples.
 
     Args:
         logprobs: of samples under a version, by rollout id (``PolicyUpdate.logprobs``).
@@ -48,10 +45,14 @@ def canary(
         "token_ids": start.token_ids.tolist(),
         "positions": start.mask.nonzero().flatten().tolist(),
         "logprobs": expected,
-        "tolerance": gap.broken,
-        "mean_tolerance": gap.ok,
         "others": others,
     }
+
+
+def tolerances(gap: GapConfig) -> dict[str, float]:
+    """How far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by the
+    largest that does not count as broken."""
+    return {"tolerance": gap.broken, "mean_tolerance": gap.ok}
 
 
 def _beginning(sample: Sample, count: int) -> Sample:

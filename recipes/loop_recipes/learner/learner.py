@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,18 +144,17 @@ class Learner:
             dtype=DTYPES[self.conf.adapter_dtype],
         )
 
-    def save_checkpoint(self, state: Mapping[str, Any], best_iteration: int | None = None) -> None:
+    def save_checkpoint(self, state: Mapping[str, Any], keep: Collection[int] = ()) -> None:
         """Write the checkpoint of ``state["iteration"]`` and remove old ones; all ranks must call it.
 
         Args:
             state: what the recipe itself must remember, JSON-able, with ``iteration`` and ``policy_version``.
-            best_iteration: whose checkpoint is kept however old it is.
+            keep: iterations whose checkpoints are kept however old they are.
         """
         critic = {} if self._critic is None else full_tensors(dict(self._critic.named_parameters()))
         own = {"update": self.update.state_dict(), "lora_alpha": lora_scale(self.model)[1]}
         adapters = {version: self.versions.full(version) for version in self.versions.versions}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)
-        keep = set() if best_iteration is None else {best_iteration}
         root, keep_last = self._output_dir / "checkpoints", self.conf.keep_last_checkpoints
         on_main_rank(lambda: save_and_prune(root, state["iteration"], saved, keep_last, keep))

@@ -12,13 +12,34 @@ tokens of a collection the standard deviation that the A_k have over them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from loop_recipes.config.loop_config import TurnCreditConfig
 from loop_recipes.learner.batching import Sample
+from loop_recipes.learner.turn_critic import TurnCritic
+
+
+def spreader(
+    config: TurnCreditConfig | None, critic: TurnCritic | None, credits: Mapping[str, Sequence[float]]
+) -> Callable[[list[Sample]], list[Sample]] | None:
+    """How an update spreads the advantages of rollouts with signal over their turns; None where it does not.
+
+    Args:
+        critic: where ``config`` asks for one.
+        credits: of the rollouts' turns, where continuations gave some; by rollout id.
+    """
+    if config is None:
+        return None
+    strength = config.strength
+    if critic is not None:
+        return lambda samples: spread(samples, critic.advantages(samples), strength, same_scale=True)
+    of_turns = {rollout_id: torch.tensor(turns, dtype=torch.float64) for rollout_id, turns in credits.items()}
+    return partial(spread, credits=of_turns, strength=strength, same_scale=False)
 
 
 def spread(samples: Sequence[Sample], credits: Mapping[str, Tensor], strength: float, same_scale: bool) -> list[Sample]:

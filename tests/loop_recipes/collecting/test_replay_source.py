@@ -23,28 +23,36 @@ def write_log(folder, collection, version=0):
 def test_an_iteration_is_given_its_log_and_dev_evaluations_are_passed_over(tmp_path):
     rollouts = []
     for iteration in (1, 2):
-        write_log(tmp_path, dev_id("old", iteration - 1))
-        rollouts.append(write_log(tmp_path, training_id("old", iteration), version=iteration))
+        write_log(tmp_path, dev_id("old", iteration - 1, "[]"))
+        rollouts.append(write_log(tmp_path, training_id("old", iteration, "[]"), version=iteration))
     source = ReplaySource(tmp_path)
     for iteration in (1, 2):
-        collected = source.read(counter_request(training_id("new", iteration)))
+        collected = source.read(counter_request(training_id("new", iteration, "[]")))
         assert collected.rollouts == [rollouts[iteration - 1]]
     with pytest.raises(NoRollouts, match="iteration 3 was asked for, but only 2 logs"):
-        source.read(counter_request(training_id("new", 3)))
+        source.read(counter_request(training_id("new", 3, "[]")))
+
+
+def test_two_logs_of_one_iteration_are_refused(tmp_path):
+    """As a run that went back to an earlier checkpoint leaves them."""
+    for protocol in ("[0]", "[1]"):
+        write_log(tmp_path, training_id("old", 2, protocol))
+    with pytest.raises(ConfigError, match=r"old-i0002-.* and old-i0002-.* are of one iteration; leave one log of it"):
+        ReplaySource(tmp_path)
 
 
 def test_a_damaged_log_is_named(tmp_path):
-    write_log(tmp_path, training_id("old", 1))
-    with log_path(tmp_path, training_id("old", 1)).open("a") as file:
+    write_log(tmp_path, training_id("old", 1, "[]"))
+    with log_path(tmp_path, training_id("old", 1, "[]")).open("a") as file:
         file.write("{}\n")
-    with pytest.raises(ConfigError, match=r"rollout_node\.replay: .*old-i0001\.jsonl:2: rollout schema None"):
-        ReplaySource(tmp_path).read(counter_request(training_id("new", 1)))
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: .*old-i0001-.*\.jsonl:2: rollout schema None"):
+        ReplaySource(tmp_path).read(counter_request(training_id("new", 1, "[]")))
 
 
 def test_an_endpoints_rollouts_are_refused(tmp_path):
-    rollout = write_log(tmp_path, training_id("old", 1))
+    rollout = write_log(tmp_path, training_id("old", 1, "[]"))
     turns = [replace(turn, start=0, end=0) for turn in rollout.turns]
     text = replace(rollout, token_ids=[], mask=[], sampler_logprobs=[], turns=turns).validate()
-    log_path(tmp_path, training_id("old", 1)).write_text(text.to_json() + "\n")
-    with pytest.raises(ConfigError, match=r"old-i0001\.jsonl holds rollouts of text alone.* cannot be trained on"):
+    log_path(tmp_path, training_id("old", 1, "[]")).write_text(text.to_json() + "\n")
+    with pytest.raises(ConfigError, match=r"old-i0001-.*\.jsonl holds rollouts of text alone.* cannot be trained on"):
         ReplaySource(tmp_path).tasks("train")

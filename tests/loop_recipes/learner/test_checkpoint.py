@@ -9,6 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     latest_checkpoint,
@@ -112,6 +113,17 @@ def test_a_stop_file_saves_and_ends_the_run(tmp_path, caplog):
     assert latest_checkpoint(tmp_path / "run/checkpoints").name == "iteration_0001"
     assert not (tmp_path / "run/stop").exists()
     assert "stopped after iteration 1: asked to" in caplog.text
+
+
+def test_what_was_asked_for_ahead_is_taken_by_a_run_that_is_resumed_without_lag(tmp_path):
+    config = replay_config(tmp_path, iterations=4, stale_by=1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    run(config, "collection.max_policy_lag=1")
+    run(config, "resume_from_checkpoint=True", "max_iterations=2")
+    assert [line["policy_lag"] for line in deterministic(tmp_path / "run/metrics.jsonl")] == [0, 1]
+    with pytest.raises(NoRollouts, match="the update takes 2 to 2"):
+        run(config, "resume_from_checkpoint=True")
 
 
 def test_a_run_without_signal_stops_with_that_reason(tmp_path, caplog):

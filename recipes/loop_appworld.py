@@ -26,7 +26,7 @@ from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
-from loop_recipes.collecting.source import SOURCE_ERRORS, StopRequested, check_versions
+from loop_recipes.collecting.source import SOURCE_ERRORS, check_versions
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
@@ -52,7 +52,7 @@ from loop_recipes.learner.process_group import (
     single_process,
 )
 from loop_recipes.learner.run_metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
-from loop_recipes.learner.stop_request import StopRequest
+from loop_recipes.learner.stop_request import StopRequest, StopRequested
 from loop_recipes.learner.stored_critic import critic_over
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.learner.turn_credit import spread
@@ -359,9 +359,11 @@ class LoopAppWorldRecipe:
         utils.log_rank_zero(log, summary_line(line, self._config.max_iterations))
 
     def stopped(self) -> None:
-        """Say that the run was asked to stop while it waited for the node. For rank 0, where that is noticed."""
-        print("loop_appworld: stopped while waiting for the rollout node; a resumed run goes on", file=sys.stderr)
-        self._stop.done()
+        """Say that the run was asked to stop while it waited for the node; every rank ends for that."""
+        if self._rank == 0:
+            print("loop_appworld: stopped while waiting for the rollout node; a resumed run goes on", file=sys.stderr)
+            self._stop.done()
+        self._together = True
 
     def _end(self, line: str) -> None:
         """Say why the run ends before its time; a stop file has then done its work."""

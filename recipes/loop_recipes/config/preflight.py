@@ -117,7 +117,7 @@ def _check_components(config: LearnerConfig) -> None:
             raise ConfigError(f"{path}: {error}") from error
     require(
         config.update.loss_divisor != "tokens" or getattr(built["loss"], "sums_tokens", False),
-        f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is a mean; give mean",
+        f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
     )
     require(
         not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),

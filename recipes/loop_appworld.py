@@ -53,7 +53,7 @@ from loop_recipes.learner.process_group import (
 )
 from loop_recipes.learner.run_metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.learner.stop_request import StopRequest, StopRequested
-from loop_recipes.learner.stored_critic import critic_over
+from loop_recipes.learner.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.learner.turn_credit import spread
 from rollout_server.collection_request import CollectionRequest
@@ -111,6 +111,7 @@ class LoopAppWorldRecipe:
         self._pending: CollectionRequest | None = None
         self._unscored: CollectionRequest | None = None
         self._canary: dict[str, Any] | None = None
+        self._critic_adapter: str | None = None
 
     def setup(self) -> None:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
@@ -144,7 +145,10 @@ class LoopAppWorldRecipe:
         )
         self._turn_critic = None
         if conf.turn_credit is not None and conf.turn_credit.critic is not None:
-            self._turn_critic = critic_over(self._learner, Path(conf.turn_credit.critic))
+            run = Path(conf.turn_credit.critic)
+            before = None if checkpoint is None else checkpoint.state["critic_adapter"]
+            self._critic_adapter = str(adapter_from_the_start(run, before))
+            self._turn_critic = critic_over(self._learner, run, Path(self._critic_adapter))
         if conf.stress_test:
             self._stress_test()
         self._setup_run(checkpoint)
@@ -295,6 +299,7 @@ class LoopAppWorldRecipe:
             "sampler": self._plan.state_dict(),
             "canary": self._canary,
             "best": self._best,
+            "critic_adapter": self._critic_adapter,
             "run_name": self._run_name,
             "dataset": self._dataset,
             "config": asdict(self._config),

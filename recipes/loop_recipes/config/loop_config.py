@@ -195,7 +195,8 @@ class TurnCreditConfig:
     strength: PositiveFloat = 1.0
     """How much of it is added to the advantage; for a critic in standard deviations of the advantages."""
     critic: str | None = None
-    """Folder of a run of ``sft_appworld`` with ``TurnAdvantage``, for ``critic``; its newest adapter is used."""
+    """Folder of a run of ``sft_appworld`` with ``TurnAdvantage``, for ``critic``; the adapter that is its newest at the
+    start is used, also by a resumed run."""
     continuations: PositiveInt = 4
     """Episodes that are played from every turn, for ``branches``."""
 

@@ -81,8 +81,9 @@ class LoopAppWorldRecipe:
           never holds [tokens, vocabulary], micro-batches by a token budget.
         - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
         - **Checkpoints.** One after every iteration, atomic, safetensors and JSON. ``resume_from_checkpoint=True`` with
-          the same command line goes on exactly (bit for bit on a CPU). SIGTERM, Ctrl-C or a file ``<output_dir>/stop``
-          end the run after the update in hand, or at once while it waits for rollouts, which are not lost.
+          the same command line goes on exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after
+          the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the same
+          to a run of one process; several ranks are killed soon after by torchrun (docs/training.md).
         - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``run_metrics.METRICS``) and torchtune's loggers.
 
     Args:

@@ -26,7 +26,7 @@ from loop_recipes.collecting.dev_scores import dev_scores
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
-from loop_recipes.collecting.source import SOURCE_ERRORS, StopRequested, check_versions
+from loop_recipes.collecting.source import SOURCE_ERRORS, check_versions
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
@@ -48,8 +48,8 @@ from loop_recipes.learner.process_group import (
     single_process,
 )
 from loop_recipes.learner.run_metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
-from loop_recipes.learner.stop_request import StopRequest
-from loop_recipes.learner.stored_critic import critic_over
+from loop_recipes.learner.stop_request import StopRequest, StopRequested
+from loop_recipes.learner.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.learner.turn_credit import spreader
 from rollout_server.collection_request import CollectionRequest
@@ -77,8 +77,9 @@ class LoopAppWorldRecipe:
           never holds [tokens, vocabulary], micro-batches by a token budget.
         - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
         - **Checkpoints.** One after every iteration, atomic, safetensors and JSON. ``resume_from_checkpoint=True`` with
-          the same command line goes on exactly (bit for bit on a CPU). SIGTERM, Ctrl-C or a file ``<output_dir>/stop``
-          end the run after the update in hand, or at once while it waits for rollouts, which are not lost.
+          the same command line goes on exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after
+          the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the same
+          to a run of one process; several ranks are killed soon after by torchrun (docs/training.md).
         - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``run_metrics.METRICS``) and torchtune's loggers.
 
     Args:
@@ -111,6 +112,7 @@ class LoopAppWorldRecipe:
         self._adapter_digest = ""
         # Versions that the node may still serve, but this run has no use for.
         self._forgotten: list[int] = []
+        self._critic_adapter: str | None = None
 
     def setup(self) -> None:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
@@ -144,7 +146,10 @@ class LoopAppWorldRecipe:
         )
         self._turn_critic = None
         if conf.turn_credit is not None and conf.turn_credit.critic is not None:
-            self._turn_critic = critic_over(self._learner, Path(conf.turn_credit.critic))
+            run = Path(conf.turn_credit.critic)
+            before = None if checkpoint is None else checkpoint.state["critic_adapter"]
+            self._critic_adapter = str(adapter_from_the_start(run, before))
+            self._turn_critic = critic_over(self._learner, run, Path(self._critic_adapter))
         if conf.stress_test:
             self._stress_test()
         self._setup_run(checkpoint)
@@ -293,6 +298,7 @@ class LoopAppWorldRecipe:
             "sampler": self._plan.state_dict(),
             "canary": self._canary,
             "best": self._best,
+            "critic_adapter": self._critic_adapter,
             "run_name": self._run_name,
             "dataset": self._dataset,
             "config": asdict(self._config),
@@ -359,9 +365,11 @@ class LoopAppWorldRecipe:
         utils.log_rank_zero(log, summary_line(line, self._config.max_iterations))
 
     def stopped(self) -> None:
-        """Say that the run was asked to stop while it waited for the node. For rank 0, where that is noticed."""
-        print("loop_appworld: stopped while waiting for the rollout node; a resumed run goes on", file=sys.stderr)
-        self._stop.done()
+        """Say that the run was asked to stop while it waited for the node; every rank ends for that."""
+        if self._rank == 0:
+            print("loop_appworld: stopped while waiting for the rollout node; a resumed run goes on", file=sys.stderr)
+            self._stop.done()
+        self._together = True
 
     def _end(self, line: str) -> None:
         """Say why the run ends before its time; a stop file has then done its work."""

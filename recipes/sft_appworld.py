@@ -67,8 +67,9 @@ class SftAppWorldRecipe:
         - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
           ``<output_dir>/policies``; ``eval_appworld/choose_on_dev`` finds the best of them.
         - **Checkpoints.** One after every iteration; ``resume_from_checkpoint=True`` with the same command line goes on
-          exactly (bit for bit on a CPU). SIGTERM, Ctrl-C or a file ``<output_dir>/stop`` end the run after the
-          iteration in hand.
+          exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after the iteration in hand.
+          SIGTERM and Ctrl-C do the same to a run of one process; several ranks are killed soon after by torchrun
+          (docs/training.md).
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of

@@ -27,7 +27,7 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
-from loop_recipes.warm_start import demonstration, tiny_model, tiny_tokenizer
+from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches
 from loop_recipes.warm_start.config import WarmStartConfig
 from loop_recipes.warm_start.demonstration import Demonstration
@@ -93,8 +93,10 @@ class WarmStartRecipe:
         digest = hashlib.sha256()
         for part in (self._config.demonstrations, self._config.tokenizer):
             digest.update(json.dumps(asdict(part)).encode())
+        digest.update(json.dumps([self._config.seed, self._config.model.max_seq_len]).encode())
         digest.update(json.dumps(asdict(self._demonstrator.environment), sort_keys=True).encode())
-        for source in (*self._demonstrator.sources(), Path(demonstration.__file__), Path(tiny_tokenizer.__file__)):
+        shared = [Path(module.__file__) for module in (demonstration, demonstrator, tiny_tokenizer)]
+        for source in (*self._demonstrator.sources(), *shared):
             digest.update(source.read_bytes())
         return digest.hexdigest()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -110,6 +111,21 @@ def test_two_ranks_learn_the_same_from_preference_pairs(tmp_path, packed):
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (one["iteration"], key)
         # At the first step every margin is zero up to rounding, so its sign means nothing.
         assert two["preference_accuracy"] == pytest.approx(one["preference_accuracy"], abs=1 / 3)
+
+
+def test_a_stop_file_that_is_there_at_the_start_ends_every_rank_with_status_0(tmp_path, monkeypatch):
+    """Only a job that ends with status 0 is requeued."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "unused")
+    config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "launch": False})
+    stop = tmp_path / "run/stop"
+    stop.parent.mkdir()
+    stop.touch()
+    output = finish(tune(config))
+    assert output.count("stopped while waiting for the rollout node") == 1
+    assert not stop.exists()
 
 
 def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):

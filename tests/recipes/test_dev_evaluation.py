@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.replay_source import ReplaySource
-from loop_recipes.collecting.source import Collected, StopRequested
+from loop_recipes.collecting.source import Collected
 from loop_recipes.learner.checkpoint import load_latest
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable
 from rollout_server.collection_request import CollectionEnd
 from rollout_server.ids import parse_collection_id

@@ -1,12 +1,15 @@
 """LOOP with advantages spread over turns, by a critic and by continuations on a node; and what an actor never sees."""
 
 import json
+import shutil
 
 import pytest
 from omegaconf import OmegaConf
 
+import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.learner.stored_critic import critic_over
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError, fields_of
 from sft_appworld import SftAppWorldRecipe
@@ -82,6 +85,25 @@ def test_a_critic_that_sees_secrets_spreads_the_advantages_of_an_actor_that_does
     assert all(line["steps"] for line in lines)
 
 
+def test_a_resumed_run_keeps_its_critic_though_that_was_trained_on(tmp_path, monkeypatch):
+    loop = OmegaConf.load(replay_config(tmp_path, iterations=2))
+    critic = a_critic(tmp_path, loop)
+    loop.turn_credit = {"by": "critic", "critic": str(critic)}
+    used = []
+
+    def watched(learner, run, adapter):
+        used.append(adapter.name)
+        return critic_over(learner, run, adapter)
+
+    monkeypatch.setattr(loop_appworld, "critic_over", watched)
+    trained(OmegaConf.merge(loop, {"max_iterations": 1}))
+    policies = critic / "policies"
+    shutil.copytree(policies / "policy-v0001", policies / "policy-v0002")
+    trained(OmegaConf.merge(loop, {"resume_from_checkpoint": True}))
+    trained(OmegaConf.merge(loop, {"max_iterations": 1, "output_dir": str(tmp_path / "another")}))
+    assert used == ["policy-v0001", "policy-v0001", "policy-v0002"]
+
+
 def test_rollouts_that_could_outgrow_the_critic_are_refused_before_work(tmp_path):
     loop = OmegaConf.load(replay_config(tmp_path, iterations=1))
     loop.turn_credit = {"by": "critic", "critic": str(a_critic(tmp_path, loop))}
@@ -128,6 +150,13 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     critic = {"by": "critic", "critic": str(tmp_path / "nowhere")}
     refused("critic must be given for by: critic, and only then", turn_credit={"by": "critic"})
     refused("turn_credit.by: stored rollouts cannot be gone on from", turn_credit={"by": "branches"})
+    harness = {"root": "node", "model": {"path": "base"}, "environment": {"name": "harness"}}
+    node = {"replay": None, "url": "http://127.0.0.1:1", "config": harness}
+    refused(
+        r"turn_credit\.by: the node cannot go on from the turns of an agent of your own \(harness\); give critic",
+        turn_credit={"by": "branches"},
+        rollout_node=node,
+    )
     refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)
     refused("loss.level is 'turn'; turn_credit gives", turn_credit=critic, loss={"level": "turn"})
     to_go = {"_component_": "loop_recipes.learner.advantages.ReturnToGo"}

@@ -9,7 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested
+from loop_recipes.collecting.source import Collected, NoRollouts
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionRequest, Progress
 from rollout_server.node_process import NodeProcess

@@ -11,9 +11,10 @@ from pathlib import Path
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.collecting.several_nodes import SeveralNodes
-from loop_recipes.collecting.source import CollectionSource, StopRequested
+from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.config.loop_config import RolloutSourceConfig
 from loop_recipes.config.rollout_node import RolloutNodeConfig
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import RolloutClient
 from rollout_server.node_process import NodeProcess
 

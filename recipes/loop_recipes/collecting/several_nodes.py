@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loop_recipes.collecting.node_source import NodeSource
-from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested
+from loop_recipes.collecting.source import Collected, NoRollouts
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.branch import Branch
 from rollout_server.client import CollectionFailed
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loop_recipes.collecting.source import Collected, CollectionSource, StopRequested, collect
+from loop_recipes.collecting.source import Collected, CollectionSource, collect
 from loop_recipes.learner.process_group import on_main_rank
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.run_files import adapter_digest
 

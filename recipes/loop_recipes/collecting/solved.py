@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loop_recipes.collecting.source import CollectionSource
+from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collection_request import CollectionRequest, Limits, Sampling
 from rollout_server.ids import search_id
 from rollout_server.run_files import COLLECTIONS, write_rollouts
@@ -26,7 +27,7 @@ class SolvedSearch:
     Args:
         name: of the run; begins the ids of its collections.
         policy_version: served by the node.
-        seed: each round has a seed of its own, made from it.
+        seed: each temperature has a seed of its own in each round, made from it.
 
     Raises:
         ConfigError: no temperature, one twice to two decimals or below 0.01, no attempt or no rollout.
@@ -66,7 +67,7 @@ class SolvedSearch:
             tasks=list(tasks),
             rollouts_per_task=1,
             policy_version=self.policy_version,
-            seed=self.seed + attempt,
+            seed=derive_seed(self.seed, f"{temperature:.2f}", attempt),
             sampling=Sampling(temperature=temperature),
             limits=self.limits,
         )

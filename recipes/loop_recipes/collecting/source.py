@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.collection_request import RARE_FAILURES, CollectionEnd, CollectionRequest, failures_warning
 from rollout_server.node_process import NodeDied
@@ -22,10 +23,6 @@ class NoRollouts(RuntimeError):
 
 SOURCE_ERRORS = (NoRollouts, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
 """What a source raises when it cannot deliver; each message is for the user."""
-
-
-class StopRequested(Exception):
-    """The run was asked to stop while it waited for rollouts."""
 
 
 @dataclass(frozen=True)

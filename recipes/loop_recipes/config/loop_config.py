@@ -116,7 +116,8 @@ class UpdateConfig:
     packed: bool = False
     """Packs several rollouts into one row in place of padding them."""
     min_abs_advantage: NonNegativeFloat = 0.01
-    """Rollouts with a smaller advantage carry no signal and are left out."""
+    """Rollouts with a smaller advantage carry no signal and are left out. A loss on pairs leaves out those without a
+    partner instead."""
     loss_divisor: Literal["mean", "tokens"] | PositiveFloat = "mean"
     """``mean`` over the rollouts of the minibatch, as in the paper (of a loss on pairs: over the pairs), ``tokens``:
     over their sampled tokens, or a constant (the authors' code: 32, whatever the filter leaves)."""
@@ -194,7 +195,8 @@ class TurnCreditConfig:
     strength: PositiveFloat = 1.0
     """How much of it is added to the advantage; for a critic in standard deviations of the advantages."""
     critic: str | None = None
-    """Folder of a run of ``sft_appworld`` with ``TurnAdvantage``, for ``critic``; its newest adapter is used."""
+    """Folder of a run of ``sft_appworld`` with ``TurnAdvantage``, for ``critic``; the adapter that is its newest at the
+    start is used, also by a resumed run."""
     continuations: PositiveInt = 4
     """Episodes that are played from every turn, for ``branches``."""
 
@@ -306,6 +308,11 @@ class LoopConfig(LearnerConfig):
             require(
                 not self.collection.environments,
                 "turn_credit.by: branches of a mixture of environments have no turn limits of their own; give critic",
+            )
+            node = self.rollout_node.config
+            require(
+                node is None or node.environment.name != "harness",
+                "turn_credit.by: the node cannot go on from the turns of an agent of your own (harness); give critic",
             )
 
     def _check_child(self) -> None:

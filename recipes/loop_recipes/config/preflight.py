@@ -9,6 +9,8 @@ import os
 import socket
 from pathlib import Path
 
+from torchtune.training import FormattedCheckpointFiles
+
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
@@ -115,7 +117,7 @@ def _check_components(config: LearnerConfig) -> None:
             raise ConfigError(f"{path}: {error}") from error
     require(
         config.update.loss_divisor != "tokens" or getattr(built["loss"], "sums_tokens", False),
-        f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is a mean; give mean",
+        f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
     )
     require(
         not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
@@ -140,8 +142,17 @@ def _check_checkpoint_files(config: LearnerConfig) -> None:
         "the tiny policy, run `make warm-start`",
     )
     files = config.checkpointer["checkpoint_files"]
-    for name in files if isinstance(files, list) else []:
-        require((folder / name).is_file(), f"checkpointer.checkpoint_files: {folder / name} does not exist")
+    if not isinstance(files, list):
+        try:
+            files = FormattedCheckpointFiles.from_dict(files).build_checkpoint_filenames()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"checkpointer.checkpoint_files: {error}") from error
+    for name in files:
+        require(
+            (folder / name).is_file(),
+            f"checkpointer.checkpoint_files: {folder / name} does not exist; download all of the model there "
+            "(tune download), or name the files that it has",
+        )
 
 
 def _check_new_or_resumed(config: LearnerConfig) -> None:

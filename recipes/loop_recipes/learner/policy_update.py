@@ -195,6 +195,8 @@ class PolicyUpdate:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _with_signal(self, samples: list[Sample]) -> list[Sample]:
+        if self.loss.compares_pairs:  # the advantage of a rollout without a partner is 0, which the filter may let pass
+            return [sample for sample in samples if sample.pair]
         return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
 
     def _with_advantages(self, samples: Sequence[Sample]) -> list[Sample]:

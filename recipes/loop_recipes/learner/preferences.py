@@ -117,6 +117,7 @@ class PreferenceLoss(LogLikelihood):
     """
 
     compares_pairs = True
+    sums_tokens = False  # the loss of a pair is one number
 
     def __init__(self, beta: float = 0.1, nll: float = 0.0) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from loop_recipes.learner.device_check import check_ranks
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.schema import ConfigError
 
 STEP_TIMEOUT_S = 900.0
@@ -31,8 +32,12 @@ STEP_TIMEOUT_S = 900.0
 _waiting: dist.ProcessGroup | None = None
 
 
+_ALIKE: dict[str, type[Exception]] = {"config": ConfigError, "stop": StopRequested}
+"""What every rank raises as rank 0 does: a job ends with status 0 only if each of its ranks does."""
+
+
 class RemoteError(RuntimeError):
-    """Rank 0 failed; its one-line reason, raised on every rank."""
+    """Rank 0 failed; its one-line reason, raised on every other rank."""
 
 
 def init_process_group(device: torch.device, waiting_timeout_s: float, always: bool = False) -> None:
@@ -128,20 +133,22 @@ def on_main_rank(
         unpack: makes the result again, on the other ranks. Neither is asked about None.
 
     Raises:
-        Exception: on rank 0, whatever ``work`` raised; RemoteError (ConfigError for a ConfigError) on the others.
+        Exception: on rank 0, whatever ``work`` raised. On the others ConfigError or StopRequested where it was one
+            of these, else RemoteError.
     """
     if single_process():
         return work()
     if dist.get_rank() != 0:
         answer = json.loads(_broadcast(b""))
         if "error" in answer:
-            raise (ConfigError if answer["config"] else RemoteError)(answer["error"])
+            raise _ALIKE.get(answer["kind"], RemoteError)(answer["error"])
         return None if answer["result"] is None else unpack(answer["result"])
     try:
         result = work()
     except BaseException as error:
         text = str(error) or type(error).__name__
-        _broadcast(json.dumps({"error": text, "config": isinstance(error, ConfigError)}).encode())
+        kind = next((kind for kind, alike in _ALIKE.items() if isinstance(error, alike)), None)
+        _broadcast(json.dumps({"error": text, "kind": kind}).encode())
         raise
     _broadcast(json.dumps({"result": None if result is None else pack(result)}).encode())
     return result

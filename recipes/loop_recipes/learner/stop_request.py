@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
+class StopRequested(Exception):
+    """The run was asked to stop while it waited for rollouts."""
+
+
 class StopRequest:
     """Asked of at safe points of a run. The first signal asks to stop there; the second ends the process at once.
 

@@ -32,6 +32,17 @@ def newest_adapter(run: Path) -> Path:
     return adapters[-1]
 
 
+def adapter_from_the_start(run: Path, before: str | None) -> Path:
+    """The adapter of ``run`` that a resumed run used ``before``, else the newest: a critic that is trained on meanwhile
+    must not change the credits of a run that goes on.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    run = run.resolve()
+    return Path(before) if before is not None and Path(before).parents[1] == run else newest_adapter(run)
+
+
 def stored_config(run: Path) -> SftConfig:
     """The config of a run of `sft_appworld`.
 

@@ -9,7 +9,8 @@ import pytest
 
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.several_nodes import SeveralNodes, merge_ends, split_request
-from loop_recipes.collecting.source import NoRollouts, StopRequested
+from loop_recipes.collecting.source import NoRollouts
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.branch import Branch, BranchPoint
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd

@@ -56,6 +56,11 @@ def test_each_round_asks_for_what_its_temperature_has_not_solved(tmp_path):
     assert {rollout.reward for rollout in kept} == {1.0}
 
 
+def test_each_temperature_samples_with_seeds_of_its_own_in_each_round():
+    asked = [wanted(seed=seed).request(t, attempt, TASKS) for seed in (0, 1) for t in (0.5, 1.0) for attempt in (1, 2)]
+    assert len({request.seed for request in asked}) == len(asked)
+
+
 def test_started_again_it_asks_for_the_same_collections_which_the_node_has(tmp_path):
     first, again = Source(), Source()
     before = search(first, wanted(), tmp_path)

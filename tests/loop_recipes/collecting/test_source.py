@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from loop_recipes.collecting.source import Collected, NoRollouts, StopRequested, check_versions, collect
+from loop_recipes.collecting.source import Collected, NoRollouts, check_versions, collect
+from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.collection_request import CollectionEnd
 from rollout_server.rollout import Rollout, Turn
 from support.counter_node import counter_request

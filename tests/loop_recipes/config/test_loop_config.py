@@ -82,6 +82,24 @@ def test_one_line_names_the_key_and_the_cure(workspace, override, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"max_filename": "00002"}, "checkpointer.checkpoint_files: Must pass 'filename_format' and 'max_filename'"),
+        (
+            {"filename_format": "model-{}-of-{}.safetensors", "max_filename": "00002"},
+            "model-00001-of-00002.safetensors does not exist; download all of the model there (tune download)",
+        ),
+    ],
+)
+def test_files_that_are_named_by_a_format_are_looked_for(workspace, files, message):
+    cfg = config(workspace)
+    cfg.checkpointer.checkpoint_files = files
+    with pytest.raises(ConfigError) as caught:
+        start(cfg)
+    assert message in str(caught.value)
+
+
 def start(cfg):
     recipe = LoopAppWorldRecipe(cfg)
     try:

@@ -16,17 +16,22 @@ SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
     "32b": (64, 5120, 27648, 40, 8, 152064, False),
 }
 
+SHARDS = {"7b": 4, "32b": 17}
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders with a config.json each, which is all that the check reads of a model; a weights' file must be there."""
+    """Folders with a config.json each, which is all that the check reads of a model; files of weights must be there."""
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     folders = {}
     for model, sizes in SIZES.items():
         folders[model] = tmp_path_factory.mktemp(model)
         content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
         (folders[model] / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]} | content))
-        (folders[model] / "model.safetensors").touch()
+        count = SHARDS.get(model)
+        shards = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)] if count else None
+        for file in shards or ["model.safetensors"]:
+            (folders[model] / file).touch()
     return folders
 
 
@@ -189,6 +194,18 @@ def test_what_would_stop_a_job_is_named(check_32b, word, problem):
     assert code == 1
     assert len(problems) == 1, problems
     assert problem in problems[0]
+
+
+def test_a_missing_file_of_the_model_is_named(check_32b, models):
+    shard = models["32b"] / "model-00017-of-00017.safetensors"
+    shard.unlink()
+    try:
+        code, _, problems = check_32b()
+    finally:
+        shard.touch()
+    assert code == 1
+    assert len(problems) == 1, problems
+    assert f"{shard} does not exist; download all of the model there" in problems[0]
 
 
 def test_a_model_too_large_for_the_gpus_is_named(check_32b):

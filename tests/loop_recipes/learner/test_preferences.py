@@ -196,10 +196,12 @@ PAIRS = {
 }
 
 
-def test_the_recipe_learns_the_pairs_of_each_collection(tmp_path):
+@pytest.mark.parametrize("least", [0.01, 0.0])
+def test_the_recipe_learns_the_pairs_of_each_collection(tmp_path, least):
+    """Also over a config whose filter lets every rollout pass: two of the twelve have no partner."""
     config = replay_config(tmp_path, iterations=2, **PAIRS)
     cfg = OmegaConf.load(config)
-    cfg["update"]["epochs"] = 8
+    cfg["update"] |= {"epochs": 8, "min_abs_advantage": least}
     train(cfg)
     for line in map(json.loads, Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()):
         assert line["steps"] == 8 * 2, "five pairs, minibatches of about 4 rollouts"
@@ -211,4 +213,11 @@ def test_the_recipe_learns_the_pairs_of_each_collection(tmp_path):
 def test_a_loss_on_pairs_needs_pairs(tmp_path):
     config = OmegaConf.load(replay_config(tmp_path, iterations=1, loss=PAIRS["loss"]))
     with pytest.raises(ConfigError, match=r"DMPO compares pairs of rollouts; it needs advantage\._component_="):
+        train(config)
+
+
+def test_a_loss_on_pairs_is_no_sum_over_tokens(tmp_path):
+    config = OmegaConf.load(replay_config(tmp_path, iterations=1, **PAIRS))
+    config["update"]["loss_divisor"] = "tokens"
+    with pytest.raises(ConfigError, match=r"update\.loss_divisor: tokens is for a sum over tokens, and .*DMPO is none"):
         train(config)

@@ -5,14 +5,17 @@ import random
 from dataclasses import replace
 
 import pytest
+from omegaconf import OmegaConf
 
 from agent_environments.colbench.tasks import ColBenchTasks, write_tasks
 from agent_environments.protocol import Message, create_pool
+from loop_recipes.config.files import load_config
 from loop_recipes.warm_start.colbench import FLAWS, ColBenchDemonstrator, early_stops, possible_flaws
 from loop_recipes.warm_start.demonstration import Demonstration, collect
 from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError
 from support.adapter_support import word_spans
+from warm_start_appworld import WarmStartRecipe
 
 ENVIRONMENT = EnvironmentConfig("colbench")
 CAREFUL = (
@@ -111,3 +114,12 @@ def test_what_no_expert_can_show_is_refused(demonstrator: ColBenchDemonstrator, 
     human = {"url": "http://127.0.0.1:1", "model": "m", "api_key_env": None}
     with pytest.raises(ConfigError, match="only generated tasks have an expert"):
         ColBenchDemonstrator(EnvironmentConfig("colbench", {"tasks": {"train": str(file)}, "human": human}))
+
+
+def test_demonstrations_are_kept_for_the_same_seed_and_length_only():
+    marks = []
+    for change in ({}, {"seed": 1}, {"model": {"max_seq_len": 2048}}, {}):
+        cfg = OmegaConf.merge(load_config("warm_start_appworld/colbench_cpu"), change)
+        marks.append(WarmStartRecipe(cfg)._fingerprint())
+    assert marks[0] == marks[3]
+    assert len(set(marks)) == 3

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from appworld_adapter.pool import run_folder
-from appworld_adapter.pool.run_folder import RunFolder, experiment_name, kept_state
+from appworld_adapter.pool.run_folder import STATE_LIMIT, RunFolder, experiment_name, kept_state
 
 EPISODE = f"eval-{'long' * 20}-0123456789/692c77d_1/0.0"
 
@@ -54,3 +54,18 @@ def test_a_base_without_room_for_the_dataset_is_named_with_the_cure(dataset, tmp
     assert not list(worlds.glob("*/run-*"))
     monkeypatch.undo()
     RunFolder.create(str(worlds), dataset, keep=False).remove()
+
+
+def test_a_base_without_room_for_the_largest_states_is_named_with_the_cure(
+    dataset, tmp_path_factory, monkeypatch, caplog
+):
+    """As the 64 MB of a Docker container's tmpfs; honest episodes have room there, so the pool opens."""
+    worlds = str(tmp_path_factory.mktemp("w"))
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=4 * STATE_LIMIT))
+    RunFolder.create(worlds, dataset, False, 2).remove()
+    assert not caplog.messages
+    RunFolder.create(worlds, dataset, False, 3).remove()
+    (warning,) = caplog.messages
+    assert "the largest states of 3 worlds 96 MiB" in warning
+    for cure in ("experiments_root", "--shm-size", "max_worlds"):
+        assert cure in warning

@@ -147,14 +147,14 @@ class RemoteEnvironment:
             return StepResult(STEP_BROKE, done=True, failed=True)
         except RequestFailed as error:
             self._over = True
-            if error.reason == EnvironmentTimeout.reason:
-                raise EnvironmentTimeout(str(error)) from error
             if error.reason == EnvironmentCrashed.reason:
                 raise EnvironmentCrashed(str(error)) from error
             logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
             return StepResult(STEP_BROKE, done=True, failed=True)
         self._history.append((command, answer))
         self._over = answer["done"]
+        if answer.get("reason") == EnvironmentTimeout.reason:
+            raise EnvironmentTimeout(answer["observation"])
         empty = answer.get("empty_action", False)
         return StepResult(self._pool.shown(answer["observation"]), answer["done"], answer["failed"], empty)
 

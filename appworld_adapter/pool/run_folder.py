@@ -103,12 +103,16 @@ class RunFolder:
             shutil.rmtree(self.experiment(name), ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove everything, or with ``keep`` everything but the saved states and logs. May be called twice."""
+        """Remove everything, or with ``keep`` everything but the worlds' states and logs, and the servers' logs. May be
+        called twice.
+        """
         if self._lock < 0:
             return
         if self._keep:
             for socket in self.path.glob("*.sock"):
                 socket.unlink()
+            shutil.rmtree(self.agent / "data", ignore_errors=True)
+            shutil.rmtree(self.grader, ignore_errors=True)  # links only
         else:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)

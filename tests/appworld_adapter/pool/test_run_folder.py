@@ -39,6 +39,19 @@ def test_the_last_state_of_an_episode_is_found_after_its_pool_has_gone(dataset, 
     assert kept_state(worlds, EPISODE.replace("/0.0", "/2.0"), "692c77d_1") is None
 
 
+def test_what_is_kept_are_states_and_logs_and_no_copy_of_the_dataset(dataset, tmp_path_factory):
+    worlds = tmp_path_factory.mktemp("w")
+    (dataset / "data" / "base_dbs" / "gmail.db").write_text("rows")
+    folder = RunFolder.create(str(worlds), dataset, keep=True)
+    save(folder, EPISODE, "a state", at=1000)
+    (folder.path / "world.log").write_text("a log")
+    folder.remove()
+    left = {path.name for path in folder.path.rglob("*") if not path.is_dir()}
+    assert left == {"state", "world.log", "owner.lock", "keep"}
+    assert [path.name for path in folder.path.iterdir() if path.is_dir()] == ["agent"]
+    assert (dataset / "data" / "base_dbs" / "gmail.db").read_text() == "rows"
+
+
 def test_two_attempts_at_one_episode_have_two_names_of_one_path_segment():
     names = {experiment_name(EPISODE) for _ in range(10)}
     assert len(names) == 10

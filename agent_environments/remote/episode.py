@@ -62,8 +62,8 @@ class EpisodeHost(Protocol):
         """The messages that open an episode, of the answer to "start"."""
         ...
 
-    def command(self, message: str) -> str:
-        """What of an assistant message is sent; "" for a message without a command."""
+    def command(self, message: str) -> str | None:
+        """What of an assistant message is sent; None for a message without a command."""
         ...
 
     def shown(self, observation: str) -> str:
@@ -131,7 +131,7 @@ class RemoteEnvironment:
         if self._task_id is None or self._over:
             raise EnvironmentCrashed("this episode has no world: it was not started, or has ended")
         command = self._pool.command(action)
-        if not command:
+        if command is None:
             return StepResult(self._pool.no_command, done=False, failed=False, empty_action=True)
         self._running = asyncio.create_task(self._step(command))
         return await asyncio.shield(self._running)  # cancelled or not, what it does is done and will be graded
@@ -156,7 +156,10 @@ class RemoteEnvironment:
         if answer.get("reason") == EnvironmentTimeout.reason:
             raise EnvironmentTimeout(answer["observation"])
         empty = answer.get("empty_action", False)
-        return StepResult(self._pool.shown(answer["observation"]), answer["done"], answer["failed"], empty)
+        text, reminder = answer["observation"], answer.get("reminder", "")
+        output = text.removesuffix(reminder)
+        kept = text[len(output) :]  # "" where it does not end so
+        return StepResult(self._pool.shown(output) + kept, answer["done"], answer["failed"], empty, kept)
 
     def _end(self, ungradable: str) -> None:
         self._over, self._ungradable = True, ungradable

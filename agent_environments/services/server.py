@@ -322,9 +322,7 @@ def _action(data: dict[str, Any]) -> str:
 def _openenv_observation(answer: Answer) -> dict[str, Any]:
     observation = {
         "text": answer.observation,
-        "failed": answer.failed,
-        "empty_action": answer.empty_action,
-        "reason": answer.reason,
+        **_flags(answer),
         "messages": [asdict(message) for message in answer.messages],
     }
     return {"type": "observation", "data": {"observation": observation, "reward": answer.reward, "done": answer.done}}
@@ -332,9 +330,13 @@ def _openenv_observation(answer: Answer) -> dict[str, Any]:
 
 def _agentgym_observation(answer: Answer) -> dict[str, Any]:
     """``score`` is what some of AgentGym's clients read in place of ``reward``."""
-    flags = {"failed": answer.failed, "empty_action": answer.empty_action, "reason": answer.reason}
     reward = {"reward": answer.reward, "score": answer.reward}
-    return {"observation": answer.observation, **reward, "done": answer.done, **flags}
+    return {"observation": answer.observation, **reward, "done": answer.done, **_flags(answer)}
+
+
+def _flags(answer: Answer) -> dict[str, Any]:
+    """What clients of this project read besides."""
+    return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason")}
 
 
 def _error(error: object) -> dict[str, Any]:

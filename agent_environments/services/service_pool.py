@@ -167,6 +167,7 @@ def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "failed": bool(observation.get("failed", False)),
         "empty_action": bool(observation.get("empty_action", False)),
+        "reminder": str(observation.get("reminder", "")),
         "reason": observation.get("reason"),
     }
 

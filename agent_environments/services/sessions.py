@@ -39,6 +39,7 @@ class Answer:
     done: bool
     failed: bool = False
     empty_action: bool = False
+    reminder: str = ""
     reason: str | None = None
     """That of the fault which ended the episode, for clients of this project."""
     messages: Sequence[Message] = field(default=())
@@ -134,7 +135,8 @@ class Session:
                 result, reason = StepResult(f"{FAILURE_HEAD} {error}", done=True, failed=True), error.reason
             self.steps += 1
             reward = (await environment.grade()).reward if result.done else 0.0
-            self.last = Answer(result.observation, reward, result.done, result.failed, result.empty_action, reason)
+            flags = (result.done, result.failed, result.empty_action, result.reminder, reason)
+            self.last = Answer(result.observation, reward, *flags)
             return self.last
 
     async def grade(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol
 
 from agent_environments.extraction import extract_code
-from agent_environments.observation import FAILURE_HEAD, observation
+from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -151,11 +151,9 @@ class AppWorldEnvironment:
             output, done = PROGRAM_BROKE, True
         if done:
             await self._leave(usable=execution.output is not None)
-        rules = self._rules
-        shown = observation(
-            output, None if done else task_lines(self._card), rules.observation_max_tokens, rules.token_spans
-        )
-        return StepResult(shown, done, failed=output.startswith(FAILURE_HEAD), empty_action=not code)
+        reminder = None if done else task_lines(self._card)
+        shown = observation(output, reminder, self._rules.observation_max_tokens, self._rules.token_spans)
+        return StepResult(shown, done, output.startswith(FAILURE_HEAD), not code, reminder_end(reminder))
 
     async def _execute_or_replay(self, code: str) -> Execution:
         """Run ``code``; if its world is lost, in another one, after all that was run before.

@@ -36,7 +36,12 @@ def act(*calls):
     return "Let me try.\n```python\n" + "\n".join(calls) + "\n```"
 
 
-SCRIPT = (act("add(9)", "show()"), "no code", act("add(99)"), act("add(3)", "finish()"))
+SCRIPT = (
+    *(act("add(9)", "show()"), "no code", "", " \n", act("add(99)"), act(*["show()"] * 40)),
+    act("add(3)", "finish()"),
+)
+CUT = 20
+"""Tokens of an observation; the output of one action in SCRIPT is longer."""
 
 
 @pytest.fixture
@@ -56,12 +61,12 @@ def client(protocol, url, **options):
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-@pytest.mark.parametrize("turns", [0, 2, len(SCRIPT)])
+@pytest.mark.parametrize("turns", [0, 2, len(SCRIPT) - 1, len(SCRIPT)])
 async def test_a_served_episode_is_the_episode_in_process(served, protocol, turns):
     _, url = served
-    service = client(protocol, url)
+    service = client(protocol, url, observation_max_tokens=CUT)
     await service.open()
-    expected = await play_steps(CounterPool(word_spans), TASK, SCRIPT[:turns])
+    expected = await play_steps(CounterPool(word_spans, observation_max_tokens=CUT), TASK, SCRIPT[:turns])
     assert await play_steps(service, TASK, SCRIPT[:turns]) == expected
     await service.close()
 

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 
 from agent_environments.extraction import extract_code
-from agent_environments.observation import FAILURE_HEAD, observation
+from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.places import Places
 from agent_environments.protocol import (
     Grade,
@@ -64,7 +64,9 @@ class CounterEnvironment:
         output, failed = self._run(code)
         reminder = None if self._finished else self._reminder
         shown = observation(output, reminder, self._pool.observation_max_tokens, self._pool.token_spans)
-        return StepResult(shown, done=self._finished, failed=failed, empty_action=not code)
+        return StepResult(
+            shown, done=self._finished, failed=failed, empty_action=not code, reminder=reminder_end(reminder)
+        )
 
     def _run(self, code: str) -> tuple[str, bool]:
         """Output, and whether a call failed; the first failing call ends the program."""

@@ -43,5 +43,9 @@ def observation(output: str, reminder: str | None, max_tokens: int, token_spans:
     ``reminder`` is the task's own lines (:func:`appworld_adapter.prompt.task_lines`); it is added after truncation,
     so it is never cut. The last observation of an episode has none. ``output`` may be any string.
     """
-    shown = truncate(printable(output), max_tokens, token_spans)
-    return shown if reminder is None else shown + REMINDER_HEAD + reminder
+    return truncate(printable(output), max_tokens, token_spans) + reminder_end(reminder)
+
+
+def reminder_end(reminder: str | None) -> str:
+    """What an observation with this reminder ends with."""
+    return "" if reminder is None else REMINDER_HEAD + reminder

@@ -41,13 +41,15 @@ class StepResult:
 
     ``observation`` is the whole content of the next user message: output, truncation note and reminder included.
     ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
-    executed code raised, ``empty_action`` that the action held no code at all.
+    executed code raised, ``empty_action`` that the action held no code at all. The observation ends with ``reminder``,
+    which is left there by whoever cuts it.
     """
 
     observation: str
     done: bool
     failed: bool = False
     empty_action: bool = False
+    reminder: str = ""
 
 
 @dataclass(frozen=True)

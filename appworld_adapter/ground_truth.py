@@ -15,6 +15,8 @@ from pathlib import Path
 
 from agent_environments.protocol import UnknownTask
 
+STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))
+"""Kinds of tokens that hold the text of strings; those of f-strings are tokens of their own from Python 3.12 on."""
 EXECUTION_SUCCESSFUL = "Execution successful."
 """What every turn of a ground truth is answered with."""
 
@@ -79,13 +81,14 @@ def solution_turns(source: str) -> list[SolutionTurn]:
     if function is None:
         raise ValueError("there is no function solution")
     imports = [node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    lines, comments = source.splitlines(), _comments(source)
+    lines = source.split("\n")  # as the tokenizer counts them; splitlines also splits within strings
+    comments, strings = _comments(source), _lines_in_strings(source)
     turns, seen = [], 0
     body = function.body if ast.get_docstring(function) is None else function.body[1:]
     for node in [*imports, *body]:
         end = node.end_lineno or node.lineno
         thought = [text for line, (_, text) in sorted(comments.items()) if seen < line <= end]
-        turns.append(SolutionTurn("\n".join(thought), _code(lines[node.lineno - 1 : end], node, comments)))
+        turns.append(SolutionTurn("\n".join(thought), _code(lines[node.lineno - 1 : end], node, comments, strings)))
         seen = end
     return turns
 
@@ -100,12 +103,29 @@ def _comments(source: str) -> dict[int, tuple[int, str]]:
     }
 
 
-def _code(lines: list[str], node: ast.stmt, comments: Mapping[int, tuple[int, str]]) -> str:
-    """The statement's own lines without comments and the indentation of the function."""
+def _lines_in_strings(source: str) -> tuple[set[int], set[int]]:
+    """The lines (from 1) that begin within a string, and those that end within one."""
+    begin: set[int] = set()
+    end: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in STRINGS:
+            begin.update(range(token.start[0] + 1, token.end[0] + 1))
+            end.update(range(token.start[0], token.end[0]))
+    return begin, end
+
+
+def _code(
+    lines: list[str], node: ast.stmt, comments: Mapping[int, tuple[int, str]], strings: tuple[set[int], set[int]]
+) -> str:
+    """The statement's own lines without comments and the indentation of the function; strings stay as they are."""
+    begin_in_string, end_in_string = strings
     kept = []
     for number, line in enumerate(lines, node.lineno):
         column, _ = comments.get(number, (len(line), ""))
-        code = line[:column].rstrip()
+        code = line[:column]
+        if number not in end_in_string:
+            code = code.rstrip()
         if code or number not in comments:
-            kept.append(code[node.col_offset :])
+            indented = number not in begin_in_string and not code[: node.col_offset].strip()
+            kept.append(code[node.col_offset :] if indented else code)
     return "\n".join(kept)

@@ -62,8 +62,8 @@ class EpisodeHost(Protocol):
         """The messages that open an episode, of the answer to "start"."""
         ...
 
-    def command(self, message: str) -> str:
-        """What of an assistant message is sent; "" for a message without a command."""
+    def command(self, message: str) -> str | None:
+        """What of an assistant message is sent; None for a message without a command."""
         ...
 
     def shown(self, observation: str) -> str:
@@ -131,7 +131,7 @@ class RemoteEnvironment:
         if self._task_id is None or self._over:
             raise EnvironmentCrashed("this episode has no world: it was not started, or has ended")
         command = self._pool.command(action)
-        if not command:
+        if command is None:
             return StepResult(self._pool.no_command, done=False, failed=False, empty_action=True)
         self._running = asyncio.create_task(self._step(command))
         return await asyncio.shield(self._running)  # cancelled or not, what it does is done and will be graded
@@ -147,16 +147,19 @@ class RemoteEnvironment:
             return StepResult(STEP_BROKE, done=True, failed=True)
         except RequestFailed as error:
             self._over = True
-            if error.reason == EnvironmentTimeout.reason:
-                raise EnvironmentTimeout(str(error)) from error
             if error.reason == EnvironmentCrashed.reason:
                 raise EnvironmentCrashed(str(error)) from error
             logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
             return StepResult(STEP_BROKE, done=True, failed=True)
         self._history.append((command, answer))
         self._over = answer["done"]
+        if answer.get("reason") == EnvironmentTimeout.reason:
+            raise EnvironmentTimeout(answer["observation"])
         empty = answer.get("empty_action", False)
-        return StepResult(self._pool.shown(answer["observation"]), answer["done"], answer["failed"], empty)
+        text, reminder = answer["observation"], answer.get("reminder", "")
+        output = text.removesuffix(reminder)
+        kept = text[len(output) :]  # "" where it does not end so
+        return StepResult(self._pool.shown(output) + kept, answer["done"], answer["failed"], empty, kept)
 
     def _end(self, ungradable: str) -> None:
         self._over, self._ungradable = True, ungradable

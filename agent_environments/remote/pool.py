@@ -65,8 +65,8 @@ class RemotePool:
         """The messages that open an episode, of the answer to "start"."""
         raise NotImplementedError
 
-    def command(self, message: str) -> str:
-        """What of an assistant message is sent."""
+    def command(self, message: str) -> str | None:
+        """What of an assistant message is sent; None: it has no command, and the agent is told :attr:`no_command`."""
         raise NotImplementedError
 
     def shown(self, observation: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import Line, LineLost, RequestFailed
-from agent_environments.services.service_pool import NoSuchPath, ServicePool, reward_of
+from agent_environments.services.service_pool import NoSuchPath, ServicePool, flags_of, reward_of
 from agent_environments.services.sessions import UNKNOWN_SESSION
 
 SCENARIO = "item"
@@ -126,6 +126,5 @@ class AgentGymLine(Line):
         return {
             "observation": self._pool.text_of(answer),
             "done": bool(answer.get("done", False)),
-            "failed": bool(answer.get("failed", False)),
-            "empty_action": bool(answer.get("empty_action", False)),
+            **flags_of(answer),
         }

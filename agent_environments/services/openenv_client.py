@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from agent_environments.remote.line import Line, LineLost, RequestFailed
-from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, reward_of
+from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, flags_of, reward_of
 
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 
@@ -122,8 +122,7 @@ class OpenEnvLine(Line):
         return {
             "observation": self._pool.text_of(shown),
             "done": done,
-            "failed": bool(shown.get("failed", False)),
-            "empty_action": bool(shown.get("empty_action", False)),
+            **flags_of(shown),
         }
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:

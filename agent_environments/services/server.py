@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 MAX_SESSIONS = 1024
+MAX_WAITING = 16
+"""Messages of a socket that may wait for the answer to another one; who sends more is hung up on."""
 HEARTBEAT_S = 30.0
 
 ACTION_SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
@@ -172,19 +174,36 @@ class EnvironmentServer:
         socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES, heartbeat=HEARTBEAT_S)
         await socket.prepare(request)
         session = Session(self._pool, f"openenv-{secrets.token_hex(8)}")
+        waiting: asyncio.Queue[str | None] = asyncio.Queue()
+        answering = asyncio.create_task(self._answer(socket, session, waiting))
         try:
+            # It is read all the time: a socket that nobody reads answers no ping, and a step may take minutes.
             async for message in socket:
-                if message.type != WSMsgType.TEXT:
-                    continue
-                reply = await self._openenv_reply(session, message.data)
+                if waiting.qsize() == MAX_WAITING:
+                    break
+                if message.type is WSMsgType.TEXT:
+                    waiting.put_nowait(message.data)
+            waiting.put_nowait(None)
+            await answering
+        finally:
+            answering.cancel()
+            await asyncio.shield(_closed(session))
+        return socket
+
+    async def _answer(
+        self, socket: web.WebSocketResponse, session: Session, waiting: asyncio.Queue[str | None]
+    ) -> None:
+        """Answer the messages that come in, one by one, until None, "close", or the end of the socket."""
+        try:
+            while (text := await waiting.get()) is not None:
+                reply = await self._openenv_reply(session, text)
                 if reply is None:
                     break
                 await socket.send_str(json.dumps(reply))
         except ConnectionError:  # the client is gone; its session goes too
             pass
         finally:
-            await asyncio.shield(_closed(session))
-        return socket
+            await socket.close()
 
     async def _openenv_reply(self, session: Session, text: str) -> dict[str, Any] | None:
         """The answer to a message; None to "close"."""
@@ -303,8 +322,7 @@ def _action(data: dict[str, Any]) -> str:
 def _openenv_observation(answer: Answer) -> dict[str, Any]:
     observation = {
         "text": answer.observation,
-        "failed": answer.failed,
-        "empty_action": answer.empty_action,
+        **_flags(answer),
         "messages": [asdict(message) for message in answer.messages],
     }
     return {"type": "observation", "data": {"observation": observation, "reward": answer.reward, "done": answer.done}}
@@ -312,9 +330,13 @@ def _openenv_observation(answer: Answer) -> dict[str, Any]:
 
 def _agentgym_observation(answer: Answer) -> dict[str, Any]:
     """``score`` is what some of AgentGym's clients read in place of ``reward``."""
-    flags = {"failed": answer.failed, "empty_action": answer.empty_action}
     reward = {"reward": answer.reward, "score": answer.reward}
-    return {"observation": answer.observation, **reward, "done": answer.done, **flags}
+    return {"observation": answer.observation, **reward, "done": answer.done, **_flags(answer)}
+
+
+def _flags(answer: Answer) -> dict[str, Any]:
+    """What clients of this project read besides."""
+    return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason")}
 
 
 def _error(error: object) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class ServicePool(RemotePool):
         instructions: system message where the service gives none.
         action_field: name of an action's text, where the service has its own.
         observation_field: name of an observation's text, where the service has its own.
-        max_worlds, observation_max_tokens, step_timeout_s: as for any remote pool.
+        max_worlds, observation_max_tokens: as for any remote pool.
+        step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
         start_timeout_s: time for a task to start, and for a service that went away to come back.
     """
 
@@ -52,7 +53,7 @@ class ServicePool(RemotePool):
         observation_field: str = "text",
         max_worlds: int = 64,
         observation_max_tokens: int = 3000,
-        step_timeout_s: float = 120.0,
+        step_timeout_s: float = 180.0,
         start_timeout_s: float = 300.0,
     ) -> None:
         super().__init__(dataset, token_spans, max_worlds, observation_max_tokens, step_timeout_s, start_timeout_s)
@@ -159,6 +160,16 @@ class ServicePool(RemotePool):
             await self.give_back(line)
         if self._http is not None:
             await self._http.close()
+
+
+def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a service of ours says of a step besides its text and reward."""
+    return {
+        "failed": bool(observation.get("failed", False)),
+        "empty_action": bool(observation.get("empty_action", False)),
+        "reminder": str(observation.get("reminder", "")),
+        "reason": observation.get("reason"),
+    }
 
 
 def reward_of(value: Any) -> float:

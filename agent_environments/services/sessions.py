@@ -10,7 +10,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.protocol import EnvironmentPool, Message, UnknownTask, acquire
+from agent_environments.observation import FAILURE_HEAD
+from agent_environments.protocol import (
+    EnvironmentPool,
+    EnvironmentTimeout,
+    Message,
+    StepResult,
+    UnknownTask,
+    acquire,
+)
 
 ACQUIRE_DEADLINE_S = 600.0
 CLOSE_DEADLINE_S = 60.0
@@ -31,6 +39,9 @@ class Answer:
     done: bool
     failed: bool = False
     empty_action: bool = False
+    reminder: str = ""
+    reason: str | None = None
+    """That of the fault which ended the episode, for clients of this project."""
     messages: Sequence[Message] = field(default=())
     """The whole opening, for clients of this project; ``observation`` is its text."""
 
@@ -107,7 +118,8 @@ class Session:
             return self.last
 
     async def step(self, action: str) -> Answer:
-        """One action. An episode that is over answers as it did last.
+        """One action. An episode that is over answers as it did last. An action that takes too long ends its episode
+        in a grade, as any other does: a trainer that drops what failed would let its agent void episodes.
 
         Raises:
             NoEpisode, EnvironmentFault: nothing was reset, or the session has ended, or as the environment's ``step``.
@@ -116,10 +128,15 @@ class Session:
             environment = self._running
             if self.last.done:
                 return self.last
-            result = await environment.step(action)
+            reason = None
+            try:
+                result = await environment.step(action)
+            except EnvironmentTimeout as error:
+                result, reason = StepResult(f"{FAILURE_HEAD} {error}", done=True, failed=True), error.reason
             self.steps += 1
             reward = (await environment.grade()).reward if result.done else 0.0
-            self.last = Answer(result.observation, reward, result.done, result.failed, result.empty_action)
+            flags = (result.done, result.failed, result.empty_action, result.reminder, reason)
+            self.last = Answer(result.observation, reward, *flags)
             return self.last
 
     async def grade(self) -> dict[str, Any]:

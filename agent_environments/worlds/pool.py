@@ -141,8 +141,8 @@ class WorldPool(RemotePool):
         system = Message("system", f"{answer['instructions']}\n\n{COMMAND_FORMAT}")
         return [system, Message("user", printable(answer["observation"]))]  # it is the task, and never cut
 
-    def command(self, message: str) -> str:
-        return command_of(message)
+    def command(self, message: str) -> str | None:
+        return command_of(message) or None
 
     def message(self, command: str) -> str:
         """An assistant message that gives ``command`` and nothing else."""

@@ -45,9 +45,9 @@ class ToolWorldPool(WorldPool):
         system = Message("system", f"{answer['instructions']}\n\n{tools_section(self._schemas)}")
         return [system, Message("user", printable(answer["observation"]))]
 
-    def command(self, message: str) -> str:
+    def command(self, message: str) -> str | None:
         calls = parse_tool_calls(message)
-        return json.dumps([self._item(call) for call in calls]) if calls else ""
+        return json.dumps([self._item(call) for call in calls]) if calls else None
 
     def _item(self, call: ToolCall | BadCall) -> dict[str, Any]:
         if isinstance(call, BadCall):

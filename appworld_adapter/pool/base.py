@@ -90,6 +90,7 @@ class DatasetPool:
         self._paper_parity = paper_parity
         self._keep = keep_experiments
         self._experiments_root = experiments_root
+        self._max_worlds = max_worlds
         self._places = Places(max_worlds)
         self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._open: set[AppWorldEnvironment] = set()
@@ -117,7 +118,9 @@ class DatasetPool:
             raise FileNotFoundError(
                 f"no AppWorld interpreter at {self._python}: run `make setup`, or set `python` to one that has appworld"
             )
-        self._run_folder = await asyncio.to_thread(RunFolder.create, self._experiments_root, self.root, self._keep)
+        self._run_folder = await asyncio.to_thread(
+            RunFolder.create, self._experiments_root, self.root, self._keep, self._max_worlds
+        )
         results = await asyncio.gather(self._open_worlds(), self._server("grader"), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

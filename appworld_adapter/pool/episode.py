@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol
 
 from agent_environments.extraction import extract_code
-from agent_environments.observation import FAILURE_HEAD, observation
+from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -96,6 +96,10 @@ class AppWorldEnvironment:
 
     The agent cannot undo what it did: a program that ends its interpreter, or is cut short by a deadline, ends the
     episode with all it did until then; where that cannot be saved, there is nothing to grade.
+
+    That holds for a replay which is cut short, too: a slow program that has its world killed by using up the machine's
+    memory could bring that about. That no further world can be had is a fault of the machine (no memory, no room, a
+    weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is repeated.
     """
 
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
@@ -107,6 +111,7 @@ class AppWorldEnvironment:
         self._cut_short: World | None = None
         """The world whose program was still running when its time was up, until it is settled."""
         self._unsaved: str | None = None
+        """Why the saved state is not that of all the episode's programs, so that it must not be graded."""
         self._started = False
         self._history: list[str] = []
         self._deadline = 0.0
@@ -117,10 +122,10 @@ class AppWorldEnvironment:
         self._pool.check_tasks([task_id])
         try:
             self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
-            self._deadline = time.monotonic() + self._rules.episode_timeout_s
-            await self._bring_up()
         except OSError as error:
             raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
+        self._deadline = time.monotonic() + self._rules.episode_timeout_s
+        await self._bring_up()
         self._started = True
         return self._rules.prompt.messages(self._card)
 
@@ -146,11 +151,9 @@ class AppWorldEnvironment:
             output, done = PROGRAM_BROKE, True
         if done:
             await self._leave(usable=execution.output is not None)
-        rules = self._rules
-        shown = observation(
-            output, None if done else task_lines(self._card), rules.observation_max_tokens, rules.token_spans
-        )
-        return StepResult(shown, done, failed=output.startswith(FAILURE_HEAD), empty_action=not code)
+        reminder = None if done else task_lines(self._card)
+        shown = observation(output, reminder, self._rules.observation_max_tokens, self._rules.token_spans)
+        return StepResult(shown, done, output.startswith(FAILURE_HEAD), not code, reminder_end(reminder))
 
     async def _execute_or_replay(self, code: str) -> Execution:
         """Run ``code``; if its world is lost, in another one, after all that was run before.
@@ -177,11 +180,13 @@ class AppWorldEnvironment:
         task, steps = self._card.task_id, len(self._history)
         logger.warning("world of %s died (%s); replaying %d steps in another", task, died, steps)
         self._pool.replays += 1
+        self._unsaved = f"its world was lost ({died}) and not brought back in time"
         await self._leave(usable=False)
         await self._bring_up()
         for earlier in self._history:
             if (await self._execute(earlier)).output is None:  # it lived through this before
                 raise _WorldLost("the interpreter died in the replay")
+        self._unsaved = None
 
     async def _bring_up(self) -> None:
         """A world that dies while it starts is replaced, once."""
@@ -193,7 +198,10 @@ class AppWorldEnvironment:
 
     async def _bring_up_once(self) -> None:
         async with self._within(self._rules.episode_timeout_s, "starting its world"):
-            self._world = await self._pool.bring_up(self._card, self._experiment)
+            try:
+                self._world = await self._pool.bring_up(self._card, self._experiment)
+            except OSError as error:
+                raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
 
     async def _execute(self, code: str) -> Execution:
         world = self._world
@@ -216,11 +224,12 @@ class AppWorldEnvironment:
         """Have what a program did until it was cut short saved, so that running out of time undoes nothing."""
         if self._cut_short is None:
             return
-        try:
-            async with asyncio.timeout(SETTLE_S):
-                self._unsaved = await self._cut_short.settle()
-        except (EnvironmentCrashed, TimeoutError) as error:
-            self._unsaved = str(error) or f"its world did not save it within {SETTLE_S:.0f} s"
+        if self._unsaved is None:
+            try:
+                async with asyncio.timeout(SETTLE_S):
+                    self._unsaved = await self._cut_short.settle()
+            except (EnvironmentCrashed, TimeoutError) as error:
+                self._unsaved = str(error) or f"its world did not save it within {SETTLE_S:.0f} s"
         await self._leave(usable=False)
 
     async def _leave(self, usable: bool) -> None:

@@ -25,6 +25,7 @@ from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
 from appworld_adapter.pool.episode import Execution
 from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
+from appworld_adapter.pool.run_folder import STATE_LIMIT
 from appworld_adapter.prompt import TaskCard
 
 logger = logging.getLogger(__name__)
@@ -161,6 +162,7 @@ class AppWorldPool(DatasetPool):
             "execute_timeout_s": self.rules.execute_timeout_s,
             "paper_parity": self._paper_parity,
             "keep_logs": self._keep,
+            "state_limit": STATE_LIMIT,
             "output_limit": OUTPUT_CHARACTERS_PER_TOKEN * self.rules.observation_max_tokens,
             "sandbox": {"memory_mb": self._memory_limit_mb},
         }

@@ -15,16 +15,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 KEEP_MARK = "keep"
 MAX_SOCKET_PATH = 100
 SHARED = ("api_docs", "base_dbs")
 """What all tasks need of the dataset."""
+STATE_LIMIT = 16 << 20
+"""Bytes of a world's saved state; an honest episode's are kilobytes. An episode whose state is larger is at its end."""
 
 
 class RunFolder:
@@ -42,8 +47,10 @@ class RunFolder:
         self._keep = keep
 
     @classmethod
-    def create(cls, base: str | None, dataset_root: Path, keep: bool) -> RunFolder:
+    def create(cls, base: str | None, dataset_root: Path, keep: bool, worlds: int = 1) -> RunFolder:
         """Make a folder under ``base`` (None: tmpfs, else the temporary folder) with both views of ``dataset_root``.
+
+        Warns if the largest states of so many ``worlds`` would not fit in.
 
         Raises:
             OSError: the base cannot be written or is too small, or its path is too long for a Unix socket.
@@ -55,7 +62,7 @@ class RunFolder:
         parent.chmod(0o700)
         remove_abandoned(parent)
         data = dataset_root.resolve() / "data"
-        _require_room(parent, sum(_size(data / shared) for shared in SHARED))
+        _require_room(parent, sum(_size(data / shared) for shared in SHARED), worlds)
         path = Path(tempfile.mkdtemp(prefix="run-", dir=parent)).resolve()
         if len(str(path / "world.sock")) > MAX_SOCKET_PATH:
             path.rmdir()
@@ -96,12 +103,16 @@ class RunFolder:
             shutil.rmtree(self.experiment(name), ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove everything, or with ``keep`` everything but the saved states and logs. May be called twice."""
+        """Remove everything, or with ``keep`` everything but the worlds' states and logs, and the servers' logs. May be
+        called twice.
+        """
         if self._lock < 0:
             return
         if self._keep:
             for socket in self.path.glob("*.sock"):
                 socket.unlink()
+            shutil.rmtree(self.agent / "data", ignore_errors=True)
+            shutil.rmtree(self.grader, ignore_errors=True)  # links only
         else:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
@@ -137,11 +148,20 @@ def remove_abandoned(parent: Path) -> None:
                 os.close(lock)
 
 
-def _require_room(parent: Path, needed: int) -> None:
+def _require_room(parent: Path, databases: int, worlds: int) -> None:
+    """For the databases; a warning does for the states, because only a hostile agent's are large."""
     free = shutil.disk_usage(parent).free
-    if free < needed:
-        room = f"has {free / 2**20:.0f} MiB free, and the dataset's databases take {needed / 2**20:.0f} MiB"
-        raise OSError(f"{parent} {room}; set the environment's experiments_root to a folder with more room")
+    room = f"{parent} has {free / 2**20:.0f} MiB free, and the dataset's databases take {databases / 2**20:.0f} MiB"
+    cure = "set the environment's experiments_root to a folder with more room"
+    if free < databases:
+        raise OSError(f"{room}; {cure}")
+    states = worlds * 2 * STATE_LIMIT  # while a world saves, the state before is still there
+    if free < databases + states:
+        logger.warning(
+            "%s, the largest states of %d worlds %d MiB: agents that fill the folder would end the episodes of others; "
+            "%s (a container: a larger --shm-size), or lower max_worlds",
+            *(room, worlds, states >> 20, cure),
+        )
 
 
 def _size(folder: Path) -> int:

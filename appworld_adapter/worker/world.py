@@ -8,6 +8,7 @@ Starlette's TestClient. What the agent can change is therefore what the apps' AP
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from urllib.parse import unquote
 import clock
 import databases
 import httpx
+import orjson
 import sandbox
 from appworld import AppWorld, environment, requester, update_root
 from appworld.apps import get_all_apps
@@ -32,9 +34,6 @@ from fastapi_login.secrets import to_secret
 from interpreter_server import InterpreterServer
 
 MESSAGE_LIMIT = 500
-FILE_LIMIT = 16 << 20
-"""Bytes of one app's saved changes; an honest episode's are kilobytes. States lie on a tmpfs that all episodes share;
-one whose state cannot be saved is at its end."""
 
 WARM_UP_CODE = (
     "print(apis.api_docs.show_app_descriptions())",
@@ -103,13 +102,13 @@ class WorldServer:
         start = owner.receive()
         options = self._world_options(start["experiment"])
         interpreter = self._interpreters.ask(start["task_id"], options)
-        world = ApiWorld(start["task_id"], **options)
+        world = ApiWorld(start["task_id"], self._settings["state_limit"], **options)
         episode = Episode(owner, interpreter, world, self._settings["output_limit"], self._settings["keep_logs"])
         if start.get("token_secret"):
             set_token_secret(start["token_secret"])
         # Agent code can fill databases through APIs.
         sandbox.limit_memory(self._settings["sandbox"]["memory_mb"])
-        sandbox.limit_files(FILE_LIMIT)
+        sandbox.limit_files(self._settings["state_limit"])
         episode.run()
 
 
@@ -238,7 +237,8 @@ def _input_state_path(task: Task) -> SimpleNamespace:
 class ApiWorld:
     """An AppWorld without a shell: databases, clock and APIs."""
 
-    def __init__(self, task_id: str, **options: Any) -> None:
+    def __init__(self, task_id: str, state_limit: int, **options: Any) -> None:
+        self._state_limit = state_limit
         environment.InteractiveShellEmbed = _NoShell
         Task.model_collection = property(_input_state_path)
         self._prefixes = tuple(f"/{app}/" for app in get_all_apps(skip_admin=True))
@@ -291,10 +291,19 @@ class ApiWorld:
         self._world.save_logs()
 
     def save(self) -> None:
-        """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one."""
-        changes = sum(len(tracker.changes) for _, tracker in CachedDBHandler.cache.values())
+        """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one.
+
+        Raises:
+            OSError: it is larger than the limit, or there is no room for it.
+        """
+        trackers = [tracker for _, tracker in CachedDBHandler.cache.values()]
+        changes = sum(len(tracker.changes) for tracker in trackers)
         if changes == self._changes:
             return
+        # A line for each change, as the engine writes them.
+        size = sum(len(orjson.dumps(change)) + 1 for tracker in trackers for change in tracker.changes)
+        if size > self._state_limit:
+            raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: a state of {size >> 20} MiB")
         link = self._world.output_db_home_path_on_disk
         self._saved += 1
         fresh = f"{link}-{os.getpid()}-{self._saved}"  # a world that takes the place of a dead one has a new pid

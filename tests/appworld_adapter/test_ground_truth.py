@@ -49,6 +49,31 @@ def test_each_statement_or_loop_is_a_turn_with_its_comments_as_thought():
     assert list(map(ast.dump, spoken.body)) == list(map(ast.dump, function.body[1:])), "the same program"
 
 
+STRINGS = """\
+def solution(apis, requester):
+    # Write the note.
+    note = '''# Groceries
+milk
+  eggs\x20\x20
+\x0c
+    # end'''  # a comment
+    if True:
+        apis.note.create(content=f'''{note}
+   and so on \t
+''' + "a \\
+  b", title=(
+  "below",  # its margin
+    ))
+"""
+
+
+def test_strings_of_several_lines_stay_as_they_are():
+    turns = solution_turns(STRINGS)
+    function = ast.parse(STRINGS).body[0]
+    assert [ast.dump(ast.parse(turn.code).body[0]) for turn in turns] == list(map(ast.dump, function.body))
+    assert [turn.thought for turn in turns] == ["Write the note.\na comment", "its margin"]
+
+
 def test_an_action_is_the_thought_and_one_block():
     assert SolutionTurn("Log in.", "x = 1").action == "Log in.\n```python\nx = 1\n```"
     assert SolutionTurn("", "x = 1").action == "```python\nx = 1\n```"

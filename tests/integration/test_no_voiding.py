@@ -128,23 +128,24 @@ async def test_nobody_looks_and_undoes():
     await pool.close()
 
 
-def filling(times: int) -> str:
+def filling(times: int, app: str = "simple_note") -> str:
     """A program that writes so many times 5 MB into one app's database."""
     return (
         f"for i in range({times}):\n"
-        "    apis.simple_note.signup(\n"
+        f"    apis.{app}.signup(\n"
         "        first_name='x' * 5 * 10**6, last_name='y', email=f'a{i}@example.com', password='password'\n"
-        "    )"
+        "    )\n"
     )
 
 
 @module_loop
-async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_no_room(pool):
+@pytest.mark.parametrize("program", [filling(8), filling(3) + filling(1, "todoist")], ids=["one app", "two"])
+async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_no_room(pool, program):
     card, volume = volume_task()
     environment = await pool.acquire("test")
     try:
         await environment.start(card.task_id)
-        result = await environment.step(fenced(filling(8)))
+        result = await environment.step(fenced(program))
         grade = await environment.grade()
         states = pool.run_folder.experiment(environment._experiment)
         assert sum(path.stat().st_size for path in states.rglob("*") if path.is_file()) < 1 << 20

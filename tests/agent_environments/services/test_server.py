@@ -11,14 +11,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.counter import TARGETS, CounterPool
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
-from agent_environments.services.server import MAX_BODY_BYTES, EnvironmentServer
+from agent_environments.services.server import MAX_BODY_BYTES, MAX_WAITING, EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from agent_environments.services.sessions import NoEpisode, Session
 from support.adapter_support import word_spans
@@ -36,7 +36,12 @@ def act(*calls):
     return "Let me try.\n```python\n" + "\n".join(calls) + "\n```"
 
 
-SCRIPT = (act("add(9)", "show()"), "no code", act("add(99)"), act("add(3)", "finish()"))
+SCRIPT = (
+    *(act("add(9)", "show()"), "no code", "", " \n", act("add(99)"), act(*["show()"] * 40)),
+    act("add(3)", "finish()"),
+)
+CUT = 20
+"""Tokens of an observation; the output of one action in SCRIPT is longer."""
 
 
 @pytest.fixture
@@ -56,12 +61,12 @@ def client(protocol, url, **options):
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-@pytest.mark.parametrize("turns", [0, 2, len(SCRIPT)])
+@pytest.mark.parametrize("turns", [0, 2, len(SCRIPT) - 1, len(SCRIPT)])
 async def test_a_served_episode_is_the_episode_in_process(served, protocol, turns):
     _, url = served
-    service = client(protocol, url)
+    service = client(protocol, url, observation_max_tokens=CUT)
     await service.open()
-    expected = await play_steps(CounterPool(word_spans), TASK, SCRIPT[:turns])
+    expected = await play_steps(CounterPool(word_spans, observation_max_tokens=CUT), TASK, SCRIPT[:turns])
     assert await play_steps(service, TASK, SCRIPT[:turns]) == expected
     await service.close()
 
@@ -369,22 +374,89 @@ async def test_strangers_and_nonsense_are_refused_in_one_line(served):
                 assert (await socket.receive_json())["data"]["code"] == code
 
 
-async def test_a_step_that_times_out_at_the_service_ends_the_episode_in_a_grade(served, monkeypatch):
+@pytest.fixture
+def too_slow(monkeypatch):
+    """Every step of a counter takes too long."""
+
+    async def step(self, action):
+        raise EnvironmentTimeout("the world used up 100 s")
+
+    monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", step)
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+async def test_a_step_that_times_out_at_the_service_times_out_for_our_client(served, too_slow, protocol):
     _, url = served
-
-    async def too_slow(self, action):
-        raise EnvironmentTimeout("100 s")
-
-    monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", too_slow)
-    service = client("openenv", url)
+    service = client(protocol, url)
     await service.open()
     environment = await service.acquire("episode")
     await environment.start(TASK)
-    with pytest.raises(EnvironmentTimeout):
+    with pytest.raises(EnvironmentTimeout, match="the world used up 100 s"):
         await environment.step("anything")
     assert (await environment.grade()).reward == 0.25
     await environment.close()
     await service.close()
+
+
+async def test_a_step_that_times_out_ends_its_episode_in_a_grade_for_any_client(served, too_slow):
+    """A trainer that discards what ended in an error would let its agent void an episode by an endless loop."""
+    _, url = served
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        async with http.ws_connect(f"{url}/ws") as socket:
+            await socket.send_json({"type": "reset", "data": {}})
+            await socket.receive_json()
+            for _ in range(2):
+                await socket.send_json({"type": "step", "data": {"action": "while True: pass"}})
+                answer = (await socket.receive_json())["data"]
+                assert (answer["done"], answer["reward"], answer["observation"]["failed"]) == (True, 0.25, True)
+        number = (await (await http.post(f"{url}/create")).json())["id"]
+        await http.post(f"{url}/reset", json={"id": number, "data_idx": 0})
+        step = await (await http.post(f"{url}/step", json={"id": number, "action": "while True: pass"})).json()
+        assert (step["done"], step["reward"], step["reason"]) == (True, 0.25, "environment_timeout")
+
+
+async def test_pings_are_answered_while_the_environment_works():
+    """A client of OpenEnv ends its session when a ping is not answered in 20 s, and a step may take minutes."""
+    pool = HeldPool()
+    pool.may_start.clear()
+    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN).application())
+    await server.start_server()
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        http.ws_connect(server.make_url("/ws"), autoping=False) as socket,
+    ):
+        await socket.send_json({"type": "reset", "data": {}})
+        await pool.starting.wait()
+        await socket.ping(b"are you there?")
+        assert (await socket.receive()).type is WSMsgType.PONG
+        pool.may_start.set()
+        assert (await socket.receive_json())["type"] == "observation"
+        await socket.send_json({"type": "close"})
+        assert (await socket.receive()).type is WSMsgType.CLOSE
+    await server.close()
+    assert pool.status().open_worlds == 0
+
+
+async def test_a_client_that_waits_for_no_answer_is_hung_up_on():
+    pool = HeldPool()
+    pool.may_start.clear()
+    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN).application())
+    await server.start_server()
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        http.ws_connect(server.make_url("/ws")) as socket,
+    ):
+        await socket.send_json({"type": "reset", "data": {}})
+        await pool.starting.wait()
+        for _ in range(MAX_WAITING + 1):
+            await socket.send_json({"type": "jump"})
+        pool.may_start.set()
+        answers = [message async for message in socket]
+    assert len(answers) == 1 + MAX_WAITING
+    await server.close()
+    assert pool.status().open_worlds == 0
 
 
 async def start_service(port=0):

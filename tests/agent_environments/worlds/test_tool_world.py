@@ -41,7 +41,7 @@ def test_the_opening_offers_the_tools(pool):
 def test_a_command_and_its_message_are_one_another(pool):
     command = json.dumps([{"name": "look", "arguments": {"at": "</tool_call>"}}, {"name": "done", "arguments": {}}])
     assert pool.command(f"I look.\n{pool.message(command)}") == command
-    assert pool.command("I think.") == ""
+    assert pool.command("I think.") is None
 
 
 def test_what_is_no_call_is_answered_and_counted(pool):

@@ -1,13 +1,16 @@
 """Which death of a world is chance and which is the agent's doing, on worlds that die when the test says so."""
 
 import asyncio
+import dataclasses
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from agent_environments.protocol import EnvironmentCrashed, Grade
-from appworld_adapter.pool.episode import WORLDS_PER_STEP, AppWorldEnvironment, EpisodeRules, Execution
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
+from appworld_adapter.pool.episode import KILL_GRACE_S, WORLDS_PER_STEP, AppWorldEnvironment, EpisodeRules, Execution
 from appworld_adapter.prompt import Prompt
 
 LIVES, WORLD_DIES, INTERPRETER_DIES, HANGS = "lives", "world dies", "interpreter dies", "hangs"
@@ -19,6 +22,7 @@ class ScriptedPool:
     def __init__(self, root: Path, *fates: list[str]) -> None:
         self.root, self.replays, self.fates = root, 0, list(fates)
         self.worlds_there_are = 100
+        self.no_world: Exception = EnvironmentCrashed("no world can be had")
         self.settles: str | Exception | None = None
         self.hanging = asyncio.Event()
         self.rules = EpisodeRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0, 60.0)
@@ -29,7 +33,7 @@ class ScriptedPool:
 
     async def bring_up(self, card, experiment):
         if len(self.worlds) == self.worlds_there_are:
-            raise EnvironmentCrashed("no world can be had")
+            raise self.no_world
         self.worlds.append(ScriptedWorld(self, self.fates.pop(0) if self.fates else []))
         return self.worlds[-1]
 
@@ -74,7 +78,7 @@ def root(tmp_path):
 
 
 async def play(pool, programs):
-    environment = AppWorldEnvironment(pool, "episode")
+    environment = NoVoiding(AppWorldEnvironment(pool, "episode"))
     await environment.start("a_1")
     return environment, [await environment.step(f"```python\n{program}\n```") for program in programs]
 
@@ -124,11 +128,52 @@ async def test_worlds_that_keep_dying_end_the_episode_without_a_state_to_grade(r
     assert "3 worlds were lost over one step: the world died; the " in grade.ungradable
 
 
-async def test_that_no_world_can_be_had_is_not_the_agents_doing(root):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (EnvironmentCrashed("no world can be had"), "no world can be had"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no world for a_1: .*No space left"),
+        (PermissionError("the sandbox is weaker than before"), "no world for a_1: the sandbox is weaker"),
+    ],
+)
+async def test_that_no_world_can_be_had_is_not_the_agents_doing(root, error, message):
     pool = ScriptedPool(root, [WORLD_DIES])
-    pool.worlds_there_are = 1
-    with pytest.raises(EnvironmentCrashed, match="no world can be had"):
+    pool.worlds_there_are, pool.no_world = 1, error
+    with pytest.raises(EnvironmentCrashed, match=message):
         await play(pool, ["one"])
+
+
+async def test_a_replay_that_is_cut_short_leaves_nothing_to_grade(root):
+    """Else the state of half an episode would be graded as the agent's."""
+    pool = ScriptedPool(root, [LIVES, LIVES, WORLD_DIES], [LIVES, HANGS])
+    environment, _ = await play(pool, ["one", "two"])
+    step = asyncio.create_task(environment.step("```python\nthree\n```"))
+    await pool.hanging.wait()
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    grade = await environment.grade()
+    assert (grade.reward, grade.success) == (0.0, False)
+    assert "its world was lost (the world died) and not brought back in time" in grade.ungradable
+    assert pool.worlds[1].usable is False
+
+
+async def test_an_episode_whose_time_ends_before_its_world_is_back_leaves_nothing_to_grade(root):
+    pool = ScriptedPool(root, [LIVES, WORLD_DIES], [HANGS])
+    pool.rules = dataclasses.replace(pool.rules, execute_timeout_s=1.0 - KILL_GRACE_S)
+    environment, _ = await play(pool, ["one"])
+    with pytest.raises(EnvironmentTimeout):
+        await environment.step("```python\ntwo\n```")
+    assert (await environment.grade()).ungradable is not None
+
+
+async def test_what_a_program_does_after_a_whole_replay_is_graded_as_ever(root):
+    pool = ScriptedPool(root, [LIVES, WORLD_DIES], [LIVES, HANGS])
+    environment, _ = await play(pool, ["one"])
+    step = asyncio.create_task(environment.step("```python\ntwo\n```"))
+    await pool.hanging.wait()
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    assert (await environment.grade()).reward == 0.5
 
 
 @pytest.mark.parametrize("settles", [None, "disk full", EnvironmentCrashed("the world died")])

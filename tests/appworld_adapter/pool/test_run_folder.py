@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from appworld_adapter.pool import run_folder
-from appworld_adapter.pool.run_folder import RunFolder, experiment_name, kept_state
+from appworld_adapter.pool.run_folder import STATE_LIMIT, RunFolder, experiment_name, kept_state
 
 EPISODE = f"eval-{'long' * 20}-0123456789/692c77d_1/0.0"
 
@@ -39,6 +39,19 @@ def test_the_last_state_of_an_episode_is_found_after_its_pool_has_gone(dataset, 
     assert kept_state(worlds, EPISODE.replace("/0.0", "/2.0"), "692c77d_1") is None
 
 
+def test_what_is_kept_are_states_and_logs_and_no_copy_of_the_dataset(dataset, tmp_path_factory):
+    worlds = tmp_path_factory.mktemp("w")
+    (dataset / "data" / "base_dbs" / "gmail.db").write_text("rows")
+    folder = RunFolder.create(str(worlds), dataset, keep=True)
+    save(folder, EPISODE, "a state", at=1000)
+    (folder.path / "world.log").write_text("a log")
+    folder.remove()
+    left = {path.name for path in folder.path.rglob("*") if not path.is_dir()}
+    assert left == {"state", "world.log", "owner.lock", "keep"}
+    assert [path.name for path in folder.path.iterdir() if path.is_dir()] == ["agent"]
+    assert (dataset / "data" / "base_dbs" / "gmail.db").read_text() == "rows"
+
+
 def test_two_attempts_at_one_episode_have_two_names_of_one_path_segment():
     names = {experiment_name(EPISODE) for _ in range(10)}
     assert len(names) == 10
@@ -54,3 +67,18 @@ def test_a_base_without_room_for_the_dataset_is_named_with_the_cure(dataset, tmp
     assert not list(worlds.glob("*/run-*"))
     monkeypatch.undo()
     RunFolder.create(str(worlds), dataset, keep=False).remove()
+
+
+def test_a_base_without_room_for_the_largest_states_is_named_with_the_cure(
+    dataset, tmp_path_factory, monkeypatch, caplog
+):
+    """As the 64 MB of a Docker container's tmpfs; honest episodes have room there, so the pool opens."""
+    worlds = str(tmp_path_factory.mktemp("w"))
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=4 * STATE_LIMIT))
+    RunFolder.create(worlds, dataset, False, 2).remove()
+    assert not caplog.messages
+    RunFolder.create(worlds, dataset, False, 3).remove()
+    (warning,) = caplog.messages
+    assert "the largest states of 3 worlds 96 MiB" in warning
+    for cure in ("experiments_root", "--shm-size", "max_worlds"):
+        assert cure in warning

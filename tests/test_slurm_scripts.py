@@ -1,12 +1,45 @@
-"""The deadlines of the sbatch scripts fit together."""
+"""What the sbatch scripts decide on one machine, and that their deadlines fit; tests/integration/ has whole jobs."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
+
 SLURM = Path(__file__).parents[1] / "slurm"
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Put shell scripts of these names before all other programs of the scripts."""
+    folder = tmp_path / ".venv/bin"  # what loop_activate puts into PATH
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOOP_HOME", str(tmp_path))
+    monkeypatch.setenv("LOOP_SLURM_DIR", str(SLURM))
+
+    def write(**scripts: str) -> None:
+        for name, script in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+
+    return write
 
 
 def test_the_warning_comes_before_the_time_that_saving_may_take():
     warned = int(re.search(r"--signal=B:USR1@(\d+)", (SLURM / "train_loop.sbatch").read_text())[1])
     saving = int(re.search(r"LOOP_SAVE_TIMEOUT:=(\d+)", (SLURM / "site.sh").read_text())[1])
     assert warned >= saving + 120, "stopping the steps takes up to 80 s each"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda", "said"),
+    [(0, "None", "good"), (1, "13.0", "good"), (1, "None", "is a CPU build: run make setup GPU=1")],
+)
+def test_a_node_with_gpus_needs_the_cuda_builds(programs, monkeypatch, tmp_path, gpus, cuda, said):
+    programs(**{"nvidia-smi": "echo GPU 0: pretended", "python": f"echo {cuda}"})
+    monkeypatch.setenv("LOOP_GPUS_PER_NODE", str(gpus))
+    done = subprocess.run(["bash", SLURM / "preflight.sh", tmp_path], capture_output=True, text=True, timeout=60)
+    assert said in done.stdout.splitlines()[-1]
+    assert done.returncode == (0 if said == "good" else 1)

@@ -1,6 +1,9 @@
 # Functions shared by the sbatch scripts. Sourced in the batch script, after site.sh; nothing here runs by itself.
 # shellcheck shell=bash disable=SC2034 # CODE, ENDED and LOGS are read by the scripts that source this
 
+# For Slurm's commands. The last task of an array has the array's own number in SLURM_JOB_ID, which stands for all tasks.
+JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+JOB=${JOB:-$SLURM_JOB_ID}
 STEPS=()
 SAVE_BY= # the value of SECONDS by which a save that was asked for must be done; empty: none was asked for
 
@@ -30,7 +33,7 @@ start_step() {
 }
 
 # step_id NAME: Slurm's id of a running step of this job, by its name; step numbers vary.
-step_id() { squeue -h -s -j "$SLURM_JOB_ID" -o '%i %j' | awk -v name="$1" '$2 == name {print $1}'; }
+step_id() { squeue -h -s -j "$JOB" -o '%i %j' | awk -v name="$1" '$2 == name {print $1}'; }
 
 # signal_step SIGNAL NAME: send a signal to a step's processes. Through scancel: srun would turn a TERM into a KILL.
 signal_step() {
@@ -103,7 +106,7 @@ requeue() {
     fi
     say "requeueing"
     trap '' TERM # requeueing sends TERM to this script too
-    if ! scontrol requeue "$SLURM_JOB_ID"; then
+    if ! scontrol requeue "$JOB"; then
         say "this cluster refuses to requeue: submit the same line again to go on"
         exit 75
     fi

@@ -27,6 +27,18 @@ def programs(tmp_path, monkeypatch):
     return write
 
 
+def job(script: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run lines of a batch script, after those that every script begins with."""
+    begin = '. "$LOOP_SLURM_DIR/site.sh"; . "$LOOP_SLURM_DIR/job_lib.sh"; set -uo pipefail; ATTEMPT=0\n'
+    return subprocess.run(
+        ["bash", "-c", begin + script],
+        env={**os.environ, "SLURM_JOB_ID": "7", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 def test_the_warning_comes_before_the_time_that_saving_may_take():
     warned = int(re.search(r"--signal=B:USR1@(\d+)", (SLURM / "train_loop.sbatch").read_text())[1])
     saving = int(re.search(r"LOOP_SAVE_TIMEOUT:=(\d+)", (SLURM / "site.sh").read_text())[1])
@@ -43,3 +55,22 @@ def test_a_node_with_gpus_needs_the_cuda_builds(programs, monkeypatch, tmp_path,
     done = subprocess.run(["bash", SLURM / "preflight.sh", tmp_path], capture_output=True, text=True, timeout=60)
     assert said in done.stdout.splitlines()[-1]
     assert done.returncode == (0 if said == "good" else 1)
+
+
+@pytest.mark.parametrize(
+    ("array", "name"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3")]
+)
+def test_a_task_of_an_array_acts_on_itself_alone(programs, tmp_path, array, name):
+    called = tmp_path / "called"
+    programs(
+        squeue=f'echo "squeue $*" >>{called}; echo {name}.1 evaluation',
+        scancel=f'echo "scancel $*" >>{called}',
+        scontrol=f'echo "scontrol $*" >>{called}',
+        sleep="",
+    )
+    assert job("signal_step TERM evaluation; requeue", **array).returncode == 0
+    assert called.read_text().splitlines() == [
+        f"squeue -h -s -j {name} -o %i %j",
+        f"scancel --signal=TERM {name}.1",
+        f"scontrol requeue {name}",
+    ]

@@ -114,6 +114,16 @@ requeue() {
     exit 0
 }
 
+# end_job CODE: exit with CODE. A job that is being preempted requeues instead: in its grace time Slurm sends TERM to the
+# steps, but not to this script, so a step that ended says nothing about the run.
+end_job() {
+    if scontrol -o show job "$JOB" | grep -q ' PreemptTime=[0-9]'; then
+        say "the job is being preempted"
+        requeue
+    fi
+    exit "$1"
+}
+
 # preflight FOLDER HOST...: one check per node, side by side; names every bad node and what is wrong with it.
 preflight() {
     local folder=$1 host bad=0 log pids=()

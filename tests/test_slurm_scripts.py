@@ -30,9 +30,14 @@ def programs(tmp_path, monkeypatch):
 def job(script: str, **environment: str) -> subprocess.CompletedProcess:
     """Run lines of a batch script, after those that every script begins with."""
     begin = '. "$LOOP_SLURM_DIR/site.sh"; . "$LOOP_SLURM_DIR/job_lib.sh"; set -uo pipefail; ATTEMPT=0\n'
+    return batch("-c", begin + script, **environment)
+
+
+def batch(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
+    """bash as Slurm runs it for job 7 on the node called node."""
     return subprocess.run(
-        ["bash", "-c", begin + script],
-        env={**os.environ, "SLURM_JOB_ID": "7", **environment},
+        ["bash", *words],
+        env={**os.environ, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node", "SLURM_JOB_NODELIST": "node", **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -74,3 +79,20 @@ def test_a_task_of_an_array_acts_on_itself_alone(programs, tmp_path, array, name
         f"scancel --signal=TERM {name}.1",
         f"scontrol requeue {name}",
     ]
+
+
+@pytest.mark.parametrize("script", ["eval.sbatch", "train_loop.sbatch"])
+@pytest.mark.parametrize(("preempted", "codes"), [("2026-11-25T01:43:39", {0}), ("None", {1, 70})])
+def test_a_job_whose_steps_end_because_it_is_preempted_requeues(programs, tmp_path, script, preempted, codes):
+    requeued = tmp_path / "requeued"
+    programs(
+        srun='case "$*" in *--job-name=preflight*) exit 0 ;; *) exit 1 ;; esac',
+        scontrol=f'case "$*" in requeue*) echo "$2" >{requeued} ;; *hostnames*) echo node ;; '
+        f"*) echo JobId=7 PreemptEligibleTime=2026-11-25T01:43:20 PreemptTime={preempted} ;; esac",
+        squeue="",
+        curl="",
+        sleep="",
+    )
+    done = batch(SLURM / script, "run", "config", LOOP_GPUS_PER_NODE="0")
+    assert done.returncode in codes, done.stdout + done.stderr
+    assert requeued.exists() == (preempted != "None")

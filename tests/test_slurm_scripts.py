@@ -3,6 +3,8 @@
 import os
 import re
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,25 @@ def test_a_job_whose_steps_end_because_it_is_preempted_requeues(programs, tmp_pa
     done = batch(SLURM / script, "run", "config", LOOP_GPUS_PER_NODE="0")
     assert done.returncode in codes, done.stdout + done.stderr
     assert requeued.exists() == (preempted != "None")
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """A rollout node that is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_proxy_for_the_internet_does_not_hide_a_rollout_node(programs, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Healthy) as node:
+        threading.Thread(target=node.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{node.server_port}"
+        done = job(f"wait_ready {url} $$ 10", http_proxy="http://127.0.0.1:9")
+        node.shutdown()
+    assert f"rollout node ready at {url}" in done.stdout

@@ -52,6 +52,12 @@ def test_the_warning_comes_before_the_time_that_saving_may_take():
     assert warned >= saving + 120, "stopping the steps takes up to 80 s each"
 
 
+@pytest.mark.parametrize("script", ["eval.sbatch", "train_loop.sbatch"])
+def test_a_whole_node_comes_with_all_of_its_memory(script):
+    options = re.findall(r"^#SBATCH (\S+)", (SLURM / script).read_text(), flags=re.MULTILINE)
+    assert {"--exclusive", "--mem=0"} <= set(options), "--exclusive alone gives the partition's default memory"
+
+
 @pytest.mark.parametrize(
     ("gpus", "cuda", "said"),
     [(0, "None", "good"), (1, "13.0", "good"), (1, "None", "is a CPU build: run make setup GPU=1")],

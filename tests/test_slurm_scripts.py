@@ -126,3 +126,10 @@ def test_a_proxy_for_the_internet_does_not_hide_a_rollout_node(programs, monkeyp
         done = job(f"wait_ready {url} $$ 10", http_proxy="http://127.0.0.1:9")
         node.shutdown()
     assert f"rollout node ready at {url}" in done.stdout
+
+
+def test_the_node_of_an_evaluation_takes_the_port_that_the_preflight_checks(programs, tmp_path):
+    steps = tmp_path / "steps"
+    programs(srun=f'echo "$*" >>{steps}', scontrol="", sleep="")
+    assert batch(SLURM / "eval.sbatch", "run", "config", LOOP_NODE_PORT="8701").returncode == 0
+    assert " rollout_node.config.port=8701" in steps.read_text()

@@ -133,3 +133,18 @@ def test_the_node_of_an_evaluation_takes_the_port_that_the_preflight_checks(prog
     programs(srun=f'echo "$*" >>{steps}', scontrol="", sleep="")
     assert batch(SLURM / "eval.sbatch", "run", "config", LOOP_NODE_PORT="8701").returncode == 0
     assert " rollout_node.config.port=8701" in steps.read_text()
+
+
+@pytest.mark.parametrize("given", ["", "of the submitter"])
+def test_the_owner_of_a_training_job_can_know_its_token(programs, monkeypatch, tmp_path, given):
+    used = tmp_path / "used"
+    programs(srun=f'echo "$ROLLOUT_SERVER_TOKEN" >{used}', scontrol="echo node", squeue="", curl="", sleep="")
+    monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", given)
+    batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_GPUS_PER_NODE="0")
+    file = tmp_path / "runs/run/logs/job-7/attempt-0/token"
+    if given:
+        assert used.read_text().strip() == given
+        assert not file.exists()
+    else:
+        assert used.read_text() == file.read_text() > "\n"
+        assert file.stat().st_mode & 0o777 == 0o600

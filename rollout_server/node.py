@@ -90,8 +90,12 @@ class Node:
         self._lock_file = open(self.root / "node.lock", "w")  # noqa: SIM115 - held as long as the node lives
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"another rollout node is using {self.root}; stop it or choose another root") from None
+        except OSError as error:
+            why = error.strerror or error
+            cure = "mount its file system with flock, or choose another root"
+            raise ConfigError(f"{self.root} cannot be locked: {why}; {cure}") from error
 
     async def start(self) -> None:
         """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from rollout_server.config import NodeConfig, write_node_config
+from rollout_server.config import ALL_ADDRESSES, NodeConfig, write_node_config
 from rollout_server.run_files import NODE_ADDRESS, node_address
 
 TAIL_LINES = 15
@@ -73,7 +74,8 @@ class NodeProcess:
         url = node_address(self._root)
         if url is None:
             raise NodeDied(f"the rollout node does not listen (any more){self._tail()}")
-        return url
+        # The address file has this machine's name then, which need not resolve here.
+        return f"http://127.0.0.1:{urlsplit(url).port}" if self._config.host == ALL_ADDRESSES else url
 
     @property
     def pid(self) -> int | None:

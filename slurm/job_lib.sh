@@ -1,6 +1,9 @@
 # Functions shared by the sbatch scripts. Sourced in the batch script, after site.sh; nothing here runs by itself.
 # shellcheck shell=bash disable=SC2034 # CODE, ENDED and LOGS are read by the scripts that source this
 
+# For Slurm's commands. The last task of an array has the array's own number in SLURM_JOB_ID, which stands for all tasks.
+JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+JOB=${JOB:-$SLURM_JOB_ID}
 STEPS=()
 SAVE_BY= # the value of SECONDS by which a save that was asked for must be done; empty: none was asked for
 
@@ -30,7 +33,7 @@ start_step() {
 }
 
 # step_id NAME: Slurm's id of a running step of this job, by its name; step numbers vary.
-step_id() { squeue -h -s -j "$SLURM_JOB_ID" -o '%i %j' | awk -v name="$1" '$2 == name {print $1}'; }
+step_id() { squeue -h -s -j "$JOB" -o '%i %j' | awk -v name="$1" '$2 == name {print $1}'; }
 
 # signal_step SIGNAL NAME: send a signal to a step's processes. Through scancel: srun would turn a TERM into a KILL.
 signal_step() {
@@ -83,7 +86,8 @@ wait_first() {
 # wait_ready URL PID SECONDS: until GET URL/health answers 200; fails when PID ends or at the deadline.
 wait_ready() {
     local url=$1 pid=$2 deadline=$((SECONDS + $3))
-    until curl --silent --fail --max-time 5 --output /dev/null "$url/health"; do
+    # A proxy for the internet is none for a node beside us.
+    until curl --noproxy '*' --silent --fail --max-time 5 --output /dev/null "$url/health"; do
         kill -0 "$pid" 2>/dev/null || return 1
         if [ "$SECONDS" -ge "$deadline" ]; then
             say "no healthy rollout node at $url after $3 s"
@@ -103,12 +107,22 @@ requeue() {
     fi
     say "requeueing"
     trap '' TERM # requeueing sends TERM to this script too
-    if ! scontrol requeue "$SLURM_JOB_ID"; then
+    if ! scontrol requeue "$JOB"; then
         say "this cluster refuses to requeue: submit the same line again to go on"
         exit 75
     fi
     sleep 60
     exit 0
+}
+
+# end_job CODE: exit with CODE. A job that is being preempted requeues instead: in its grace time Slurm sends TERM to the
+# steps, but not to this script, so a step that ended says nothing about the run.
+end_job() {
+    if scontrol -o show job "$JOB" | grep -q ' PreemptTime=[0-9]'; then
+        say "the job is being preempted"
+        requeue
+    fi
+    exit "$1"
 }
 
 # preflight FOLDER HOST...: one check per node, side by side; names every bad node and what is wrong with it.

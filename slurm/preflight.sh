@@ -35,8 +35,13 @@ PY
 fi
 
 command -v curl >/dev/null || { echo "curl is not installed"; exit 1; }
-if ! python -c 'import torch, torchtune, vllm, loop_recipes, rollout_server'; then
-    echo "imports fail in $(command -v python): run make setup, or mend loop_activate in slurm/site.sh"
+# The last line, because an import may print too.
+if ! cuda=$(python -c 'import torch, torchtune, vllm, loop_recipes, rollout_server; print(torch.version.cuda)' | tail -n 1); then
+    echo "imports fail in $(command -v python): run make setup (GPU=1: the CUDA builds), or mend loop_activate in slurm/site.sh"
+    exit 1
+fi
+if [ "$LOOP_GPUS_PER_NODE" -gt 0 ] && [ "$cuda" = None ]; then
+    echo "torch in $(command -v python) is a CPU build: run make setup GPU=1, or mend loop_activate in slurm/site.sh"
     exit 1
 fi
 echo "good"

@@ -151,6 +151,7 @@ def test_a_job_ends_normally_with_its_logs_where_the_docs_say(undisturbed):
     assert {path.name for path in attempt.iterdir()} == {
         "trainer.log",
         "rollout_node-0.log",
+        "token",
         *(f"preflight-{node}.log" for node in NODES[:2]),
     }
     assert len(only_logs(undisturbed.glob("node/collections/drill-i000?-*.jsonl"))) == 3

@@ -1,11 +1,15 @@
 """What `rollout-server` does to its own process before it serves, and its commands on a node that runs."""
 
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from rollout_server.cli import DEFAULT_TOKEN_ENV, main
+from rollout_server.node_process import NodeProcess
+from rollout_server.run_files import node_address
 from support.counter_node import TOKEN, counter_request
 from support.waiting import wait_until
 
@@ -52,3 +56,14 @@ async def test_status_says_who_uses_a_version_and_cancel_ends_its_use(running, p
     assert "policy versions 0 (0 using it), 1 (0 using it)" in await said("status")
     with pytest.raises(SystemExit, match="no collection 'c2'"):
         await said("cancel", "c2")
+
+
+async def test_a_node_at_all_addresses_is_found_from_other_machines_and_by_its_owner(running, tmp_path):
+    config = replace(running.node.config, root=str(tmp_path / "open"), host="0.0.0.0")
+    process = NodeProcess(config, tmp_path, TOKEN)
+    try:
+        await running.call(process.start)
+        port = int(process.url.removeprefix("http://127.0.0.1:"))
+        assert node_address(tmp_path / "open") == f"http://{socket.gethostname()}:{port}"
+    finally:
+        await running.call(process.stop)

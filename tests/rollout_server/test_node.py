@@ -1,5 +1,7 @@
 import asyncio
+import errno
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -255,6 +257,16 @@ async def test_interrupted_collection_is_taken_up_again(policy, tmp_path):
 async def test_second_node_on_the_same_root_is_refused(running, policy):
     with pytest.raises(ConfigError, match="another rollout node is using"):
         async with local_node(policy, running.node.root):
+            pass
+
+
+async def test_a_root_on_a_file_system_without_locks_is_refused_in_the_systems_words(policy, tmp_path, monkeypatch):
+    def no_locks(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(ConfigError, match="cannot be locked: Function not implemented; mount "):
+        async with local_node(policy, tmp_path / "node"):
             pass
 
 

@@ -65,6 +65,8 @@ CRITICS = {
 }
 """Overrides of ``sft_appworld/turn_critic``."""
 BLIND_REFERENCE = "sweet, reference blind"
+HELD_OUT = training_id("held-out", 1, "flawed episodes of dev tasks")
+"""The collection of the held-out episodes."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Experiment:
         kept = self._folder / "demonstrations" / "held_out.jsonl"
         played = play(self._conf, self._world, tasks, self._args.episodes, 1000 + self._seed, 1.0, kept)
         distinct = list({(one.task_id, one.steps): one for one in played if not one.success}.values())
-        collection = training_id("held-out", 1)
+        collection = HELD_OUT
         cases = []
         for index, one in enumerate(distinct):
             rollout = as_rollout(one, index, collection, self._dataset, self._tokens)
@@ -196,7 +198,7 @@ class Experiment:
 
     def monte_carlo(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """V(next state) - V(state) of every turn, by ``loop-turn-values`` on a folder that looks like a run's."""
-        run, collection = self._folder / "values", training_id("held-out", 1)
+        run, collection = self._folder / "values", HELD_OUT
         log = write_rollouts(run / "node" / COLLECTIONS, collection, rollouts)
         asked = self._conf.collection
         tasks = sorted({rollout.task_id for rollout in rollouts})

@@ -95,8 +95,8 @@ class WarmStartRecipe:
             digest.update(json.dumps(asdict(part)).encode())
         digest.update(json.dumps([self._config.seed, self._config.model.max_seq_len]).encode())
         digest.update(json.dumps(asdict(self._demonstrator.environment), sort_keys=True).encode())
-        shared = [Path(str(module.__file__)) for module in (demonstration, demonstrator, tiny_tokenizer)]
-        for source in (*self._demonstrator.sources(), *shared):
+        shared = (demonstration.__file__, demonstrator.__file__, tiny_tokenizer.__file__)
+        for source in (*self._demonstrator.sources(), *map(Path, shared)):
             digest.update(source.read_bytes())
         return digest.hexdigest()
 

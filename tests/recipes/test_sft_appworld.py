@@ -33,6 +33,7 @@ CRITIC = {
     "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
 }
 STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
+STEPS = {"minibatch_rollouts": 3, "micro_batch_tokens": 150}
 
 
 class Killed(BaseException):
@@ -82,7 +83,11 @@ def test_the_first_loss_is_the_cross_entropy_of_the_solved_rollouts(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run/policies").iterdir()) == ["policy-v0001", "policy-v0002"]
 
 
-@pytest.mark.parametrize("changes", [{}, PAIRS, CRITIC], ids=["cross_entropy", "dpo", "turn_critic"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {**PAIRS, "update": STEPS}, {**CRITIC, "update": STEPS}],
+    ids=["cross_entropy", "dpo", "turn_critic"],
+)
 def test_resuming_after_death_in_mid_epoch_equals_never_stopping(tmp_path, changes):
     cfg = sft_config(tmp_path, **changes)
     whole = train(cfg, f"output_dir={tmp_path / 'whole'}")

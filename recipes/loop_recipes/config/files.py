@@ -10,7 +10,7 @@ Values of the extending file, and those of the command line, win. ``extends`` ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -45,6 +45,53 @@ def load_config(name: str) -> DictConfig:
     if not isinstance(content, DictConfig):
         raise ConfigError(f"{file}: a config must be a mapping of keys to values")
     return content
+
+
+def check_overrides(words: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: a word is neither ``key=value`` nor ``~key``.
+    """
+    for word in words:
+        if not word.startswith("~") and (word.count("=") != 1 or word.startswith("-")):
+            raise ConfigError(f"{word!r} is not understood; after --config come key=value, or ~key to leave one out")
+
+
+def overridden(base: DictConfig, words: Sequence[str]) -> DictConfig:
+    """``base`` with ``words`` over it, merged as ``tune run`` merges its command line.
+
+    Not by torchtune's own function, because with it comes torch: a mistake in a config is said in the first second.
+
+    Raises:
+        ConfigError: a word that is neither ``key=value`` nor ``~key``, or leaves out a key that is not there.
+    """
+    check_overrides(words)
+    keys, values = _plain(base), []
+    for word in words:
+        if word.startswith("~"):
+            _leave_out(keys, word[1:].split("."), word)
+            continue
+        key, value = word.split("=")
+        if isinstance(section := keys.get(key), dict) and "_component_" in section:
+            key += "._component_"
+        value = "!!null" if value == "None" else value
+        values.append(f"{key}=!!str {value}" if "max_filename" in key else f"{key}={value}")
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(values)))
+
+
+def _leave_out(keys: dict[str, Any], path: Sequence[str], word: str) -> None:
+    """Delete a key, and the sections that are empty without it; ``word`` asks for it."""
+    outer, rest = path[0], path[1:]
+    section: Any = keys.get(outer)
+    if outer not in keys or (rest and not isinstance(section, dict)):
+        raise ConfigError(f"{word}: there is no such key")
+    if rest:
+        _leave_out(section, rest, word)
+        if section:
+            return
+    elif isinstance(section, dict) and "_component_" in section:
+        raise ConfigError(f"{word} is a component, which cannot be left out")
+    del keys[outer]
 
 
 def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:

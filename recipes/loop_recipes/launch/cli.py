@@ -15,7 +15,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from loop_recipes.config.files import extended, load_config
+from loop_recipes.config.files import extended, load_config, overridden
 from rollout_server.config import NodeConfig, write_node_config
 from rollout_server.run_files import whole_file
 from rollout_server.schema import ConfigError, from_mapping
@@ -62,8 +62,6 @@ def compose(name: str, overrides: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: no such config, or an override that is neither ``key=value`` nor the ``~key`` of a key in it.
     """
-    from loop_recipes.config.command_line import overridden  # imports torchtune, and torch with it
-
     try:
         return extended(overridden(load_config(name), overrides))
     except OmegaConfBaseException as error:

@@ -3,13 +3,16 @@
 import json
 import socket
 import sys
+from argparse import Namespace
 from importlib import import_module
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_recipes.config.files import load_config, overridden
 from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
 from rollout_server.schema import ConfigError
 from support.random_policy import write_adapter
@@ -222,3 +225,24 @@ def test_a_word_that_is_no_override_is_one_line(monkeypatch, word):
     monkeypatch.setattr(sys, "argv", ["/somewhere/loop_appworld.py", *words])
     with pytest.raises(SystemExit, match=rf"^loop_appworld: '{word}' is not understood; .* come key=value"):
         import_module("loop_appworld").recipe_main()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=3", "update.epochs=2", "collection.tasks=[a_1,b_2]", "run_name=None"],
+        ["advantage=a.b.Shuffled", "loss.clip_ratio=0.3", "loss=a.b.Loss"],
+        ["~stop.max_approx_kl", "~keep_last_checkpoints", "~update.epochs"],
+        ["checkpointer.checkpoint_files.max_filename=00017"],
+    ],
+)
+def test_overrides_are_merged_as_torchtune_merges_them(words):
+    base = load_config("loop_appworld/qwen2_5_32b")
+    keys = OmegaConf.to_container(base, resolve=False)
+    assert overridden(base, words) == _merge_yaml_and_cli_args(Namespace(**keys), words)
+
+
+@pytest.mark.parametrize("word", ["~loss", "~stop.kl", "~seed.x", "seed", "--seed=1"])
+def test_an_override_that_cannot_be_merged_is_one_line(word):
+    with pytest.raises(ConfigError, match=word):
+        overridden(load_config("loop_appworld/qwen2_5_32b"), [word])

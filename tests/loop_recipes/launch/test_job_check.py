@@ -86,7 +86,7 @@ def test_overrides_are_those_of_tune_run(check_32b):
     code, _, problems = check_32b(control, "~stop.max_approx_kl")
     assert (code, problems) == (0, [])
     code, _, _ = check_32b("~stop.kl")
-    assert code == "loop-launch: Could not find key stop.kl in yaml config to remove"
+    assert code == "loop-launch: ~stop.kl: there is no such key"
     code, _, _ = check_32b("seed")
     assert code.startswith("loop-launch: 'seed' is not understood; ")
 

@@ -33,8 +33,10 @@ MESSAGES = [
 def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     config = replay_config(tmp_path, iterations=1, device_peak_tflops=1.0)
     log = tmp_path / "logs/made-up-i0001.jsonl"
-    rollouts = [json.loads(line) | {"messages": MESSAGES} for line in log.read_text().splitlines()]
+    rollouts = [json.loads(line) for line in log.read_text().splitlines()]
     for rollout in rollouts:
+        rollout["messages"] = MESSAGES
+        rollout["turns"] = [turn | {"message": 2 + 2 * number} for number, turn in enumerate(rollout["turns"])]
         rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)

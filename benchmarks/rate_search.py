@@ -58,7 +58,8 @@ def next_rate(search: Mapping[float, Record]) -> float | None:
 def search_table(searches: Mapping[str, Mapping[float, Record]]) -> str:
     """In Markdown: dev success and reward of each algorithm at each rate, the chosen one in bold."""
     rates = sorted({rate for search in searches.values() for rate in search})
-    lines = [f"| dev success / reward, last 5, at rate | {' | '.join(f'{rate:g}' for rate in rates)} |", f"|{'---|' * (1 + len(rates))}"]
+    head = ["dev success / reward, last 5, at rate", *(f"{rate:g}" for rate in rates)]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for name, search in searches.items():
         cells = {rate: "{:.3f} / {:.3f}".format(*merit(run)) for rate, run in search.items()}
         if next_rate(search) is None:

@@ -8,45 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import shutil
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import aiohttp
 
 from rollout_server.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
-from rollout_server.inference.server_metrics import adapters_at_work
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.canary import Canary
 from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name
-from rollout_server.rollout import POISONED_LOGPROB
+from rollout_server.policies.placement import LOAD_TIMEOUT_S, Adapter, Placement
 
 logger = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 120.0
-DRAIN_S = 10.0
 RELEASE_TIMEOUT_S = 120.0
 """How long a publication waits for a version in use. The episodes that an early stop aborts may need a minute to close
 their worlds."""
 _END_USERS = "end the collections (rollout-server cancel) and the agents' keys (DELETE /v1/keys/KEY) that use"
-_TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
-
-
-class _ServerBroke(AdapterError):
-    """A server that is up failed; whether over itself or over the adapter, other servers must say."""
-
-
-_SERVER_ERRORS = (*_TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 
 class UnknownPolicy(LookupError):
@@ -67,13 +52,10 @@ class PolicyInfo:
 
 
 @dataclass
-class ServedPolicy:
-    """A version; ``name`` is that of its content and folder, and what requests call it."""
+class ServedPolicy(Adapter):
+    """A version that episodes can use."""
 
     version: int
-    name: str
-    folder: Path
-    canary: Canary | None
     seconds: float = 0.0
     references: int = 0
     retiring: bool = False
@@ -100,6 +82,7 @@ class PolicyStore:
         source_root: str | Path | None = None,
     ) -> None:
         self._group = group
+        self._placement = Placement(group)
         self._model = model
         self._max_live = servers.max_loras
         self._base = BaseModel.read(model.path)
@@ -108,7 +91,6 @@ class PolicyStore:
         self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._external_load = asyncio.Lock()
         self._retirements: set[asyncio.Task[None]] = set()
         group.add_ready_hook(self.on_server_ready)
 
@@ -228,9 +210,9 @@ class PolicyStore:
     ) -> ServedPolicy:
         with self._set_aside(replaced):
             folder = await asyncio.to_thread(self._folder.settle, incoming, version)
-            policy = ServedPolicy(version, folder.name, folder, canary)
+            policy = ServedPolicy(folder.name, folder, canary, version)
             try:
-                await self._place(policy)
+                await self._placement.place(policy)
                 await self._make_latest(policy)
             except BaseException:
                 await asyncio.shield(self._discard(policy))
@@ -301,78 +283,11 @@ class PolicyStore:
             self._live = served
             raise
 
-    async def _place(self, policy: ServedPolicy) -> None:
-        """Load and prove on every ready server, or raise.
-
-        A server that fails while another succeeds is replaced, and gets the version as it comes back.
-        """
-        servers = self._group.ready
-        results = await asyncio.gather(*(self._load(server, policy) for server in servers), return_exceptions=True)
-        failures = {s: result for s, result in zip(servers, results, strict=True) if isinstance(result, BaseException)}
-        for failure in failures.values():
-            if not isinstance(failure, _SERVER_ERRORS):
-                raise failure
-        if len(failures) < len(servers):
-            for server, failure in failures.items():
-                self._group.condemn(server, f"{server.name} has no {policy.name}: {failure!r}")
-            return
-        for server, failure in failures.items():
-            self._group.report_failure(server)
-            if isinstance(failure, _ServerBroke):
-                raise failure
-        raise ServerUnavailable(f"no server could load {policy.name}: {list(failures.values())!r}")
-
     async def on_server_ready(self, server: VllmServer) -> None:
         """Load and prove the live versions on a server that has just come up; raises if it cannot serve them."""
         async with self._change:
             for policy in self._live.values():
-                await self._load(server, policy)
-
-    async def _load(self, server: VllmServer, policy: ServedPolicy) -> None:
-        # Two URLs may lead to one external server, where the loads would undo each other.
-        async with self._external_load if server.external else contextlib.nullcontext():
-            await self._load_and_prove(server, policy)
-
-    async def _load_and_prove(self, server: VllmServer, policy: ServedPolicy) -> None:
-        payload = {"lora_name": policy.name, "lora_path": str(policy.folder)}
-        status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
-        if status != 200 and "already been loaded" in body:
-            # An external server has it from before: the same content, but perhaps from a folder that will go away.
-            await self._unload(server, policy)
-            status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
-        if status != 200:
-            raise await self._refusal(server, f"cannot load {policy.name}", status, body)
-        await self._prove(server, policy)
-
-    async def _prove(self, server: VllmServer, policy: ServedPolicy) -> None:
-        """Without a canary, at least the log-probs of a few ids must be numbers."""
-        token_ids = policy.canary.token_ids if policy.canary is not None else list(range(8))
-        payload = {
-            "model": policy.name,
-            "token_ids": token_ids,
-            "request_id": f"canary-{uuid.uuid4().hex[:12]}",
-            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
-        }
-        status, body = await server.request("POST", "/inference/v1/generate", payload, timeout_s=LOAD_TIMEOUT_S)
-        if status != 200:
-            raise await self._refusal(server, f"refused the canary of {policy.name}", status, body)
-        rows = json.loads(body)["prompt_logprobs"]
-        found = [float(rows[i][str(token_ids[i])]["logprob"]) for i in range(1, len(token_ids))]
-        if not all(POISONED_LOGPROB < value <= 1e-6 for value in found):
-            raise AdapterError(f"{server.name}: {policy.name} gives log-probs that are no numbers")
-        if policy.canary is None:
-            return
-        objection = policy.canary.objection([found[position - 1] for position in policy.canary.positions])
-        if objection is not None:
-            raise AdapterError(f"canary: {server.name} {objection}; not the same weights")
-
-    @staticmethod
-    async def _refusal(server: VllmServer, what: str, status: int, body: str) -> Exception:
-        """vLLM answers 500 to an adapter that it cannot take, and also when its engine is dead."""
-        said = f"{server.name} {what}: HTTP {status} {body[:300]}"
-        if status < 500:
-            return AdapterError(said)
-        return _ServerBroke(said) if await server.probe() is None else ServerUnavailable(said)
+                await self._placement.load(server, policy)
 
     async def retire(self, version: int) -> bool:
         """Serve no new episode with ``version``, now or after a restart; remove it when its last user is done.
@@ -405,27 +320,8 @@ class PolicyStore:
     async def _discard(self, policy: ServedPolicy) -> None:
         # First, so that a node that dies in the middle of this does not serve it again.
         await asyncio.to_thread(self._folder.unmark, policy.folder)
-        await asyncio.gather(*(self._unload(server, policy) for server in self._group.ready))
-        await self._drain(policy)
+        await self._placement.remove(policy)
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
-
-    async def _unload(self, server: VllmServer, policy: ServedPolicy) -> None:
-        with contextlib.suppress(*_TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
-            payload = {"lora_name": policy.name}
-            status, body = await server.request("POST", "/v1/unload_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
-            if status not in (200, 404):
-                logger.warning("%s did not unload %s: HTTP %d %s", server.name, policy.name, status, body[:200])
-
-    async def _drain(self, policy: ServedPolicy) -> None:
-        """Wait until no ready server works on a request of this policy, such as one whose client has just gone."""
-        give_up = time.monotonic() + DRAIN_S
-        for server in self._group.ready:
-            with contextlib.suppress(*_TRANSPORT_ERRORS):
-                while time.monotonic() < give_up:
-                    _, body = await server.request("GET", "/metrics", timeout_s=DRAIN_S)
-                    if policy.name not in adapters_at_work(body):
-                        break
-                    await asyncio.sleep(0.1)
 
     async def restore(self) -> list[int]:
         """After a restart of the node, before the servers start: serve again the versions that were published last.
@@ -435,5 +331,5 @@ class PolicyStore:
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():
-                self._live[version] = ServedPolicy(version, folder.name, folder, canary=None)
+                self._live[version] = ServedPolicy(folder.name, folder, None, version)
         return self.versions()

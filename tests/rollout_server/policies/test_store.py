@@ -420,8 +420,8 @@ async def test_a_version_that_was_not_proven_when_the_node_died_is_not_served_by
             killed.set()
         await asyncio.Event().wait()
 
-    name = {"load": "_load", "canary": "_prove", "discard": "_unload"}[moment]
-    monkeypatch.setattr(house.store, name, kill)
+    name = {"load": "load", "canary": "_prove", "discard": "_unload"}[moment]
+    monkeypatch.setattr(house.store._placement, name, kill)
     canary = {"token_ids": [5, 6, 7], "positions": [1, 2], "logprobs": [-9.0, -9.0]}
     publishing = asyncio.create_task(house.store.publish(2, house.adapter(2), canary))
     await killed.wait()

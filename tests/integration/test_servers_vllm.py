@@ -46,6 +46,7 @@ class House:
         self.group = ServerGroup(self.model, self.servers, folder / "logs")
         self.store = PolicyStore(self.group, self.model, self.servers, folder / "policies", self.source)
         self.router = Router(self.group, self.servers.max_num_seqs)
+        self.episodes: set[str] = set()
 
     def adapter(self, seed: int) -> Path:
         write_adapter(self.source / f"seed{seed}", seed=seed)
@@ -67,6 +68,7 @@ class House:
         return await self.store.publish(version, adapter, canary)
 
     async def generate(self, episode_id: str, model: str, max_tokens: int = 24, seed: int = 5) -> Generation:
+        self.episodes.add(episode_id)
         return await self.router.generate(
             episode_id=episode_id,
             token_ids=PROMPT,
@@ -96,6 +98,10 @@ class House:
             running = sum(parse_load(text).running for _, text in texts)
 
     async def clear(self) -> None:
+        """Nothing of a test is left that could sway where the next one's requests go."""
+        for episode_id in self.episodes:
+            self.router.release(episode_id)
+        self.episodes.clear()
         for version in self.store.versions():
             await self.store.retire(version)
 

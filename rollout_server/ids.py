@@ -18,7 +18,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-_ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-[0-9a-f]{10})?(?:-\d+of\d+)?")
+_ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-[0-9a-f]{10})?(?:-(\d+of\d+))?")
 _BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
 _EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
 
@@ -29,13 +29,14 @@ MAX_BRANCHED = 90
 @dataclass(frozen=True)
 class CollectionName:
     """What a collection's id says. ``name`` is that of the run or evaluation, or of the collection that was branched;
-    ``iteration`` is None outside training."""
+    ``iteration`` is None outside training; ``share`` is "1of2" of what the first of two nodes collected for it."""
 
     name: str
     iteration: int | None = None
     dev: bool = False
     evaluation: bool = False
     branch: bool = False
+    share: str | None = None
 
     @property
     def is_training(self) -> bool:
@@ -90,7 +91,7 @@ def parse_collection_id(collection_id: str) -> CollectionName:
     if found := _EVALUATION.fullmatch(collection_id):
         return CollectionName(found[1], evaluation=True)
     if found := _ITERATION.fullmatch(collection_id):
-        return CollectionName(found[1], int(found[2]), dev=found[3] is not None)
+        return CollectionName(found[1], int(found[2]), dev=found[3] is not None, share=found[4])
     return CollectionName(collection_id)
 
 

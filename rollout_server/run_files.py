@@ -41,10 +41,11 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapter_digest(folder: Path) -> str:
-    """SHA-256 over the two files of a PEFT adapter."""
+    """SHA-256 over the two files of a PEFT adapter. OSError: one cannot be read."""
     digest = hashlib.sha256()
     for name in ADAPTER_FILES:
-        digest.update((folder / name).read_bytes())
+        with open(folder / name, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

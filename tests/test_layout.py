@@ -19,7 +19,6 @@ ELSEWHERE = {
         "agent_environments/services/cli",
         "agent_environments/services/openenv_client",
         "agent_environments/services/service_pool",
-        "agent_environments/services/sessions",
     ],
     "agent_environments/worlds/test_pool.py": [
         "agent_environments/remote/episode",

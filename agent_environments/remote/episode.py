@@ -159,7 +159,8 @@ class RemoteEnvironment:
         text, reminder = answer["observation"], answer.get("reminder", "")
         output = text.removesuffix(reminder)
         kept = text[len(output) :]  # "" where it does not end so
-        return StepResult(self._pool.shown(output) + kept, answer["done"], answer["failed"], empty, kept)
+        shown = self._pool.shown(output) + kept
+        return StepResult(shown, answer["done"], failed=answer["failed"], empty_action=empty, reminder=kept)
 
     def _end(self, ungradable: str) -> None:
         self._over, self._ungradable = True, ungradable

@@ -135,8 +135,15 @@ class Session:
                 result, reason = StepResult(f"{FAILURE_HEAD} {error}", done=True, failed=True), error.reason
             self.steps += 1
             reward = (await environment.grade()).reward if result.done else 0.0
-            flags = (result.done, result.failed, result.empty_action, result.reminder, reason)
-            self.last = Answer(result.observation, reward, *flags)
+            self.last = Answer(
+                result.observation,
+                reward,
+                result.done,
+                failed=result.failed,
+                empty_action=result.empty_action,
+                reminder=result.reminder,
+                reason=reason,
+            )
             return self.last
 
     async def grade(self) -> dict[str, Any]:

@@ -153,7 +153,8 @@ class AppWorldEnvironment:
             await self._leave(usable=execution.output is not None)
         reminder = None if done else task_lines(self._card)
         shown = observation(output, reminder, self._rules.observation_max_tokens, self._rules.token_spans)
-        return StepResult(shown, done, output.startswith(FAILURE_HEAD), not code, reminder_end(reminder))
+        failed, end = output.startswith(FAILURE_HEAD), reminder_end(reminder)
+        return StepResult(shown, done, failed=failed, empty_action=not code, reminder=end)
 
     async def _execute_or_replay(self, code: str) -> Execution:
         """Run ``code``; if its world is lost, in another one, after all that was run before.

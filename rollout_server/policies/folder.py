@@ -12,7 +12,6 @@ version is retired. So a version without it must not be served after a restart.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from rollout_server.base_model import BaseModel
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError, check_adapter
-from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, sync, whole_file
+from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest, sync, whole_file
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _UPLOAD = ".upload-"
@@ -75,22 +74,20 @@ class PolicyFolder:
         source = source.resolve()
         self._check_source(source)
         folder = self.root / f".incoming-{uuid.uuid4().hex}"
-        digest = hashlib.sha256()
         try:
             if source.parent == self.root and source.name.startswith(_UPLOAD):
                 source.rename(folder)
                 for name in self._limits:
                     sync(folder / name)
-                    _add_content(digest, folder / name)
             else:
                 folder.mkdir()
                 for name, limit in self._limits.items():
-                    self._copy(source / name, folder / name, limit, digest)
+                    self._copy(source / name, folder / name, limit)
             check_adapter(folder, self._base, self._rank_limit)
+            return Incoming(folder, adapter_digest(folder))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Incoming(folder, digest.hexdigest())
 
     def _check_source(self, source: Path) -> None:
         roots = [root for root in (self.root, self._source_root) if root is not None]
@@ -111,14 +108,13 @@ class PolicyFolder:
             if size > limit:
                 raise AdapterError(f"{name} has {size} bytes; one of this model has at most {limit}")
 
-    def _copy(self, source: Path, target: Path, limit: int, digest: hashlib._Hash) -> None:
+    def _copy(self, source: Path, target: Path, limit: int) -> None:
         left = limit
         with open(source, "rb") as reader, open(target, "wb") as writer:
             while chunk := reader.read(min(1 << 20, left + 1)):
                 left -= len(chunk)
                 if left < 0:
                     raise AdapterError(f"{source.name} grew beyond its limit while it was read")
-                digest.update(chunk)
                 writer.write(chunk)
             writer.flush()
             os.fsync(writer.fileno())
@@ -170,12 +166,9 @@ class PolicyFolder:
     def _is_whole(self, folder: Path, digest: str) -> bool:
         try:
             check_adapter(folder, self._base, self._rank_limit)
-            content = hashlib.sha256()
-            for name in self._limits:
-                _add_content(content, folder / name)
+            return adapter_digest(folder).startswith(digest)
         except (AdapterError, OSError):
             return False
-        return content.hexdigest().startswith(digest)
 
 
 def _read_publication(folder: Path) -> int | None:
@@ -183,12 +176,6 @@ def _read_publication(folder: Path) -> int | None:
         return int((folder / _PUBLICATION).read_text())
     except (OSError, ValueError):
         return None
-
-
-def _add_content(digest: hashlib._Hash, file: Path) -> None:
-    with open(file, "rb") as reader:
-        while chunk := reader.read(1 << 20):
-            digest.update(chunk)
 
 
 def policy_name(version: int, digest: str) -> str:

@@ -26,11 +26,15 @@ PROTOCOL = '["a protocol"]'
             "a-i0001-dev-i0000-dev-38d16ba024",
             CollectionName("a-i0001-dev", 0, dev=True),
         ),
-        (share_id(training_id("demo", 7, PROTOCOL), 1, 2), "demo-i0007-38d16ba024-1of2", CollectionName("demo", 7)),
+        (
+            share_id(training_id("demo", 7, PROTOCOL), 1, 2),
+            "demo-i0007-38d16ba024-1of2",
+            CollectionName("demo", 7, share="1of2"),
+        ),
         (
             share_id(dev_id("demo", 7, PROTOCOL), 2, 16),
             "demo-i0007-dev-38d16ba024-2of16",
-            CollectionName("demo", 7, dev=True),
+            CollectionName("demo", 7, dev=True, share="2of16"),
         ),
         (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1", evaluation=True)),
         (

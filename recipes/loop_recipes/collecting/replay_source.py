@@ -29,7 +29,8 @@ class ReplaySource:
         names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
         self._logs = [log for log, name in names.items() if not name.is_score and not name.branch]
         for log, following in pairwise(self._logs):
-            if names[log].is_training and names[log] == names[following]:
+            first, second = names[log], names[following]
+            if first.is_training and (first.name, first.iteration) == (second.name, second.iteration):
                 raise ConfigError(
                     f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
                     "in the folder (of a run that went back to an earlier checkpoint, the newer one)"

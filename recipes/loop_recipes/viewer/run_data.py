@@ -81,7 +81,6 @@ class RunData:
         collections = []
         for name, log in self._logs.items():
             parsed = parse_collection_id(name)
-            last_word = name.rpartition("-")[2]
             size = log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
@@ -89,7 +88,7 @@ class RunData:
                 {
                     "id": name,
                     "iteration": parsed.iteration,
-                    "share": last_word if parsed.is_training and "of" in last_word else None,
+                    "share": parsed.share,
                     "kind": "training" if parsed.is_training else "evaluation",
                     "bytes": size,
                     "totals": _totals(log.summaries),

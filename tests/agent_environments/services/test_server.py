@@ -11,25 +11,22 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import WSMsgType, web
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.counter import TARGETS, CounterPool
-from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, create_pool
-from agent_environments.services.server import MAX_BODY_BYTES, MAX_WAITING, EnvironmentServer
+from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.services.server import MAX_BODY_BYTES
 from agent_environments.services.service_pool import TOKEN_VARIABLE
-from agent_environments.services.sessions import NoEpisode, Session
 from support.adapter_support import word_spans
 from support.episodes import play_steps
+from support.served_counter import SPLITS, TASK, TOKEN, client, serving
 from support.waiting import DEADLINE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
-SPLITS = ("train", "dev")
-TASK = "reach12_1"
 INDEX = list(TARGETS["train"]).index(TASK)
-TOKEN = "a-token"
 
 
 def act(*calls):
@@ -49,15 +46,8 @@ async def served(monkeypatch):
     """A counter pool and the address that serves it."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     pool = CounterPool(lambda text: [], max_worlds=128)
-    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=300.0).application())
-    await server.start_server()
-    yield pool, str(server.make_url("")).rstrip("/")
-    await server.close()
-    assert pool.status().open_worlds == 0
-
-
-def client(protocol, url, **options):
-    return create_pool(protocol, {"url": url, "dataset": "counter", **options}, word_spans)
+    async with serving(pool, idle_timeout_s=300.0) as (url, _):
+        yield pool, url
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
@@ -137,109 +127,6 @@ async def test_clients_conform(served, protocol):
     await service.open()
     await check_conformance(service, TASK, HOSTILE_ACTIONS)
     await service.close()
-
-
-async def test_a_session_dies_with_its_socket(served):
-    pool, url = served
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
-        http.ws_connect(f"{url}/ws") as socket,
-    ):
-        await socket.send_json({"type": "reset", "data": {}})
-        assert (await socket.receive_json())["type"] == "observation"
-        assert pool.status().open_worlds == 1
-    await wait_until(lambda: pool.status().open_worlds == 0)
-
-
-async def test_an_idle_session_ends():
-    pool = CounterPool(lambda text: [])
-    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=0.2).application())
-    await server.start_server()
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
-        created = await (await http.post(server.make_url("/create"), json={})).json()
-        await http.post(server.make_url("/reset"), json={"id": created["id"], "data_idx": 0})
-        await wait_until(lambda: pool.status().open_worlds == 0)
-        answer = await (await http.post(server.make_url("/step"), json={"id": created["id"], "action": "x"})).json()
-        assert "no session" in answer["error"]
-    await server.close()
-
-
-class HeldPool(CounterPool):
-    """A counter pool whose worlds do not start, and do not close, before they may."""
-
-    def __init__(self):
-        super().__init__(lambda text: [])
-        self.starting, self.may_start = asyncio.Event(), asyncio.Event()
-        self.closing, self.may_close = asyncio.Event(), asyncio.Event()
-        for event in (self.may_start, self.may_close):
-            event.set()
-
-    async def acquire(self, episode_id):
-        environment = await super().acquire(episode_id)
-        start, close = environment.start, environment.close
-
-        async def held_start(task_id):
-            self.starting.set()
-            await self.may_start.wait()
-            return await start(task_id)
-
-        async def held_close():
-            self.closing.set()
-            await self.may_close.wait()
-            await close()
-
-        environment.start, environment.close = held_start, held_close
-        return environment
-
-
-async def test_idle_sessions_end_though_a_client_closes_one_of_them_meanwhile():
-    pool = HeldPool()
-    pool.may_close.clear()
-    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN, idle_timeout_s=0.5).application())
-    await server.start_server()
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
-
-        async def post(path, **body):
-            return await (await http.post(server.make_url(path), json=body)).json()
-
-        first, second = (await post("/create"))["id"], (await post("/create"))["id"]
-        await post("/reset", id=first, data_idx=0)
-        await pool.closing.wait()  # the reaper is at the first
-        await post("/close", id=second)
-        pool.may_close.set()
-        third = (await post("/create"))["id"]
-        await post("/reset", id=third, data_idx=0)
-        await wait_until(lambda: pool.status().open_worlds == 0)
-    await server.close()
-
-
-async def test_a_session_at_work_is_not_idle():
-    pool = HeldPool()
-    pool.may_start.clear()
-    session = Session(pool, "s")
-    begun = session.idle_s()
-    resetting = asyncio.create_task(session.reset(TASK))
-    await pool.starting.wait()
-    assert session.idle_s() == 0.0 <= begun
-    pool.may_start.set()
-    await resetting
-    await session.close()
-    assert pool.status().open_worlds == 0
-
-
-async def test_a_reset_that_waited_for_the_end_of_its_session_opens_no_world():
-    pool = HeldPool()
-    session = Session(pool, "s")
-    await session.reset(TASK)
-    pool.may_close.clear()
-    closing = asyncio.create_task(session.close())
-    await pool.closing.wait()
-    late = asyncio.create_task(session.reset(TASK))
-    pool.may_close.set()
-    with pytest.raises(NoEpisode, match="has ended"):
-        await late
-    await closing
-    assert pool.status().open_worlds == 0
 
 
 async def test_a_service_that_takes_a_connection_and_says_nothing_is_gone_in_time(served, monkeypatch):
@@ -372,91 +259,6 @@ async def test_strangers_and_nonsense_are_refused_in_one_line(served):
             ):
                 await socket.send_str(text)
                 assert (await socket.receive_json())["data"]["code"] == code
-
-
-@pytest.fixture
-def too_slow(monkeypatch):
-    """Every step of a counter takes too long."""
-
-    async def step(self, action):
-        raise EnvironmentTimeout("the world used up 100 s")
-
-    monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", step)
-
-
-@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-async def test_a_step_that_times_out_at_the_service_times_out_for_our_client(served, too_slow, protocol):
-    _, url = served
-    service = client(protocol, url)
-    await service.open()
-    environment = await service.acquire("episode")
-    await environment.start(TASK)
-    with pytest.raises(EnvironmentTimeout, match="the world used up 100 s"):
-        await environment.step("anything")
-    assert (await environment.grade()).reward == 0.25
-    await environment.close()
-    await service.close()
-
-
-async def test_a_step_that_times_out_ends_its_episode_in_a_grade_for_any_client(served, too_slow):
-    """A trainer that discards what ended in an error would let its agent void an episode by an endless loop."""
-    _, url = served
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
-        async with http.ws_connect(f"{url}/ws") as socket:
-            await socket.send_json({"type": "reset", "data": {}})
-            await socket.receive_json()
-            for _ in range(2):
-                await socket.send_json({"type": "step", "data": {"action": "while True: pass"}})
-                answer = (await socket.receive_json())["data"]
-                assert (answer["done"], answer["reward"], answer["observation"]["failed"]) == (True, 0.25, True)
-        number = (await (await http.post(f"{url}/create")).json())["id"]
-        await http.post(f"{url}/reset", json={"id": number, "data_idx": 0})
-        step = await (await http.post(f"{url}/step", json={"id": number, "action": "while True: pass"})).json()
-        assert (step["done"], step["reward"], step["reason"]) == (True, 0.25, "environment_timeout")
-
-
-async def test_pings_are_answered_while_the_environment_works():
-    """A client of OpenEnv ends its session when a ping is not answered in 20 s, and a step may take minutes."""
-    pool = HeldPool()
-    pool.may_start.clear()
-    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN).application())
-    await server.start_server()
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
-        http.ws_connect(server.make_url("/ws"), autoping=False) as socket,
-    ):
-        await socket.send_json({"type": "reset", "data": {}})
-        await pool.starting.wait()
-        await socket.ping(b"are you there?")
-        assert (await socket.receive()).type is WSMsgType.PONG
-        pool.may_start.set()
-        assert (await socket.receive_json())["type"] == "observation"
-        await socket.send_json({"type": "close"})
-        assert (await socket.receive()).type is WSMsgType.CLOSE
-    await server.close()
-    assert pool.status().open_worlds == 0
-
-
-async def test_a_client_that_waits_for_no_answer_is_hung_up_on():
-    pool = HeldPool()
-    pool.may_start.clear()
-    server = TestServer(EnvironmentServer(pool, SPLITS, TOKEN).application())
-    await server.start_server()
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
-        http.ws_connect(server.make_url("/ws")) as socket,
-    ):
-        await socket.send_json({"type": "reset", "data": {}})
-        await pool.starting.wait()
-        for _ in range(MAX_WAITING + 1):
-            await socket.send_json({"type": "jump"})
-        pool.may_start.set()
-        answers = [message async for message in socket]
-    assert len(answers) == 1 + MAX_WAITING
-    await server.close()
-    assert pool.status().open_worlds == 0
 
 
 async def start_service(port=0):

@@ -11,7 +11,7 @@ Every run is `tune run loop_appworld`, one after another; what follows ``--`` go
 (``rollout_node.launch=False rollout_node.url=URL``: all on one node, which starts once). What is done is not repeated
 and a run that was cut off goes on from its checkpoint, so the same command again finishes the rest. A scored run leaves
 a record in ``--records`` (records.py), and the tables and the picture are made of these: with ``--table-only`` of those
-that are there, on any machine. A record of a run that another machine made stands for that run.
+that are there, on any machine. A record at the right rate stands for its run, whichever machine made it.
 
 Each algorithm has its learning rate searched first (rate_search.py), unless ``--rate`` says it. The control and LOOP
 with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic that
@@ -28,6 +28,7 @@ policy's own abilities allow, ``--docs`` puts tables and picture between the two
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -39,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from rate_search import SEARCH_SEED, best_rate, next_rate, read_search, records_at, search_table
-from records import Record, came_from_elsewhere, read_records
+from rate_search import best_rate, next_trial, read_search, records_at, search_table
+from records import Record, read_record, read_records
 from scored_runs import (
     ALGORITHMS,
     EVALUATION,
@@ -210,23 +211,23 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
 
     def search(name: str) -> float | None:
         """The learning rate that the search finds; None if a run of it failed."""
-        while (rate := next_rate(found := read_search(args.records, name, args.budget))) is not None:
-            run, records = args.output / "search" / f"{name}-lr{rate:g}", records_at(args.records, rate)
-            attempt(name, run, SEARCH_SEED, rate, records, score=False)
-            if rate not in read_search(args.records, name, args.budget):
+        while (trial := next_trial(found := read_search(args.records, name, args.budget))) is not None:
+            rate, seed = trial
+            run, records = args.output / "search" / f"{name}-lr{rate:g}-seed{seed}", records_at(args.records, rate)
+            attempt(name, run, seed, rate, records, score=False)
+            if read_record(records, name, seed, args.budget) is None:
                 return None
         return best_rate(found)
 
+    rates = {name: args.rate or search(name) for name in dict.fromkeys(RATE_OF.get(name, name) for name in args.only)}
     # A seed of every algorithm first, so that a run cut short can be compared too.
-    wanted = [(name, seed, args.output / f"{name}-seed{seed}") for seed in args.seeds for name in args.only]
-    ours = [one for one in wanted if not came_from_elsewhere(args.records, *one[:2], args.budget, one[2])]
-    searched = dict.fromkeys(RATE_OF.get(name, name) for name, _, _ in ours)
-    rates = {name: args.rate or search(name) for name in searched}
-    for name, seed, run in ours:
-        rate = rates[RATE_OF.get(name, name)]
+    for seed, name in itertools.product(args.seeds, args.only):
+        rate, run = rates[RATE_OF.get(name, name)], args.output / f"{name}-seed{seed}"
         if rate is None:
             failures.append(f"{name}, seed {seed}: no learning rate is chosen")
-        else:
+            continue
+        record = read_record(args.records, name, seed, args.budget)
+        if record is None or record.rate != rate or run.exists():
             attempt(name, run, seed, rate, args.records, score=True)
     return failures
 

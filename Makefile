@@ -37,9 +37,9 @@ ifneq ($(filter-out 0,$(GPU)),)
   OTHER_BUILDS := cpu
   # One GPU, which trainer and vLLM server share. vLLM's LoRA kernels for GPUs know bf16 and fp16 only.
   CONFIG := loop_appworld/tiny_gpu
-  EVALUATION := rollout_node.config.model.dtype=bfloat16 rollout_node.config.servers.gpus='[[0]]'
-  # For the trainer, whose micro-batches differ in length; vLLM does not get it.
-  export PYTORCH_ALLOC_CONF ?= expandable_segments:True
+  # As tiny_gpu has them: a desktop may hold part of a small GPU.
+  EVALUATION := rollout_node.config.model.dtype=bfloat16 rollout_node.config.servers.gpus='[[0]]' \
+    rollout_node.config.servers.gpu_memory_utilization=0.3
   VLLM_METADATA :=
   OVERRIDES :=
   TORCH_SOURCE :=

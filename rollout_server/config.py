@@ -43,7 +43,8 @@ class ServersConfig:
     tensor_parallel_size: int = 1
     """GPUs that share the weights of one server."""
     gpus: list[list[int]] | None = None
-    """For each server, the indices of its GPUs; null shows every server all of them."""
+    """For each server, the indices of its GPUs, among those that CUDA_VISIBLE_DEVICES shows where it is set; null shows
+    every server all of them."""
     max_num_seqs: PositiveInt = 32
     """Sequences that one server samples at a time."""
     kv_cache_bytes: int | None = None

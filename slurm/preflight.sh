@@ -44,4 +44,13 @@ if [ "$LOOP_GPUS_PER_NODE" -gt 0 ] && [ "$cuda" = None ]; then
     echo "torch in $(command -v python) is a CPU build: run make setup GPU=1, or mend loop_activate in slurm/site.sh"
     exit 1
 fi
+if [ "$LOOP_GPUS_PER_NODE" -gt 0 ]; then
+    # Triton compiles a module when vLLM's first kernel is launched, after the model is loaded.
+    compiler=${CC:-$(command -v gcc || command -v clang)}
+    header=$(python -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))' | tail -n 1)/Python.h
+    if [ -z "$compiler" ] || [ ! -f "$header" ]; then
+        echo "vLLM needs a C compiler (${compiler:-none found}) and $header when it starts: install gcc and python3-dev"
+        exit 1
+    fi
+fi
 echo "good"

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sysconfig
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -59,12 +60,21 @@ def test_a_whole_node_comes_with_all_of_its_memory(script):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cuda", "said"),
-    [(0, "None", "good"), (1, "13.0", "good"), (1, "None", "is a CPU build: run make setup GPU=1")],
+    ("gpus", "cuda", "headers", "said"),
+    [
+        (0, "None", "/nowhere", "good"),
+        (1, "13.0", sysconfig.get_config_var("INCLUDEPY"), "good"),
+        (1, "None", "/nowhere", "is a CPU build: run make setup GPU=1"),
+        (1, "13.0", "/nowhere", "/gcc) and /nowhere/Python.h when it starts: install gcc and python3-dev"),
+    ],
 )
-def test_a_node_with_gpus_needs_the_cuda_builds(programs, monkeypatch, tmp_path, gpus, cuda, said):
-    programs(**{"nvidia-smi": "echo GPU 0: pretended", "python": f"echo {cuda}"})
+def test_a_node_with_gpus_needs_the_cuda_builds_and_what_triton_compiles_with(
+    programs, monkeypatch, tmp_path, gpus, cuda, headers, said
+):
+    python = f'case "$*" in *INCLUDEPY*) echo {headers} ;; *) echo {cuda} ;; esac'
+    programs(**{"nvidia-smi": "echo GPU 0: pretended", "gcc": "", "python": python})
     monkeypatch.setenv("LOOP_GPUS_PER_NODE", str(gpus))
+    monkeypatch.delenv("CC", raising=False)
     done = subprocess.run(["bash", SLURM / "preflight.sh", tmp_path], capture_output=True, text=True, timeout=60)
     assert said in done.stdout.splitlines()[-1]
     assert done.returncode == (0 if said == "good" else 1)

@@ -98,7 +98,11 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
 
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu: bool) -> dict[str, str]:
-    """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds."""
+    """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds.
+
+    Raises:
+        ServerStartError: it would get a GPU that this process may not use.
+    """
     environment = {
         **os.environ,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -110,8 +114,9 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         # What vLLM 0.32 picks by itself for these settings; named, so that it cannot fall back without a word.
         "VLLM_USE_V2_MODEL_RUNNER": "0" if cpu else "1",
     }
-    # Meant for the trainer, which starts this process; memory that vLLM's workers share cannot be expandable.
-    environment.pop("PYTORCH_ALLOC_CONF", None)
+    # Meant for a trainer on this machine; memory that vLLM's workers share cannot be expandable.
+    for allocator in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        environment.pop(allocator, None)
     if cpu:
         # Otherwise vLLM's CPU platform turns the executor "uni" of the command line into "mp", a worker process that
         # sets its number of threads itself. With "uni" the engine's process, which stands beside that of the HTTP
@@ -119,5 +124,18 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         environment.setdefault("OMP_NUM_THREADS", "1")
     if servers.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in servers.gpus[index])
+        environment["CUDA_VISIBLE_DEVICES"] = _visible(servers.gpus[index], os.environ.get("CUDA_VISIBLE_DEVICES"))
     return {**environment, **servers.env}
+
+
+def _visible(gpus: list[int], inherited: str | None) -> str:
+    """``CUDA_VISIBLE_DEVICES`` for some of the GPUs that ours shows: a trainer beside us counts among the same."""
+    if not inherited:
+        return ",".join(map(str, gpus))
+    names = inherited.split(",")
+    if max(gpus) >= len(names):
+        raise ServerStartError(
+            f"servers.gpus names GPU {max(gpus)}, but CUDA_VISIBLE_DEVICES={inherited} shows {len(names)}, counted "
+            "from 0; name others, or unset it"
+        )
+    return ",".join(names[gpu] for gpu in gpus)

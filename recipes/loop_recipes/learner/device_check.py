@@ -20,6 +20,7 @@ OLDEST_DRIVER = {12: 525, 13: 580}
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 ALL_REDUCE_DEADLINE_S = 120.0
 """For the ranks' first collective, in which NCCL connects them."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
@@ -31,6 +32,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     if torch.device(name).type == "cuda":
         check_driver(torch.version.cuda, DRIVER_VERSION)
         check_count(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        use_expandable_segments()
     try:
         device = utils.get_device(name)
     except (RuntimeError, AssertionError) as error:
@@ -41,6 +43,15 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     )
     check_matmul(device, dtype)
     return device
+
+
+def use_expandable_segments() -> None:
+    """Micro-batches differ in length, so without this the allocator's memory falls to pieces; one's own setting holds.
+
+    In this process alone: a launched rollout node does not inherit it, and vLLM must not have it.
+    """
+    if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def check_driver(cuda: str | None, version_file: Path) -> None:

@@ -1,5 +1,7 @@
 """One line for each thing that can be wrong with a machine's devices, shown without a GPU."""
 
+import os
+
 import pytest
 import torch
 
@@ -40,6 +42,23 @@ def test_too_few_gpus():
 def test_a_cpu_build_says_how_to_get_the_other():
     with pytest.raises(ConfigError, match="CPU build here; install the CUDA one with `make setup GPU=1`"):
         training_device("cuda")
+
+
+@pytest.mark.parametrize("own", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(monkeypatch, own):
+    for name in device_check.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(own, "max_split_size_mb:512")
+    called = []
+    monkeypatch.setattr(device_check, "check_driver", lambda *_: None)
+    monkeypatch.setattr(device_check, "check_count", lambda *_: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
+    monkeypatch.setattr(device_check.utils, "get_device", lambda name: called.append(name) or torch.device(name))
+    monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
+    training_device("cuda")
+    assert called == ["cuda"] if own else ["expandable_segments:True", "cuda"]
+    assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"
 
 
 def test_every_dtype_is_tried_on_the_device(monkeypatch):

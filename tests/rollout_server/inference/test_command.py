@@ -22,7 +22,9 @@ def test_other_vllm_release_or_none_is_refused(monkeypatch):
 
 
 def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "expandable_segments:True")
     model = ModelConfig(path="/models/qwen", dtype="bfloat16", max_context=32768, lora_rank=16)
     servers = ServersConfig(
         count=2,
@@ -54,7 +56,7 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
     assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "1201"
     assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert server_environment(servers, 1, "secret", cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert "PYTORCH_ALLOC_CONF" not in environment, "the trainer's"
+    assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys(), "a trainer's"
     assert "secret" not in gpu
     tiny = ModelConfig(path="/models/tiny", dtype="float32")
     cpu = " ".join(server_command(tiny, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
@@ -63,3 +65,12 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
     assert "--enforce-eager" in cpu
     assert "--worker-extension-cls rollout_server.inference.cpu_lora.CpuLora" in cpu
     assert "--worker-extension-cls" not in gpu
+
+
+def test_gpus_are_counted_among_those_that_are_visible(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-abc")
+    servers = ServersConfig(count=3, gpus=[[0], [1], [4]])
+    shown = [server_environment(servers, index, "k", cpu=False)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)]
+    assert shown == ["6", "GPU-abc"]
+    with pytest.raises(ServerStartError, match="names GPU 4, but CUDA_VISIBLE_DEVICES=6,GPU-abc shows 2, counted from"):
+        server_environment(servers, 2, "k", cpu=False)

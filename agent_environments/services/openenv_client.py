@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -30,8 +31,9 @@ class OpenEnvPool(ServicePool):
     async def _tasks(self) -> Mapping[str, list[str]]:
         (name, *_) = await self.request("GET", "/list_environments")
         given: dict[str, list[str | None]] = {}
-        for split in await self.request("GET", f"/{name}/splits"):
-            answer = await self.request("POST", f"/{name}/tasks", json={"split": split["name"]})
+        path = "/" + quote(name, safe="")  # a dataset's name may hold a slash
+        for split in await self.request("GET", f"{path}/splits"):
+            answer = await self.request("POST", f"{path}/tasks", json={"split": split["name"]})
             given[split["name"]] = [_own_id(task) for task in answer["tasks"]]
         times = Counter(known for ids in given.values() for known in ids)
         splits = {

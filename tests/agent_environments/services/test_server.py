@@ -70,6 +70,18 @@ async def test_tasks_have_their_names(served, protocol):
     await service.close()
 
 
+@pytest.mark.parametrize("name", ["somebody/sums", "a: 1 + b?c#d", "100%25"])
+async def test_a_dataset_may_have_any_name(monkeypatch, name):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    pool = CounterPool(word_spans)
+    pool.dataset = name
+    async with serving(pool) as (url, _):
+        service = client("openenv", url)
+        await service.open()
+        assert service.tasks("train") == list(TARGETS["train"])
+        await service.close()
+
+
 async def test_ids_that_several_tasks_of_an_openenv_service_share_name_none_of_them():
     """Else a task of one split would be started as that of another."""
     listed = {"train": [{"id": "1"}, {"id": "sum_2"}], "test": [{"id": "1"}, {"target": 3}]}

@@ -35,8 +35,12 @@ _KEYS = ("name", "config", "splits")
 
 
 def environment_of(task_id: str) -> str:
-    """The name in front of the id of a mixed pool's task; "" for any other task."""
-    return task_id.rpartition("/")[0]
+    """The name in front of the id of a mixed pool's task; "" for any other task.
+
+    What follows it may hold a slash too: the environment may be a mixture itself, or a service's.
+    """
+    name, slash, _ = task_id.partition("/")
+    return name if slash else ""
 
 
 def check_environments(names: Iterable[str], task_ids: Sequence[str]) -> None:

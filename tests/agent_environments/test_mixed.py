@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent_environments.conformance import check_conformance
-from agent_environments.mixed import environment_of
+from agent_environments.mixed import check_environments, environment_of
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, acquire, create_pool
 from support.adapter_support import word_spans
 from support.tool_modules import COUNTER, SUMS, call, write
@@ -77,6 +77,19 @@ async def test_who_waits_for_a_place_is_not_playing(mixed):
     with pytest.raises(UnknownTask):
         await acquire(mixed, "episode", "craft/sum_1")
     assert mixed.status().open_worlds == 0
+
+
+async def test_an_environment_may_be_a_mixture():
+    inner = {"name": "mixed", "config": {"environments": {"to_number": {"name": "counter"}}}}
+    pool = create_pool("mixed", {"environments": {"both": inner, "alone": {"name": "counter"}}}, word_spans)
+    await pool.open()
+    tasks = pool.tasks("train")
+    pool.check_tasks(tasks)
+    assert tasks[0] == "both/to_number/reach3_1"
+    assert {environment_of(task) for task in tasks} == {"both", "alone"}
+    check_environments(["both"], tasks)
+    assert (await play(pool, tasks[0], "```python\nadd(3)\nfinish()\n```")).success
+    await pool.close()
 
 
 def test_a_task_of_no_mixture_has_no_environment():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ class ToolEnvironment:
 
     async def start(self, task_id: str) -> list[Message]:
         module = self._module
-        self._task = module.tasks[task_id]
+        self._task = copy.deepcopy(module.tasks[task_id])  # a reward may change its fields
         shown = [str(self._task.get("question", ""))]
         if module.instance_class is not None:
             shown.append(await self._lease.reset(self._task))

@@ -8,6 +8,7 @@ closed, and a new one takes its place.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 from collections import deque
@@ -51,7 +52,8 @@ class Lease:
         """
         self.broken = True
         try:
-            reset = functools.partial(self.instance.reset, dict(task))  # whatever it calls its parameter
+            own = copy.deepcopy(dict(task))  # what it changes in there must not reach the reward, or another episode
+            reset = functools.partial(self.instance.reset, own)  # whatever it calls its parameter
             shown = await deadline.call(reset, {}, self._pool.deadline_s)
         except (deadline.Raised, deadline.DeadlinePassed) as error:
             raise EnvironmentCrashed(f"the instance's reset failed on task {task['id']}: {error}") from error

@@ -199,3 +199,41 @@ async def test_reset_may_be_async_and_call_its_parameter_what_it_likes():
     lease.instance.state["light"] = "off"
     assert task["light"] == "on", "an episode's instance has a copy of its own"
     lease.end()
+
+
+CART = '''
+from agent_environments.tools import reward, tool
+
+
+class Cart:
+    def reset(self, task):
+        self.items = task["items"]
+        return ", ".join(self.items)
+
+    @tool
+    def add(self, name: str) -> str:
+        """Put something in."""
+        self.items.append(name)
+        return "There it is."
+
+
+@reward
+def holds(instance: Cart, items: list[str], wanted: list[str]) -> bool:
+    return instance.items == items + [wanted.pop()]
+
+
+TASKS = [{"id": "cart_1", "items": ["apple"], "wanted": ["pear"]}]
+'''
+
+
+async def test_no_episode_changes_its_task_for_the_next_one(tmp_path):
+    """Neither an instance that goes on working on a list of the task's, nor a reward that takes it apart."""
+    pool = ToolPool(word_spans, write(tmp_path, CART), max_worlds=1)
+    await pool.open()
+    for _ in range(2):
+        environment = await pool.acquire("episode")
+        assert (await environment.start("cart_1"))[-1].content == "apple"
+        await environment.step(call("add", name="pear"))
+        assert (await environment.grade()).success
+        await environment.close()
+    await pool.close()

@@ -6,6 +6,7 @@ comparison is made here, of plain JSON. Where a reference's call gives no value,
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import json
@@ -25,6 +26,16 @@ LEVELS = ("none", "rlimits", "seccomp")
 """Of agent_environments/sandbox; bubblewrap is for servers."""
 START_TIMEOUT_S = 60.0
 MAX_OUTPUT = 1 << 22
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # Packages that are loaded before the process is sealed must start no threads, which would not be.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 Outcome = dict[str, Any]
 
@@ -32,6 +43,18 @@ Outcome = dict[str, Any]
 def base_python() -> str:
     """The interpreter below this virtual environment: what is installed here is out of an answer's reach."""
     return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def packages_of(code: str) -> list[str]:
+    """The modules outside the standard library that ``code`` imports, and what of them may be modules too."""
+    names: dict[str, None] = {}
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                names |= dict.fromkeys(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names |= dict.fromkeys([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 @dataclass(frozen=True)
@@ -92,23 +115,24 @@ class Grader:
         Raises:
             EnvironmentCrashed: no process for them, by no doing of the answer's; or the reference was cut short.
         """
+        packages = packages_of(task.reference)
         if task.task_id not in self._expected:
-            expected = await self._outcomes(task.reference, task.calls)
+            expected = await self._outcomes(task.reference, task.calls, packages)
             if {} in expected:  # not kept: the machine may have been too busy
                 raise EnvironmentCrashed(
                     f"the reference of {task.task_id} did not end its calls in {self._limits.answer_timeout_s:g} s"
                 )
             self._expected[task.task_id] = expected
-        found = await self._outcomes(code, task.calls)
+        found = await self._outcomes(code, task.calls, packages)
         return [
             "value" in wanted and given == wanted
             for wanted, given in zip(self._expected[task.task_id], found, strict=True)
         ]
 
-    async def _outcomes(self, code: str, calls: Sequence[str]) -> list[Outcome]:
+    async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
         """One for each call, ``{}`` where there is none."""
         limits = self._limits
-        process = await self._start(self.level, str(limits.memory_mb), str(limits.call_cpu_s))
+        process = await self._start(self.level, str(limits.memory_mb), str(limits.call_cpu_s), *packages)
         try:
             stdin, stdout = process.stdin, process.stdout
             if stdin is None or stdout is None:
@@ -118,7 +142,8 @@ class Grader:
             except TimeoutError:
                 ready = b""
             if ready != b"ready\n":
-                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}")
+                said = ready.decode(errors="replace").strip() or "it said nothing"
+                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}: {said}")
             lines: list[bytes] = []
             # From here on the answer's code runs: whatever happens is its doing.
             with contextlib.suppress(TimeoutError, OSError, ValueError):
@@ -142,7 +167,7 @@ class Grader:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE if arguments == ("probe",) else asyncio.subprocess.DEVNULL,
-                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+                env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
                 limit=MAX_OUTPUT,

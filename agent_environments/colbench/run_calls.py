@@ -1,8 +1,11 @@
 """Runs an answer's calls in the sandbox; a program, run by path, that imports nothing of the project but the sandbox.
 
     python -I run_calls.py probe                      prints the strongest level that holds here
-    python -I run_calls.py LEVEL MEMORY_MB CPU_S      prints "ready" when sealed, then takes {"code", "calls"} on
+    python -I run_calls.py LEVEL MEMORY_MB CPU_S PACKAGE...
+                                                      prints "ready" when sealed, then takes {"code", "calls"} on
                                                       standard input
+
+The packages are those that the reference imports: most could not be loaded any more by a process that is sealed.
 
 One JSON line per call: ``{"value": ...}`` in the form of :func:`portable`, or ``{"raised": name}``. Every call runs the
 code anew, in names of its own, and may use CPU_S seconds of processor time.
@@ -10,6 +13,8 @@ code anew, in names of its own, and may use CPU_S seconds of processor time.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -28,6 +33,8 @@ class CallTooLong(BaseException):
 
 def portable(value: Any) -> Any:
     """``value`` as JSON. Two values have the same form if Python calls them equal, and NaN equals itself."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # numpy's, which equals Python's own
     if value is None or isinstance(value, str):
         return value if value is None else ["text", str(value)]
     if isinstance(value, int):
@@ -68,13 +75,19 @@ def main() -> None:
     if sys.argv[1] == "probe":
         print(sandbox.probe())
         return
-    level, memory_mb, cpu_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    level, memory_mb, cpu_s, packages = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     sandbox.die_with_parent()
     answers = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for printed in (1, 2):
         os.dup2(null, printed)
     sandbox.close_descriptors_except({0, 1, 2, answers})
+    for package in packages:
+        with contextlib.suppress(Exception):  # it is not installed: the call that needs it says so
+            importlib.import_module(package)
+    if len(os.listdir("/proc/self/task")) > 1:  # only the thread that asks for it is sealed
+        os.write(answers, f"one of {', '.join(packages)} starts a thread\n".encode())
+        sys.exit(1)
     opened_files.install()
     signal.signal(signal.SIGPROF, _too_long)
     sandbox.confine({"level": level, "memory_mb": memory_mb})

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from agent_environments.colbench.grader import Grader, GraderLimits, base_python
+from agent_environments.colbench.grader import Grader, GraderLimits, base_python, packages_of
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.sandbox import SANDBOX_FOLDER
@@ -13,9 +13,9 @@ LIMITS = GraderLimits(memory_mb=128, call_cpu_s=1.0, answer_timeout_s=300.0)
 TWICE = "def f(x):\n    return 2 * x"
 
 
-def grader_of(limits):
+def grader_of(limits, python=None):
     """One that is open; :meth:`Grader.open` itself is tested below and by the pool's tests."""
-    grader = Grader(base_python(), limits, "seccomp")
+    grader = Grader(python or base_python(), limits, "seccomp")
     grader.level = "seccomp"
     return grader
 
@@ -40,6 +40,35 @@ async def test_an_answer_is_compared_call_by_call(grader):
 async def test_the_standard_library_is_there(grader):
     code = "import datetime, json, re\nfrom collections import Counter\ndef f(x):\n    return Counter(x).most_common(1)"
     assert await grader.passed(task_of(code, "f('abba')"), code) == [True]
+
+
+async def test_packages_of_the_reference_are_there_under_a_python_that_has_them():
+    """They are loaded before the process is sealed: with some C libraries no compiled one could be loaded later."""
+    pytest.importorskip("numpy")
+    grader = grader_of(LIMITS, sys.executable)
+    code = "import numpy as np\nfrom numpy import linalg\ndef f(x):\n    return np.sum(x), linalg.norm(x), np.all(x)"
+    task = task_of(code, "f([3, 4])", "f([0])")
+    assert await grader.passed(task, code) == [True, True]
+    plain = "def f(x):\n    return sum(x), sum(y * y for y in x) ** 0.5, all(x)"
+    assert await grader.passed(task, plain) == [True, True]
+
+
+def test_the_packages_that_code_imports():
+    code = "import os.path, numpy as np\nfrom . import near\ndef f():\n    from scipy.stats import norm"
+    assert packages_of(code) == ["numpy", "scipy.stats", "scipy.stats.norm"]
+    assert packages_of("for") == packages_of("x\x00") == []
+
+
+async def test_a_package_that_starts_a_thread_is_named(tmp_path, monkeypatch):
+    """The thread would not be sealed."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "threads.py").write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(EnvironmentCrashed, match="one of threads starts a thread"):
+        await grader_of(LIMITS, str(python)).passed(task_of("import threads", "1"), TWICE)
 
 
 async def test_where_the_reference_gives_no_value_no_answer_passes(grader):

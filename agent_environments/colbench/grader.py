@@ -10,6 +10,7 @@ import ast
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from typing import Any
 
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import EnvironmentCrashed
+
+logger = logging.getLogger(__name__)
 
 PROGRAM = Path(__file__).with_name("run_calls.py")
 LEVELS = ("none", "rlimits", "seccomp")
@@ -123,6 +126,11 @@ class Grader:
                     f"the reference of {task.task_id} did not end its calls in {self._limits.answer_timeout_s:g} s"
                 )
             self._expected[task.task_id] = expected
+            if raised := [outcome["raised"] for outcome in expected if "raised" in outcome]:
+                logger.warning(
+                    "%s cannot be solved: its reference gives no value for %d of %d calls (%s)",
+                    *(task.task_id, len(raised), len(expected), ", ".join(sorted(set(raised)))),
+                )
         found = await self._outcomes(code, task.calls, packages)
         return [
             "value" in wanted and given == wanted

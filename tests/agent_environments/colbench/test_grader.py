@@ -71,9 +71,12 @@ async def test_a_package_that_starts_a_thread_is_named(tmp_path, monkeypatch):
         await grader_of(LIMITS, str(python)).passed(task_of("import threads", "1"), TWICE)
 
 
-async def test_where_the_reference_gives_no_value_no_answer_passes(grader):
+async def test_where_the_reference_gives_no_value_no_answer_passes(grader, caplog):
     task = task_of("def f(x):\n    return 1 // x", "f(0)", "f(1)", "f(")
-    assert await grader.passed(task, task.reference) == [False, True, False]
+    for _ in range(2):
+        assert await grader.passed(task, task.reference) == [False, True, False]
+    complaint = "cannot be solved: its reference gives no value for 2 of 3 calls (SyntaxError, ZeroDivisionError)"
+    assert [record.getMessage() for record in caplog.records] == [f"{task.task_id} {complaint}"]
 
 
 async def test_a_reference_that_is_cut_short_condemns_no_answer(grader):

@@ -132,7 +132,9 @@ class AppWorldPool(DatasetPool):
         )
 
     async def _server(self, role: str) -> ForkServer:
-        """Raises PermissionError if the world server, or one that replaces it, is sealed less than the config says."""
+        """Raises PermissionError if the world server, or one that replaces it, is sealed less than the config says, or
+        its interpreters can read the dataset.
+        """
         server = await super()._server(role)
         if role == "world":
             self._check_level(server)
@@ -149,6 +151,10 @@ class AppWorldPool(DatasetPool):
                 f"the strongest sandbox that works here is {level!r}, below sandbox_minimum {self._sandbox_minimum!r}: "
                 f"{missing}; or lower sandbox_minimum"
             )
+        tasks = (self.root / "data" / "tasks").resolve()  # where the ground truth is
+        for folder in [] if lacks else server.ready["readable"]:
+            if tasks.is_relative_to(Path(folder).resolve()):
+                raise PermissionError(f"agent code may read {folder}: move the dataset elsewhere, it is at {self.root}")
         if level != self._level and level != "bubblewrap":
             logger.warning("agent code runs in sandbox %r: %s. %s", level, WITHSTANDS[level], missing)
         self._level = level

@@ -87,7 +87,9 @@ class WorldServer:
             client.get("/")
         requester.build_main_app = lambda apps: main_app
         self._interpreters.wait_until_warm()
-        return {"level": self._settings["sandbox"]["level"], "landlock": sandbox.landlock_abi()}
+        landlock = sandbox.landlock_abi()
+        readable = sandbox.readable_folders() if landlock else []
+        return {"level": self._settings["sandbox"]["level"], "landlock": landlock, "readable": readable}
 
     def _world_options(self, experiment: str) -> dict[str, Any]:
         return {

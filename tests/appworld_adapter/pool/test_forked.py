@@ -41,8 +41,8 @@ def pool_of(dataset, **options) -> AppWorldPool:
     return AppWorldPool(word_spans, python=sys.executable, root=str(dataset), **options)
 
 
-def server(level: str, contained: bool = False):
-    return SimpleNamespace(ready={"level": level, "landlock": 7}, contained=contained)
+def server(level: str, contained: bool = False, readable: tuple[str, ...] = ("/usr/lib",)):
+    return SimpleNamespace(ready={"level": level, "landlock": 7, "readable": readable}, contained=contained)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,17 @@ def test_below_the_minimum_nothing_opens_and_a_restart_is_judged_too(dataset):
     pool._no_bubblewrap = "bubblewrap does not work here"
     with pytest.raises(PermissionError, match="bubblewrap does not work here; or lower sandbox_minimum"):
         pool._check_level(server("seccomp", contained=False))
+
+
+def test_a_dataset_that_agent_code_could_read_is_refused(dataset, tmp_path):
+    lib = tmp_path / "lib"
+    lib.symlink_to(tmp_path)
+    pool = pool_of(dataset, sandbox_minimum="none")
+    for contained in (False, True):
+        with pytest.raises(PermissionError, match=f"agent code may read {lib}: move the dataset elsewhere"):
+            pool._check_level(server("seccomp", contained, readable=("/usr/lib", str(lib))))
+        pool._check_level(server("seccomp", contained, readable=(str(tmp_path / "data"),)))
+    pool._check_level(server("rlimits", readable=(str(lib),)))  # which says by itself that agent code reads everything
 
 
 async def test_who_waits_for_a_place_is_refused_when_the_pool_closes(dataset):

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import Line, LineLost, RequestFailed
-from agent_environments.services.service_pool import NoSuchPath, ServicePool, flags_of, reward_of
+from agent_environments.services.service_pool import NoSuchPath, ServicePool, flags_of
 from agent_environments.services.sessions import UNKNOWN_SESSION
 
 SCENARIO = "item"
@@ -122,7 +122,7 @@ class AgentGymLine(Line):
         raise LineLost(f"the service's answer is no object: {str(answer)[:200]}")
 
     def _observed(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self._reward = reward_of(answer.get("reward"))
+        self._reward = self._pool.reward_of(answer.get("reward"))
         return {
             "observation": self._pool.text_of(answer),
             "done": bool(answer.get("done", False)),

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 
 from agent_environments.remote.line import Line, LineLost, RequestFailed
-from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, flags_of, reward_of
+from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, flags_of
 
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 
@@ -120,7 +120,7 @@ class OpenEnvLine(Line):
     def _observed(self, data: dict[str, Any]) -> dict[str, Any]:
         shown, done = data["observation"], bool(data["done"])
         if data["reward"] is not None:
-            self._reward = reward_of(data["reward"])
+            self._reward = self._pool.reward_of(data["reward"])
         return {
             "observation": self._pool.text_of(shown),
             "done": done,

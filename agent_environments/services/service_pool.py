@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,8 @@ import aiohttp
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineLost
 from agent_environments.remote.pool import RemotePool
+
+logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SERVE_ENVIRONMENT_TOKEN"
 MAX_MESSAGE_BYTES = 64 << 20
@@ -63,6 +66,7 @@ class ServicePool(RemotePool):
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
         self._lines: set[Line] = set()
+        self._told_of_rewards = False
 
     @property
     def http(self) -> aiohttp.ClientSession:
@@ -119,6 +123,18 @@ class ServicePool(RemotePool):
             raise LineLost(f"there is no {self.observation_field!r}: set observation_field to one of {there}")
         return str(observation[self.observation_field])
 
+    def reward_of(self, value: Any) -> float:
+        """A service's reward as ours: in [0, 1]; it may be missing or a truth value."""
+        reward = float(value or 0.0)
+        if reward > 1.0 and not self._told_of_rewards:
+            self._told_of_rewards = True
+            logger.warning(
+                "the service at %s gave the reward %g, and all above 1 count as 1: grades are wrong if its rewards are "
+                "on another scale, or are what each step adds to a score",
+                *(self.url, reward),
+            )
+        return min(1.0, max(0.0, reward))
+
     def command(self, message: str) -> str:
         """All of it; an empty message is an action too, which the service has to answer."""
         return message
@@ -170,8 +186,3 @@ def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
         "reminder": str(observation.get("reminder", "")),
         "reason": observation.get("reason"),
     }
-
-
-def reward_of(value: Any) -> float:
-    """A service's reward as ours: in [0, 1]; it may be missing or a truth value."""
-    return min(1.0, max(0.0, float(value or 0.0)))

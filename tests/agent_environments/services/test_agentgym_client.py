@@ -57,3 +57,25 @@ async def test_a_service_without_grades_has_the_reward_of_its_last_answer():
         assert (await play_steps(service, "item_0", ["look"]))[-1].reward == 0.5
     await service.close()
     await server.close()
+
+
+async def test_rewards_on_another_scale_are_told_of(caplog):
+    """AgentGym's ScienceWorld gives what a step adds to a score of 100."""
+    gains = iter([8, 0, 17, 0, 0.5])
+
+    async def answer(request):
+        gain = next(gains) if request.path == "/step" else 0
+        return web.json_response({"id": 1, "observation": "The water boils.", "reward": gain, "done": False})
+
+    application = web.Application()
+    application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
+    server = TestServer(application)
+    await server.start_server()
+    service = client(server, splits={"train": (0, 2)})
+    await service.open()
+    rewards = [(await play_steps(service, "item_0", ["wait"]))[-1].reward for _ in range(5)]
+    assert rewards == [1.0, 0.0, 1.0, 0.0, 0.5]
+    (record,) = [record for record in caplog.records if "gave the reward" in record.getMessage()]
+    assert "gave the reward 8, and all above 1 count as 1" in record.getMessage()
+    await service.close()
+    await server.close()

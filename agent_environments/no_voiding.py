@@ -26,6 +26,16 @@ GRADE_DEADLINE_S = 300.0
 STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran this code. The episode is over."
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether ``error`` is the cancellation of the task that runs now.
+
+    A function may also let out that of a task of its own. Taken for the caller's, it would end an episode that nobody
+    has ended, and leave no trace of it.
+    """
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 class NoVoiding:
     """An :class:`Environment` around another one, which raises the protocol's own errors only.
 
@@ -48,7 +58,9 @@ class NoVoiding:
             return await self._environment.start(task_id)
         except EnvironmentFault:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             logger.exception("the environment broke as it started %s", task_id)
             raise EnvironmentCrashed(f"the environment broke as it started {task_id}: {error!r}") from error
 
@@ -65,7 +77,9 @@ class NoVoiding:
             raise
         except TimeoutError as error:
             raise EnvironmentTimeout(str(error) or "a step took too long") from error
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             logger.exception("the environment broke in a step: its episode is over, and is graded as it stands")
             return StepResult(STEP_BROKE, done=True, failed=True)
 
@@ -80,7 +94,9 @@ class NoVoiding:
             return self._ungradable(str(error) or f"no grade within {GRADE_DEADLINE_S:g} s")
         except EnvironmentFault:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             logger.exception("the environment broke as it graded")
             return self._ungradable(repr(error))
 
@@ -90,4 +106,9 @@ class NoVoiding:
         return Grade.of_ungradable(why)
 
     async def close(self) -> None:
-        await self._environment.close()
+        try:
+            await self._environment.close()
+        except asyncio.CancelledError as error:
+            if is_cancelled(error):
+                raise
+            raise EnvironmentCrashed("the environment broke as it closed") from error

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from agent_environments.no_voiding import is_cancelled
+
 
 class DeadlinePassed(Exception):
     """The call was not over in time; a sync function may still be running."""
@@ -29,15 +31,17 @@ async def call(function: Callable[..., Any], arguments: dict[str, Any], deadline
 
     Raises:
         DeadlinePassed: it took longer than ``deadline_s``.
-        Raised: anything at all that it raised, ``SystemExit`` and ``KeyboardInterrupt`` included: what an agent makes
-            a tool do must not end the node.
+        Raised: anything at all that it raised, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of
+            its own included: what an agent makes a tool do must not end the node, nor an episode.
     """
     try:
         async with asyncio.timeout(deadline_s) as deadline:
             if inspect.iscoroutinefunction(function):
                 return await function(**arguments)
             result, error = await _in_thread(lambda: function(**arguments))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        if is_cancelled(error):
+            raise
         if deadline.expired():
             raise DeadlinePassed(f"took longer than {deadline_s:g} s") from error
         raise Raised(_last_line(error)) from error

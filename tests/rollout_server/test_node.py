@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from agent_environments.counter import CounterPool
 from rollout_server.client import CollectionFailed, RolloutNodeError
 from rollout_server.collection_request import Limits
 from rollout_server.rollout import Rollout
@@ -130,6 +131,23 @@ async def test_single_failures_are_recorded_and_replaced(running):
     failure = next(record["failure"] for record in records if "failure" in record)
     assert failure["reason"] == "bad_logprob"
     assert Counter(rollout.attempt for rollout in rollouts) == {0: 11, 1: 1}
+
+
+async def test_an_attempt_that_ends_in_a_cancellation_of_nobodys_is_replaced(running, monkeypatch):
+    """It was neither finished nor failed, and the collection never ended."""
+    acquire, faults = CounterPool.acquire, iter([True, True])
+
+    async def faulty(pool, episode_id):
+        if next(faults, False):
+            task = asyncio.create_task(asyncio.sleep(3600))
+            await asyncio.sleep(0)
+            task.cancel()
+            await task
+        return await acquire(pool, episode_id)
+
+    monkeypatch.setattr(CounterPool, "acquire", faulty)
+    rollouts, end = await running.collect(counter_request())
+    assert (len(rollouts), end.reason, end.failures) == (12, "complete", {"environment_error": 2})
 
 
 async def test_unreachable_floor_fails_with_one_error(running):

@@ -113,6 +113,18 @@ async def test_errors_of_the_function_are_the_tools():
     with pytest.raises(DeadlinePassed, match=r"longer than 0\.01 s"):
         await sleep.call({}, None)
 
+    @tool
+    async def lose():
+        """Wait for a task of its own that is cancelled."""
+        import asyncio
+
+        task = asyncio.ensure_future(asyncio.sleep(3600))
+        task.cancel()
+        await task
+
+    with pytest.raises(ToolError, match="CancelledError"):
+        await lose.call({}, None)
+
 
 def unhinted(a):
     """A."""

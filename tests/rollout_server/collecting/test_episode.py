@@ -100,6 +100,14 @@ class FaultyPool(CounterPool):
         return Faults(self)
 
 
+async def cancelled_task_of_its_own():
+    """Lets out a cancellation that is nobody's but its own."""
+    task = asyncio.create_task(forever())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+
+
 async def forever():
     await asyncio.Event().wait()
 
@@ -241,6 +249,19 @@ async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=TypeError("not even text")))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
+
+
+async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(caplog):
+    fault = cancelled_task_of_its_own
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
+    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    assert (rollout.end_reason, rollout.reward, rollout.ungradable) == ("completed", 0.0, "CancelledError()")
+    reason, message = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
+    assert (reason, message) == ("environment_crashed", f"the environment broke as it started {TASK}: CancelledError()")
+    episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
+    assert (await episode.run())[0].end_reason == "completed"
+    assert caplog.text.count("closing the episode failed") == 1
 
 
 @pytest.mark.parametrize("fault", [TimeoutError("too slow"), EnvironmentTimeout("too slow"), KeyError("too slow")])

@@ -23,6 +23,9 @@ from agent_environments.protocol import (
 logger = logging.getLogger(__name__)
 
 GRADE_DEADLINE_S = 300.0
+BROKEN = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+"""What may come out of an environment that was not foreseen. ``exit()`` in agent code that it runs by itself, in the
+node's own process, would else end the node."""
 STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran this code. The episode is over."
 
 
@@ -58,7 +61,7 @@ class NoVoiding:
             return await self._environment.start(task_id)
         except EnvironmentFault:
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BROKEN as error:
             if is_cancelled(error):
                 raise
             logger.exception("the environment broke as it started %s", task_id)
@@ -77,7 +80,7 @@ class NoVoiding:
             raise
         except TimeoutError as error:
             raise EnvironmentTimeout(str(error) or "a step took too long") from error
-        except (Exception, asyncio.CancelledError) as error:
+        except BROKEN as error:
             if is_cancelled(error):
                 raise
             logger.exception("the environment broke in a step: its episode is over, and is graded as it stands")
@@ -94,7 +97,7 @@ class NoVoiding:
             return self._ungradable(str(error) or f"no grade within {GRADE_DEADLINE_S:g} s")
         except EnvironmentFault:
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BROKEN as error:
             if is_cancelled(error):
                 raise
             logger.exception("the environment broke as it graded")

@@ -251,6 +251,19 @@ async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
     assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
 
 
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+async def test_code_that_ends_the_program_ends_no_node(end):
+    """An environment that runs the agent's code in the node's own process lets out what that raises."""
+
+    async def leave():
+        raise end("bye")
+
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=leave))
+    assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
+    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=leave))
+    assert (rollout.reward, rollout.ungradable) == (0.0, f"{end.__name__}('bye')")
+
+
 async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(caplog):
     fault = cancelled_task_of_its_own
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))

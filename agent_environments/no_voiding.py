@@ -23,20 +23,19 @@ from agent_environments.protocol import (
 logger = logging.getLogger(__name__)
 
 GRADE_DEADLINE_S = 300.0
-BROKEN = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
-"""What may come out of an environment that was not foreseen. ``exit()`` in agent code that it runs by itself, in the
-node's own process, would else end the node."""
 STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran this code. The episode is over."
 
 
-def is_cancelled(error: BaseException) -> bool:
-    """Whether ``error`` is the cancellation of the task that runs now.
+def ends_this_task(error: BaseException) -> bool:
+    """Whether ``error`` says that the task which runs now is cancelled, or closed.
 
-    A function may also let out that of a task of its own. Taken for the caller's, it would end an episode that nobody
-    has ended, and leave no trace of it.
+    All else that a function raises is its own, be it ``SystemExit``, or the cancellation of a task of its own. Taken
+    for ours, the one would end the node, and the other an episode that nobody has ended, without a trace of it.
     """
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit)
 
 
 class NoVoiding:
@@ -61,8 +60,8 @@ class NoVoiding:
             return await self._environment.start(task_id)
         except EnvironmentFault:
             raise
-        except BROKEN as error:
-            if is_cancelled(error):
+        except BaseException as error:
+            if ends_this_task(error):
                 raise
             logger.exception("the environment broke as it started %s", task_id)
             raise EnvironmentCrashed(f"the environment broke as it started {task_id}: {error!r}") from error
@@ -80,8 +79,8 @@ class NoVoiding:
             raise
         except TimeoutError as error:
             raise EnvironmentTimeout(str(error) or "a step took too long") from error
-        except BROKEN as error:
-            if is_cancelled(error):
+        except BaseException as error:
+            if ends_this_task(error):
                 raise
             logger.exception("the environment broke in a step: its episode is over, and is graded as it stands")
             return StepResult(STEP_BROKE, done=True, failed=True)
@@ -97,8 +96,8 @@ class NoVoiding:
             return self._ungradable(str(error) or f"no grade within {GRADE_DEADLINE_S:g} s")
         except EnvironmentFault:
             raise
-        except BROKEN as error:
-            if is_cancelled(error):
+        except BaseException as error:
+            if ends_this_task(error):
                 raise
             logger.exception("the environment broke as it graded")
             return self._ungradable(repr(error))
@@ -111,7 +110,7 @@ class NoVoiding:
     async def close(self) -> None:
         try:
             await self._environment.close()
-        except asyncio.CancelledError as error:
-            if is_cancelled(error):
+        except BaseException as error:
+            if isinstance(error, Exception) or ends_this_task(error):
                 raise
-            raise EnvironmentCrashed("the environment broke as it closed") from error
+            raise EnvironmentCrashed(f"the environment broke as it closed: {error!r}") from error

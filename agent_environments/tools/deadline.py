@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agent_environments.no_voiding import is_cancelled
+from agent_environments.no_voiding import ends_this_task
 
 
 class DeadlinePassed(Exception):
@@ -32,15 +32,15 @@ async def call(function: Callable[..., Any], arguments: dict[str, Any], deadline
     Raises:
         DeadlinePassed: it took longer than ``deadline_s``.
         Raised: anything at all that it raised, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of
-            its own included: what an agent makes a tool do must not end the node, nor an episode.
+            its own included: what an agent makes a tool do must end neither the node nor an episode.
     """
     try:
         async with asyncio.timeout(deadline_s) as deadline:
             if inspect.iscoroutinefunction(function):
                 return await function(**arguments)
             result, error = await _in_thread(lambda: function(**arguments))
-    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        if is_cancelled(error):
+    except BaseException as error:
+        if ends_this_task(error):
             raise
         if deadline.expired():
             raise DeadlinePassed(f"took longer than {deadline_s:g} s") from error

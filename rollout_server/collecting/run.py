@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_environments.no_voiding import is_cancelled
+from agent_environments.no_voiding import ends_this_task
 from rollout_server.branch import BranchStart
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey
@@ -175,8 +175,8 @@ class CollectionRun:
             await self._deliver(key, rollouts)
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
-        except (Exception, asyncio.CancelledError) as error:
-            if is_cancelled(error):
+        except BaseException as error:
+            if ends_this_task(error):
                 raise
             logger.exception("%s failed in an unforeseen way", episode.rollout_id)
             await self._fail(episode, "environment_error", repr(error), time.monotonic() - began)

@@ -125,6 +125,14 @@ async def test_errors_of_the_function_are_the_tools():
     with pytest.raises(ToolError, match="CancelledError"):
         await lose.call({}, None)
 
+    @tool
+    async def group():
+        """Raise what a task group makes of SystemExit."""
+        raise BaseExceptionGroup("two", [SystemExit(1), ValueError("mine")])
+
+    with pytest.raises(ToolError, match=r"BaseExceptionGroup: two \(2 sub-exceptions\)"):
+        await group.call({}, None)
+
 
 def unhinted(a):
     """A."""

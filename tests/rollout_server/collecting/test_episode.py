@@ -251,7 +251,11 @@ async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
     assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
 
 
-@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+class Unheard(BaseException):
+    """None of those that are caught by name."""
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, Unheard])
 async def test_code_that_ends_the_program_ends_no_node(end):
     """An environment that runs the agent's code in the node's own process lets out what that raises."""
 

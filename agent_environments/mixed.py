@@ -28,6 +28,7 @@ from agent_environments.protocol import (
     TokenSpans,
     UnknownTask,
     create_pool,
+    is_harness,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -109,6 +110,8 @@ class MixedPool:
             if unknown or "name" not in section:
                 what = f"unknown key {unknown[0]!r}" if unknown else "missing key 'name'"
                 raise ValueError(f"environments.{name}: {what}; known keys: {', '.join(_KEYS)}")
+            if is_harness(section["name"]):
+                raise ValueError(f"environments.{name}: a harness is no part of a mixture; its world may be one")
             try:
                 self._pools[name] = create_pool(section["name"], section.get("config") or {}, token_spans)
             except ValueError as error:

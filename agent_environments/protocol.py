@@ -215,6 +215,11 @@ ENVIRONMENTS: dict[str, str] = {
 """Short names of the environments that come with the project: name -> "module:class"."""
 
 
+def is_harness(name: str) -> bool:
+    """Whether this is the name of a harness. Only a node plays one: others would play its world without its program."""
+    return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
+
+
 def create_pool(name: str, config: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:
     """Build (not yet open) the pool named in a config: ``class(token_spans=..., **config)``.
 

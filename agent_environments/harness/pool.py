@@ -36,6 +36,7 @@ from agent_environments.protocol import (
     UnknownTask,
     acquire,
     create_pool,
+    is_harness,
 )
 
 GRADE_TIMEOUT_S = 120.0
@@ -211,6 +212,8 @@ class HarnessPool:
         self._tasks = {split: list(ids) for split, ids in (tasks or {}).items()}
         self._world: EnvironmentPool | None = None
         if world is not None:
+            if is_harness(world["name"]):
+                raise ValueError("the world of a harness cannot be a harness")
             self._world = create_pool(world["name"], world.get("config", {}), token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset
         self._places = Places(max_worlds)

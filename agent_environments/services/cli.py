@@ -22,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agent_environments.protocol import EnvironmentFault, create_pool
+from agent_environments.protocol import EnvironmentFault, create_pool, is_harness
 from agent_environments.services.server import EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 
@@ -60,6 +60,8 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if is_harness(arguments.name):
+        raise ValueError("a harness cannot be served; its world can")
     pool = create_pool(arguments.name, dict(arguments.option), no_spans)
     await pool.open()
     runner = None

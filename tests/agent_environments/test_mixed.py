@@ -10,6 +10,7 @@ from agent_environments.protocol import EnvironmentCrashed, UnknownTask, acquire
 from support.adapter_support import word_spans
 from support.tool_modules import COUNTER, SUMS, call, write
 
+HARNESS = {"command": ["true"], "world": {"name": "counter"}}
 COUNTER_SECTION = {"name": "counter", "config": {"max_worlds": 2}, "splits": {"valid": "dev"}}
 
 
@@ -106,6 +107,7 @@ def test_a_task_of_no_mixture_has_no_environment():
             "environments.a: unknown key 'confg'; known keys: name, config, splits",
         ),
         ({"a": {"config": {}}}, "environments.a: missing key 'name'"),
+        ({"a": {"name": "harness", "config": HARNESS}}, "environments.a: a harness is no part of a mixture"),
         ({"a": {"name": "nowhere"}}, "environments.a: unknown environment 'nowhere'"),
         ({"a": {"name": "counter", "config": {"max": 2}}}, "environments.a: environment 'counter' was given options"),
     ],

@@ -45,6 +45,7 @@ async def played(harness_pool):
         ({"accept_reward": False}, "who grades"),
         ({"grade_command": ["true"]}, "who grades"),
         ({"world": {"name": "counter"}}, "who grades"),
+        ({"accept_reward": False, "world": {"name": "harness"}}, "the world of a harness cannot be a harness"),
     ],
 )
 def test_a_config_without_a_grader_or_tasks_is_refused(options, why):

@@ -18,6 +18,7 @@ from yarl import URL
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.counter import TARGETS, CounterPool
 from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.services.cli import main
 from agent_environments.services.server import MAX_BODY_BYTES
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
@@ -327,3 +328,10 @@ async def test_the_command_needs_a_token_and_ends_in_order(monkeypatch):
     process, _ = await start_service()
     process.terminate()
     assert await process.wait() == 0
+
+
+def test_a_harness_cannot_be_served(monkeypatch):
+    """Whoever played its world would play it without the program."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    with pytest.raises(SystemExit, match="a harness cannot be served; its world can"):
+        main(["harness", "--option", 'command=["true"]', "--option", 'world={"name": "counter"}'])

@@ -16,7 +16,7 @@ from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
 from agent_environments.worlds.commands import COMMAND_FORMAT, command_of, message_of
-from agent_environments.worlds.worker_process import WorkerProcess
+from agent_environments.worlds.worker_process import SYSTEM_PATH, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,14 @@ class WorldKind:
     heap_mb: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """What the worker's process environment holds besides the usual."""
+        """What the worker's process environment holds besides the usual: where Java is, which may be anywhere."""
         if self.heap_mb is None:
             return {}
-        return {"JAVA_TOOL_OPTIONS": f"-Xmx{self.heap_mb}m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+        java = os.path.dirname(os.path.abspath(shutil.which("java") or "/usr/bin/java"))
+        return {
+            "PATH": f"{java}:{SYSTEM_PATH}",
+            "JAVA_TOOL_OPTIONS": f"-Xmx{self.heap_mb}m -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        }
 
 
 class WorldPool(RemotePool):

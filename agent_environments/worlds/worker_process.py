@@ -21,13 +21,14 @@ from agent_environments.remote.line import Line, LineLost, RequestFailed
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
 MAX_LINE = 64 << 20
 TAIL_BYTES = 4096
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def scrubbed_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a worker: nothing of the owner's, which may hold tokens, gets near a world."""
     return {
         "HOME": "/nonexistent",
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "PATH": SYSTEM_PATH,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",  # sets iterate in the same order in every worker
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -239,3 +239,16 @@ async def test_a_worker_that_cannot_start_says_why(make_pool):
 
     with pytest.raises(EnvironmentCrashed, match=r"broken does not start.*No such file"):
         await Broken(word_spans, sys.executable).open()
+
+
+async def test_a_worker_finds_java_where_the_node_does(make_pool, monkeypatch, tmp_path):
+    """Modules of a cluster put it into a folder of their own."""
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", f"/nowhere:{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(FakePool, "kind", WorldKind("fake", FAKE_WORLD, memory_mb=512, heap_mb=64))
+    kept = FakePool.kind.environment()
+    assert kept["PATH"].split(":")[0] == str(tmp_path)
+    assert "-Xmx64m" in kept["JAVA_TOOL_OPTIONS"]
+    assert "JAVA_TOOL_OPTIONS" in (await say(await started(await make_pool()), "environment"))[0]

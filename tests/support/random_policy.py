@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 # Heads of 32: vLLM on CPU knows no smaller ones.
 WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 2, 1, 128
@@ -62,6 +61,8 @@ def write_tokenizer(folder: Path) -> None:
 
 def write_model(folder: Path, seed: int = 0, tied: bool = True) -> None:
     """A random Qwen2 of about 0.1M parameters in fp32, with its tokenizer, as a Hugging Face folder."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM  # seconds, which most tests that import this do without
+
     write_tokenizer(folder)
     torch.manual_seed(seed)
     vocab_size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size(with_added_tokens=True)
@@ -85,6 +86,8 @@ def projections(model: Path | None) -> tuple[int, dict[str, tuple[int, int]]]:
     """Layers, and (out, in) of every linear projection, of the Qwen2 in a folder; None: :func:`write_model`'s."""
     width, layers, heads, kv_heads, feed_forward = WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD
     if model is not None:
+        from transformers import Qwen2Config
+
         config = Qwen2Config.from_pretrained(model)
         width, layers, feed_forward = config.hidden_size, config.num_hidden_layers, config.intermediate_size
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -130,6 +133,8 @@ def write_adapter(
 
 def reference_logprobs(model_folder: Path, adapter_folder: Path | None, token_ids: list[int]) -> list[float]:
     """Log-prob of each token given those before it, [s] (0.0 for the first), by transformers and plain matrix sums."""
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     if adapter_folder is not None:
         from safetensors.torch import load_file

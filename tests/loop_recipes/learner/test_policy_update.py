@@ -138,7 +138,10 @@ def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path,
 
 @pytest.mark.parametrize(
     ("backend", "packed"),
-    [("aot_eager", True), *(pytest.param("inductor", packed, marks=pytest.mark.drill) for packed in (False, True))],
+    [
+        pytest.param("aot_eager", True, marks=pytest.mark.integration),
+        *(pytest.param("inductor", packed, marks=pytest.mark.drill) for packed in (False, True)),
+    ],
 )
 def test_compiled_layers_take_the_same_steps(tmp_path, monkeypatch, backend, packed):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", backend)  # read by torchtune

@@ -161,7 +161,7 @@ class EvalAppWorldRecipe:
                     sampling,
                     conf.limits,
                     conf.seed,
-                    [self._dataset, self._model, policy.digest],
+                    [self._dataset, self._model, policy.digest, *conf.launched],
                     conf.environment_turns,
                 ),
             )

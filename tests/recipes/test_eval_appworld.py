@@ -256,6 +256,34 @@ def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_t
     assert limits == limits[:1] * 4
 
 
+def test_results_of_another_environment_or_precision_are_not_taken(policy, tmp_path, monkeypatch):
+    """One output_dir, several commands: a finished rollout counts only for what it was made with."""
+
+    def ids(name, *words):
+        cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), OmegaConf.from_dotlist(list(words)))
+        recipe = EvalAppWorldRecipe(extended(OmegaConf.merge(cfg, {"output_dir": str(tmp_path)}), "eval_appworld"))
+        recipe._dataset, recipe._model, recipe._tasks = "synthetic", "model", ["a_1"]
+        return [cell.request.id for policy in recipe._policies for cell in recipe._cells(policy)]
+
+    node, world = "rollout_node.config", "rollout_node.config.environment.config"
+    within = f"{world}.environments.babyai.config"
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    for name, same, others in (
+        (
+            "tiny_cpu",
+            [f"{world}.max_worlds=3", f"{world}.python=/other/python", f"{node}.port=1", "deadline_s=9"],
+            [f"{world}.prompt=loop", f"{world}.observation_max_tokens=400", f"{node}.model.dtype=bfloat16"],
+        ),
+        ("mixed_cpu", [f"{within}.max_worlds=3"], [f"{within}.observation_max_tokens=400"]),
+        ("endpoint", [], [f"{world}.prompt=tiny"]),
+    ):
+        own = ["endpoint.model=m"] if name == "endpoint" else [f"adapter={policy / 'run'}"]
+        usual = ids(name, *own)
+        assert [ids(name, *own, word) for word in same] == [usual] * len(same)
+        for word in others:
+            assert not {*ids(name, *own, word)} & {*usual}, word
+
+
 def test_the_command_for_nodes_that_already_run_is_accepted():
     """As the recipe's head says it."""
     (command,) = [line for line in str(eval_appworld.__doc__).splitlines() if "rollout_node.url=" in line]

@@ -63,7 +63,7 @@ def evaluation_request(
 
     Args:
         name: readable start of the id.
-        identity: what else the result depends on, JSON-able: the adapter's digest, the base model.
+        identity: what else the result depends on, JSON-able: the adapter's digest, the base model, the environment.
         environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
     protocol: list[Any] = [list(tasks), version, asdict(sampling), asdict(limits), seed, identity]

@@ -22,6 +22,9 @@ from rollout_server.config import EnvironmentConfig, NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, adapter_digest, is_adapter
 from rollout_server.schema import STRICT, ConfigError, require
 
+_WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
+"""Options of environments that say where episodes run and how many; a dataset is known by its name."""
+
 
 @dataclass(frozen=True, config=STRICT)
 class EndpointConfig:
@@ -194,10 +197,25 @@ class EvalConfig:
         return None if node is None else node.environment
 
     @property
+    def launched(self) -> list[Any]:
+        """What results depend on of a node that the config describes, beside its model and dataset; [] of another."""
+        if not self.rollout_node.launch:
+            return []
+        node = self.rollout_node.child
+        return [node.model.dtype, node.environment.name, _without_where(node.environment.config)]
+
+    @property
     def metadata_root(self) -> Path | None:
         """Folder to read difficulties from, if any is known."""
         root = self.dataset_root or (self.environment.config.get("root") if self.environment else None)
         return Path(root) if root else None
+
+
+def _without_where(options: Any) -> Any:
+    """``options`` of an environment, of those within it too, without those of :data:`_WHERE`."""
+    if not isinstance(options, dict):
+        return options
+    return {name: _without_where(value) for name, value in options.items() if name not in _WHERE}
 
 
 def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:

@@ -77,11 +77,12 @@ def parse_curve(text: str) -> Curve:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving average over ``window`` iterations, [runs, i]; shorter at both ends, NaNs left out."""
+    """Centred moving average over ``window`` iterations, [runs, i]; shorter at both ends, NaNs left out. An even
+    window has one more after the iteration than before it."""
     if window <= 1:
         return values
-    half = window // 2
-    columns = [values[:, max(0, i - half) : i + half + 1] for i in range(values.shape[1])]
+    before, after = (window - 1) // 2, window // 2
+    columns = [values[:, max(0, i - before) : i + after + 1] for i in range(values.shape[1])]
     return np.stack([_nan_mean(column, axis=1) for column in columns], axis=1)
 
 

@@ -70,6 +70,7 @@ def test_smoothing_is_a_centred_average():
     values = np.array([[0.0, 3.0, 6.0, np.nan, 2.0]])
     assert smooth(values, 3).tolist() == [[1.5, 3.0, 4.5, 4.0, 2.0]]
     assert smooth(values, 1) is values
+    assert smooth(np.array([[0.0, 2.0, 4.0, 8.0]]), 2).tolist() == [[1.0, 3.0, 6.0, 8.0]]
 
 
 def test_phases_stack_to_the_whole_iteration(tmp_path):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 _ITERATION = re.compile(r"(.+)-i(\d+)(-dev)?(?:-[0-9a-f]{10})?(?:-(\d+of\d+))?")
 _BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
-_EVALUATION = re.compile(r"eval-(.+)-[0-9a-f]{10}(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
+_EVALUATION = re.compile(r"(eval-(.+)-[0-9a-f]{10})(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
 
 MAX_BRANCHED = 90
 """Characters of a collection's id that the id of its branches keeps."""
@@ -29,7 +29,8 @@ MAX_BRANCHED = 90
 @dataclass(frozen=True)
 class CollectionName:
     """What a collection's id says. ``name`` is that of the run or evaluation, or of the collection that was branched;
-    ``iteration`` is None outside training; ``share`` is "1of2" of what the first of two nodes collected for it."""
+    ``iteration`` is None outside training; ``share`` is "1of2" of what the first of two nodes collected for it.
+    ``score`` is the id of an evaluation's score, also where one of its tasks was asked for by itself."""
 
     name: str
     iteration: int | None = None
@@ -37,6 +38,7 @@ class CollectionName:
     evaluation: bool = False
     branch: bool = False
     share: str | None = None
+    score: str | None = None
 
     @property
     def is_training(self) -> bool:
@@ -89,7 +91,7 @@ def parse_collection_id(collection_id: str) -> CollectionName:
     if found := _BRANCH.fullmatch(collection_id):
         return CollectionName(found[1], branch=True)
     if found := _EVALUATION.fullmatch(collection_id):
-        return CollectionName(found[1], evaluation=True)
+        return CollectionName(found[2], evaluation=True, score=found[1])
     if found := _ITERATION.fullmatch(collection_id):
         return CollectionName(found[1], int(found[2]), dev=found[3] is not None, share=found[4])
     return CollectionName(collection_id)

@@ -36,16 +36,20 @@ PROTOCOL = '["a protocol"]'
             "demo-i0007-dev-38d16ba024-2of16",
             CollectionName("demo", 7, dev=True, share="2of16"),
         ),
-        (evaluation_id("v7+T1", PROTOCOL), "eval-v7-T1-38d16ba024", CollectionName("v7-T1", evaluation=True)),
+        (
+            evaluation_id("v7+T1", PROTOCOL),
+            "eval-v7-T1-38d16ba024",
+            CollectionName("v7-T1", evaluation=True, score="eval-v7-T1-38d16ba024"),
+        ),
         (
             share_id(evaluation_id("v7", PROTOCOL), 1, 2),
             "eval-v7-38d16ba024-1of2",
-            CollectionName("v7", evaluation=True),
+            CollectionName("v7", evaluation=True, score="eval-v7-38d16ba024"),
         ),
         (
             single_task_id(evaluation_id("v7", PROTOCOL), "692c77d_1"),
             "eval-v7-38d16ba024-f6698e50",
-            CollectionName("v7", evaluation=True),
+            CollectionName("v7", evaluation=True, score="eval-v7-38d16ba024"),
         ),
         (branch_id("demo-i0007", PROTOCOL), "branch-demo-i0007-38d16ba024", CollectionName("demo-i0007", branch=True)),
         (search_id("rft-3f", 0.35, 3), "rft-3f-t0.35-a003", CollectionName("rft-3f-t0.35-a003")),

@@ -38,9 +38,10 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a picture needs of one rollout."""
+    """What a picture needs of one rollout; ``index`` counts those of its task."""
 
     task_id: str
+    index: int
     success: bool
     behavior: RolloutBehavior
     calls: tuple[str, ...]
@@ -65,7 +66,8 @@ def read_attempts(log: Path) -> list[Attempt]:
             for turn in agent_turns(record["messages"], [turn["message"] for turn in record["turns"]])
         ]
         first = sequences[0]
-        attempts.append(Attempt(first["task_id"], first["success"], rollout_behavior(turns), api_calls(turns)))
+        key = first["task_id"], first["index"]
+        attempts.append(Attempt(*key, first["success"], rollout_behavior(turns), api_calls(turns)))
     return attempts
 
 
@@ -88,10 +90,26 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
         count = max(1, len(numbers) // 10)
         spans = [numbers[:count], numbers[-count:]] if len(numbers) > 1 else [numbers]
         groups = {_iterations(span): [log for number in span for log in training[number]] for span in spans}
+        periods = [Period(name, _attempts(group)) for name, group in groups.items()]
     else:
-        groups = {names[log].name: [log] for log in dict.fromkeys((logs[0], logs[-1]))}
-    periods = [Period(name, [item for log in group for item in read_attempts(log)]) for name, group in groups.items()]
+        scores: dict[str, list[Path]] = {}
+        for log in sorted(logs, key=lambda log: len(log.stem)):  # tasks asked for by themselves after the others
+            scores.setdefault(names[log].score or log.stem, []).append(log)
+        ends = dict.fromkeys((min(scores), max(scores)))
+        periods = []
+        for log, *alone in (scores[end] for end in ends):
+            attempts = _attempts([log, *alone])
+            periods.append(Period(names[log].name, _each_once(attempts) if alone else attempts))
     return next(read_lines(logs[0])).record["dataset"], periods
+
+
+def _attempts(logs: Sequence[Path]) -> list[Attempt]:
+    return [item for log in logs for item in read_attempts(log)]
+
+
+def _each_once(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """A task that is asked for by itself is played anew in all its runs, and the first rollout of a run counts."""
+    return list({(item.task_id, item.index): item for item in reversed(attempts)}.values())[::-1]
 
 
 def behavior_interval(attempts: Sequence[Attempt], key: str, level: float = 0.95) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from loop_recipes.plots.rollouts import (
     call_sequences,
     read_periods,
 )
+from rollout_server.ids import evaluation_id, single_task_id
 
 FAILED = "Execution failed. Traceback:\nKeyError"
 
@@ -78,7 +79,7 @@ def test_intervals_are_over_tasks_not_rollouts(run):
     uneven = [item for item in early.attempts if item.task_id == "a_1"]
     changed = [item for item in early.attempts if item.task_id == "b_1"]
     longer = [
-        type(item)("b_1", False, type(item.behavior)(5, *list(vars(item.behavior).values())[1:]), ())
+        type(item)("b_1", item.index, False, type(item.behavior)(5, *list(vars(item.behavior).values())[1:]), ())
         for item in changed
     ]
     assert behavior_interval(uneven + longer, "turns") == pytest.approx((3.0, 5.0))  # two tasks, whatever the rollouts
@@ -109,3 +110,18 @@ def test_an_evaluation_or_a_single_log_is_a_period_of_its_own(run, tmp_path, cap
     (tmp_path / "empty").mkdir()
     assert main(["--rollouts", str(tmp_path / "empty")]) == 1
     assert "holds no rollouts" in capsys.readouterr().err
+
+
+def test_tasks_asked_for_by_themselves_belong_to_their_score(tmp_path):
+    """As an evaluation leaves them whose node gave up on a task: then each is asked for anew, in all its runs."""
+    folder = tmp_path / "node/collections"
+    folder.mkdir(parents=True)
+    before, after = evaluation_id("before-t1", ""), evaluation_id("after-t1", "")
+    (folder / f"{before}.jsonl").write_text(line("a_1", 0, [call("x.y")]))
+    (folder / f"{after}.jsonl").write_text(line("a_1", 0, [call("x.y")], True) + line("a_2", 0, [call("x.y")], True))
+    alone = [line("a_2", index, [call("x.y"), call("x.y")]) for index in range(2)]
+    (folder / f"{single_task_id(after, 'a_2')}.jsonl").write_text("".join(alone))
+    _, periods = read_periods(tmp_path)
+    assert [period.name for period in periods] == ["after-t1", "before-t1"]
+    counted = [(item.task_id, item.index, item.behavior.turns) for item in periods[0].attempts]
+    assert counted == [("a_1", 0, 1), ("a_2", 0, 1), ("a_2", 1, 2)]

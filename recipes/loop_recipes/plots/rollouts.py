@@ -1,7 +1,8 @@
 """Pictures of what agents wrote: behaviour early against late in training, and how much the rollouts of a task differ.
 
 Reads the logs of collections. For a training run, compares the first tenth of its iterations with the last (LOOP,
-figure on behaviour, and appendix A.1); for anything else, the first collection with the last.
+figure on behaviour, and appendix A.1); for anything else, the collection that began first with the last one that was
+sampled at the same temperature.
 """
 
 from __future__ import annotations
@@ -95,9 +96,11 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
         scores: dict[str, list[Path]] = {}
         for log in sorted(logs, key=lambda log: len(log.stem)):  # tasks asked for by themselves after the others
             scores.setdefault(names[log].score or log.stem, []).append(log)
-        ends = dict.fromkeys((min(scores), max(scores)))
+        began = {log: next(read_lines(log)).record for log, *_ in scores.values()}
+        order = sorted(scores.values(), key=lambda group: (began[group[0]]["started_at"], group[0].stem))
+        alike = [group for group in order if began[group[0]]["temperature"] == began[order[0][0]]["temperature"]]
         periods = []
-        for log, *alone in (scores[end] for end in ends):
+        for log, *alone in alike[:1] + alike[1:][-1:]:
             attempts = _attempts([log, *alone])
             periods.append(Period(names[log].name, _each_once(attempts) if alone else attempts))
     return next(read_lines(logs[0])).record["dataset"], periods

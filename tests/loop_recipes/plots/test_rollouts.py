@@ -18,7 +18,7 @@ from rollout_server.ids import evaluation_id, single_task_id
 FAILED = "Execution failed. Traceback:\nKeyError"
 
 
-def line(task, index, turns, success=False):
+def line(task, index, turns, success=False, started_at=0.0, temperature=1.0):
     """A record of a log with what the pictures read; ``turns`` are (code, output)."""
     messages = [{"role": "user", "content": "Task"}]
     for code, output in turns:
@@ -27,7 +27,7 @@ def line(task, index, turns, success=False):
             {"role": "user", "content": output},
         ]
     record = {"dataset": "synthetic-x", "task_id": task, "index": index, "success": success}
-    record["episode_id"] = f"c/{task}/{index}.0"
+    record |= {"episode_id": f"c/{task}/{index}.0", "started_at": started_at, "temperature": temperature}
     spoken = [{"message": 1 + 2 * number} for number in range(len(turns))]
     return json.dumps({**record, "messages": messages, "turns": spoken}) + "\n"
 
@@ -125,3 +125,13 @@ def test_tasks_asked_for_by_themselves_belong_to_their_score(tmp_path):
     assert [period.name for period in periods] == ["after-t1", "before-t1"]
     counted = [(item.task_id, item.index, item.behavior.turns) for item in periods[0].attempts]
     assert counted == [("a_1", 0, 1), ("a_2", 0, 1), ("a_2", 1, 2)]
+
+
+def test_an_evaluation_compares_its_first_policy_with_its_last_at_one_temperature(tmp_path):
+    folder = tmp_path / "node/collections"
+    folder.mkdir(parents=True)
+    for place, (policy, temperature) in enumerate((p, t) for p in ("before", "between", "after") for t in (0.0, 1.0)):
+        text = line("a_1", 0, [call("x.y")], started_at=float(place), temperature=temperature)
+        (folder / f"{evaluation_id(f'{policy}-t{temperature:g}', '')}.jsonl").write_text(text)
+    _, periods = read_periods(tmp_path)
+    assert [period.name for period in periods] == ["before-t0", "after-t0"]

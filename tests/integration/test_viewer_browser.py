@@ -218,6 +218,17 @@ async def test_a_run_in_training_is_followed(run_folder, tmp_path):
         assert "0.750" in await page.inner_text("main")
 
 
+async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_path):
+    folder = write_run(tmp_path / "twice", iterations=2)
+    logs = folder / "node/collections"
+    (logs / "demo-i0002-aaaaaaaaaa.jsonl").write_text((logs / "demo-i0001.jsonl").read_text())
+    async with viewing(folder) as (page, address):
+        await show(page, address, ready="table.wide tbody tr")
+        rows = [row.split("\t") for row in await page.locator("table.wide tbody tr").all_inner_texts()]
+    assert [row[0] for row in rows] == ["iteration 1", "demo-i0002", "demo-i0002-aaaaaaaaaa"]
+    assert rows[0][1] == rows[2][1] != rows[1][1]
+
+
 async def test_the_exported_file_works_alone(run_folder, tmp_path):
     file = tmp_path / "run.html"
     write_export(RunData(run_folder), file)

@@ -75,12 +75,15 @@ class RunData:
         ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
         that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
         attempts, {task: {reason: count}}. ``share`` is "1of2" where it is what the first of two nodes collected of its
-        iteration, else None.
+        iteration, else None. ``repeated``: its iteration was collected more than once, by a run that went back to an
+        earlier checkpoint, so the metrics are of another collection, or of this one.
         """
         self._find_logs()
         collections = []
+        parsed_ids = {name: parse_collection_id(name) for name in self._logs}
+        times = Counter((parsed.iteration, parsed.share) for parsed in parsed_ids.values() if parsed.is_training)
         for name, log in self._logs.items():
-            parsed = parse_collection_id(name)
+            parsed = parsed_ids[name]
             size = log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
@@ -89,6 +92,7 @@ class RunData:
                     "id": name,
                     "iteration": parsed.iteration,
                     "share": parsed.share,
+                    "repeated": parsed.is_training and times[parsed.iteration, parsed.share] > 1,
                     "kind": "training" if parsed.is_training else "evaluation",
                     "bytes": size,
                     "totals": _totals(log.summaries),

@@ -82,6 +82,21 @@ def test_shares_of_an_iteration_are_told_apart(run_folder, tmp_path):
     assert {item["share"] for item in RunData(run_folder).overview()["collections"]} == {None}
 
 
+def test_an_iteration_that_was_collected_twice_is_marked(run_folder, tmp_path):
+    """A run went back to an earlier checkpoint: whose metrics those of the iteration are cannot be told."""
+    folder = tmp_path / "node/collections"
+    folder.mkdir(parents=True)
+    for name in (
+        "demo-i0001-aaaaaaaaaa",
+        "demo-i0002-aaaaaaaaaa",
+        "demo-i0002-bbbbbbbbbb",
+        "demo-i0002-dev-cccccccccc",
+    ):
+        (folder / f"{name}.jsonl").write_bytes((run_folder / "node/collections/demo-i0002.jsonl").read_bytes())
+    collections = RunData(tmp_path).overview()["collections"]
+    assert [item["repeated"] for item in collections] == [False, True, True, False]
+
+
 def test_token_statistics_are_shown_where_there_are_some(run):
     entries = run.summaries("demo-i0001")
     assert [entry["gap"] for entry in entries] == pytest.approx([1e-4 * (i + 1) for i in range(24)])

@@ -57,14 +57,15 @@ const attemptsByTask = (failures) =>
     .join("\n");
 
 /** What the page calls a collection: its iteration and, with several nodes, the share of one of them; or its id. */
-const collectionName = ({ id, kind, iteration, share }) =>
-  kind !== "training" ? id : `iteration ${iteration}${share ? `, share ${share.replace("of", " of ")}` : ""}`;
+const collectionName = ({ id, kind, iteration, share, repeated }) =>
+  kind !== "training" || repeated ? id : `iteration ${iteration}${share ? `, share ${share.replace("of", " of ")}` : ""}`;
 
 function RunPage({ run }) {
   const { metrics, collections } = run;
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
-  // The metrics of an iteration are those of all its shares.
-  const figures = (item) => (item.kind === "training" && !item.share && lines.get(item.iteration)) || item.totals;
+  // The metrics of an iteration are those of all its shares, and of one collection where it was repeated.
+  const ofMetrics = ({ kind, share, repeated }) => kind === "training" && !share && !repeated;
+  const figures = (item) => (ofMetrics(item) && lines.get(item.iteration)) || item.totals;
   return html`<section>
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} />`)}</div>`}

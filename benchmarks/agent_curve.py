@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import numbers_of
-from scored_runs import T_QUANTILE, Algorithm
+from scored_runs import Algorithm, t_quantile
 
 from loop_recipes.launch.steps import StepFailed, Steps
 from loop_recipes.learner.run_metrics import read_metrics
@@ -68,8 +68,7 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     """Where one more value would lie with 95 %: Student's t prediction interval; (-inf, inf) for a single value."""
     if len(values) < 2:
         return -math.inf, math.inf
-    quantile = T_QUANTILE[len(values) - 1] if len(values) <= len(T_QUANTILE) else 1.96
-    half = quantile * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
     mean = statistics.fmean(values)
     return mean - half, mean + half
 

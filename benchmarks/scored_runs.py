@@ -26,7 +26,7 @@ EVALUATION = "evaluation"
 """Of a policy, in the folder that it was made in."""
 WINDOW = 5
 """Iterations at the beginning or the end of a run that a mean is taken over."""
-# 97.5 % quantiles of Student's t by degrees of freedom; beyond ten seeds the normal's is near enough.
+# 97.5 % quantiles of Student's t by degrees of freedom.
 T_QUANTILE = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
@@ -121,8 +121,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean over seeds and half the width of its 95 % interval by Student's t (nan for one seed)."""
     if len(values) < 2:
         return statistics.fmean(values), math.nan
-    quantile = T_QUANTILE[len(values) - 1] if len(values) <= len(T_QUANTILE) else 1.96
-    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def t_quantile(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t; beyond the table the normal's with its correction (Cornish and Fisher)."""
+    return T_QUANTILE[degrees] if degrees < len(T_QUANTILE) else 1.96 + 2.372 / degrees + 2.82 / degrees**2
 
 
 def with_interval(values: Sequence[float], digits: int) -> str:

@@ -124,6 +124,13 @@ def test_means_and_intervals_over_seeds(algorithms):
     assert {row["metric"] for row in rows} == {*algorithms.COLUMNS, "tgc"}
 
 
+@pytest.mark.parametrize(("seeds", "quantile"), [(5, 2.776), (11, 2.228), (14, 2.160), (30, 2.045), (80, 1.990)])
+def test_the_interval_of_many_seeds_is_students_too(seeds, quantile):
+    values = [float(number % 2) for number in range(seeds)]
+    _, half = load_benchmark("scored_runs").interval(values)
+    assert half == pytest.approx(quantile * statistics.stdev(values) / math.sqrt(seeds), rel=2e-3)
+
+
 def test_one_seed_has_no_interval_and_two_rates_are_not_one(algorithms):
     seeds = [made_up_record("rloo", seed, lines_of([0.5]), rate=rate) for seed, rate in enumerate((1e-3, 2e-3))]
     text, _ = algorithms.table({"rloo": seeds[:1]})

@@ -229,6 +229,24 @@ async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_
     assert rows[0][1] == rows[2][1] != rows[1][1]
 
 
+async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path):
+    """It lies beyond update.max_tokens_per_rollout, so the trainer left nothing of it."""
+    folder = write_run(tmp_path / "cut", iterations=1)
+    file = folder / "token_statistics/demo-i0001.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    cut = [line | {key: line[key][:2] for key in ("old_logprobs", "ratios", "clipped")} for line in lines]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in cut))
+    place = RunData(folder).rollout("demo-i0001", 1)["turns"][0]["start"]
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
+        for token, told in ((place + 1, True), (place + 2, False)):
+            await page.locator(f"#t{token}").click()
+            await true_in(page, f"document.querySelector('.token.chosen')?.id === 't{token}'")
+            panel = await page.locator(".token-panel").inner_text()
+            assert "log-prob" in panel
+            assert [name in panel for name in ("learner", "ratio", "clipped")] == [told] * 3
+
+
 async def test_the_exported_file_works_alone(run_folder, tmp_path):
     file = tmp_path / "run.html"
     write_export(RunData(run_folder), file)

@@ -15,7 +15,7 @@ function tokenDetails(rollout) {
   return (i) => {
     const sampled = Boolean(rollout.mask[i]);
     const turn = rollout.turns.findIndex((item) => item.start <= i && i < item.end);
-    const pick = (values) => (sampled && values ? values[sampledBefore[i]] : null);
+    const pick = (values) => (sampled ? values?.[sampledBefore[i]] ?? null : null);
     return {
       text: rollout.tokens.texts[rollout.tokens.index[i]],
       id: rollout.tokens.ids[i],

@@ -7,6 +7,7 @@ summary stay in memory, so a run of many gigabytes can be looked at.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -103,8 +104,17 @@ class RunData:
         return {"name": self.name, "collections": collections, "metrics": self.metrics()}
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, where there is one. Raises ValueError for a damaged line; names it."""
-        return read_metrics(self.path) if (self.path / METRICS_FILE).is_file() else []
+        """The lines of metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio of a
+        rollout that is all but impossible now, which a browser's JSON does not know. Raises ValueError for a damaged
+        line; names it."""
+        lines = read_metrics(self.path) if (self.path / METRICS_FILE).is_file() else []
+        return [
+            {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in line.items()
+            }
+            for line in lines
+        ]
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """One entry per rollout, in the order of the log; an episode of several sequences has one for each.

@@ -41,6 +41,13 @@ def test_overview_lists_iterations_and_metrics(run):
     assert [item["failures"] for item in overview["collections"]] == [{"task1_1": {"environment_crashed": 2}}, {}, {}]
 
 
+def test_metrics_that_no_browser_can_read_are_left_open(tmp_path):
+    """The ratio of a whole rollout (loss.level: trajectory) may be beyond all floats."""
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "ratio_max": Infinity, "loss": NaN, "reward": 0.5}\n')
+    told = json.dumps(RunData(tmp_path).overview(), allow_nan=False)
+    assert json.loads(told)["metrics"] == [{"iteration": 1, "ratio_max": None, "loss": None, "reward": 0.5}]
+
+
 def test_summaries_hold_the_leave_one_out_advantage_of_the_task(run):
     entries = run.summaries("demo-i0002")
     assert len(entries) == 24

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agent_environments.extraction import code_blocks
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.turn_values import ValuedRollout, values_file, write_turn_values
@@ -227,6 +228,18 @@ async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_
         rows = [row.split("\t") for row in await page.locator("table.wide tbody tr").all_inner_texts()]
     assert [row[0] for row in rows] == ["iteration 1", "demo-i0002", "demo-i0002-aaaaaaaaaa"]
     assert rows[0][1] == rows[2][1] != rows[1][1]
+
+
+async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path):
+    folder = write_run(tmp_path / "line", iterations=1, tasks=1, per_task=1)
+    log = folder / "node/collections/demo-i0001.jsonl"
+    rollout, *_ = read_rollouts(log)
+    rollout.messages[2]["content"] = said = "I add ```python add(1)``` and\n```py\nadd(2)\n``` now."
+    log.write_text(rollout.to_json() + "\n")
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1", ".conversation .code")
+        shown = await page.locator("#turn-1 .code").all_inner_texts()
+    assert [text.strip() for text in shown] == code_blocks(said) == ["add(1)", "add(2)"]
 
 
 async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path):

@@ -1,7 +1,7 @@
 // A rollout as a conversation: thoughts, code and output set apart.
 "use strict";
 
-const OPENING = /```(?:python|py)[ \t]*(?:\r?\n|$)/;
+const OPENING = /```(?:python|py)(?:[ \t]*(?:\r?\n|$)|[ \t]+([^\s`][^\r\n]*?)```)/;
 const CLOSING = /^[ \t]*```|```[ \t]*$/m;
 const REMINDER = "\nAs a reminder\n\n";
 const FIRST_CHARACTERS = 6000;
@@ -16,6 +16,10 @@ function segments(text) {
     if (!opening) break;
     parts.push({ code: false, text: rest.slice(0, opening.index) });
     rest = rest.slice(opening.index + opening[0].length);
+    if (opening[1] !== undefined) {
+      parts.push({ code: true, text: opening[1] }); // a block on one line
+      continue;
+    }
     const closing = CLOSING.exec(rest);
     parts.push({ code: true, text: closing ? rest.slice(0, closing.index) : rest });
     rest = closing ? rest.slice(closing.index + closing[0].length) : "";

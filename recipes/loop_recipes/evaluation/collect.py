@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -166,11 +165,16 @@ def run_cells(
     for cell in waiting:
 
         def take(rollouts: Iterator[Rollout], cell: Cell = cell) -> None:
-            # The sequences of an episode follow each other.
-            for _, sequences in groupby(rollouts, key=lambda rollout: rollout.episode_id):
-                result = TaskResult.from_rollout(*sequences)
-                if store.add(cell, result):
-                    on_result(cell, result)
+            # The sequences of an episode follow each other. With the last it is stored, before another is asked for:
+            # that may raise.
+            sequences: list[Rollout] = []
+            for rollout in rollouts:
+                sequences.append(rollout)
+                if rollout.segment + 1 == rollout.segments:
+                    result = TaskResult.from_rollout(*sequences)
+                    sequences = []
+                    if store.add(cell, result):
+                        on_result(cell, result)
 
         try:
             take(_read(nodes, cell.request, give_up))

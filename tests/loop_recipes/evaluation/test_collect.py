@@ -1,8 +1,14 @@
 """What an evaluation asks of a node."""
 
-from loop_recipes.evaluation.collect import evaluation_request
-from loop_recipes.evaluation.config import SamplingConfig
-from rollout_server.collection_request import Limits
+import random
+
+from loop_recipes.evaluation.collect import Cell, ResultStore, evaluation_request, run_cells
+from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionEnd, Limits
+from support.random_policy import write_tokenizer
+from support.small_runs import in_sequences
+from support.viewer_run import ordinary
 
 TASKS = ["craft/goal1_1", "sums/sum1_1"]
 
@@ -21,3 +27,25 @@ def test_another_protocol_is_another_collection():
     ids = [request(**turns).id for turns in ({}, {"environment_turns": {}}, {"environment_turns": {"craft": 20}})]
     assert ids[0] == ids[1] != ids[2]
     assert ids[0] == "eval-base-c47ac20695"
+
+
+def test_the_last_rollout_before_a_failure_is_kept(tmp_path):
+    """Of a task whose other run fails for good, in one sequence and in several."""
+    write_tokenizer(tmp_path / "model")
+
+    class Nodes:
+        def start(self, request):
+            pass
+
+        def events(self, request):
+            rollout = ordinary(tmp_path, request.id, request.tasks[0], 0, random.Random(0))
+            yield from in_sequences(rollout) if request.tasks == ["b_1"] else [rollout]
+            raise CollectionFailed("run 1 failed", CollectionEnd("failed", 1, 0, 0, {}, 1.0))
+
+    sampling = SamplingConfig(temperature=1.0, runs=2)
+    for task in ("a_1", "b_1"):
+        asked = evaluation_request("base", [task], 0, sampling, Limits(max_turns=5), 0)
+        cell = Cell(PolicyUnderTest("base", None, "base"), sampling, asked)
+        store = ResultStore(tmp_path / f"{task}.jsonl")
+        run_cells(Nodes(), [cell], store, retries=1, deadline_s=100.0)
+        assert [(result.run, result.failure) for result in store.results(cell)] == [(0, None), (1, "run 1 failed")]

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import dataset_name, load_split
@@ -83,29 +83,34 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     place = Placement.of(machines, node.servers)
     _placement(report, cfg, node, machines, place, cuda)
     _port(report, node)
-    config = _config(report, cfg)
-    if config is not None:
+    try:
+        config = read_loop_config(cfg)
+    except ConfigError as error:  # with no more to go by than that
+        report.problems.append(str(error))
+        return report
+    sound = _run(report, config)
+    if sound:
         _dataset(report, config, node)
         _run_state(report, config)
     try:
         shape = BaseModel.read(node.model.path)
     except ValueError as error:
-        if config is not None:
+        if sound:
             report.problems.append(f"model: {error}")
         return report
-    lora_rank = cfg.model.get("lora_rank", 16)
-    _disk(report, cfg, shape.adapter_parameters(lora_rank))
+    lora_rank = config.model.get("lora_rank", 16)
+    _disk(report, config, shape.adapter_parameters(lora_rank))
     if cuda:
-        _memory(report, cfg, node, machines, place, shape)
+        _memory(report, config, node, machines, place, shape)
     return report
 
 
 def _memory(
-    report: Report, cfg: DictConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
+    report: Report, config: LoopConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
 ) -> None:
     """The tables of a trainer rank and of a server, and of what both take of a GPU that they share."""
-    tokens = max(cfg.collection.limits.max_context, OmegaConf.select(cfg, "update.micro_batch_tokens") or 0)
-    trainer = plan_trainer(shape, cfg.model.get("lora_rank", 16), tokens, place.trainer_gpus, machines.gpu_gib)
+    tokens = max(config.collection.limits.max_context, config.update.micro_batch_tokens)
+    trainer = plan_trainer(shape, config.model.get("lora_rank", 16), tokens, place.trainer_gpus, machines.gpu_gib)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
         report.lines.append(plan.table())
@@ -168,15 +173,15 @@ def _port(report: Report, node: NodeConfig) -> None:
     report.row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
 
 
-def _config(report: Report, cfg: DictConfig) -> LoopConfig | None:
-    """The config as the recipe would read it. Its run may exist already, and the port is not this machine's matter."""
+def _run(report: Report, config: LoopConfig) -> bool:
+    """Whether all is there that the config names. Its run may exist already, and the port is not this machine's
+    matter."""
     try:
-        config = read_loop_config(cfg)
         check_run(config, starts_now=False)
-        return config
     except ConfigError as error:
         report.problems.append(str(error))
-        return None
+        return False
+    return True
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
@@ -212,12 +217,12 @@ def _run_state(report: Report, config: LoopConfig) -> None:
     report.row("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
 
 
-def _disk(report: Report, cfg: DictConfig, adapter_parameters: int) -> None:
+def _disk(report: Report, config: LoopConfig, adapter_parameters: int) -> None:
     """Every version's adapter is kept; checkpoints (adapter, two moments) are few."""
-    each = adapter_parameters * (2 if cfg.get("adapter_dtype", "fp32") in ("bf16", "fp16") else 4)
-    checkpoints = (cfg.get("keep_last_checkpoints", 2) + 1) * adapter_parameters * 12
-    need = each * cfg.max_iterations + checkpoints
-    folder = Path(cfg.output_dir).resolve()
+    each = adapter_parameters * (2 if config.adapter_dtype in ("bf16", "fp16") else 4)
+    checkpoints = (config.keep_last_checkpoints + 1) * adapter_parameters * 12
+    need = each * config.max_iterations + checkpoints
+    folder = Path(config.output_dir).resolve()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free

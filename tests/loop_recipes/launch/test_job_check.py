@@ -187,6 +187,9 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("checkpointer.checkpoint_dir=/nowhere", "checkpointer.checkpoint_dir /nowhere holds no config.json"),
         ("max_iterations=100000000", "GiB free, the run needs"),
         ("rollout_node.config.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
+        ("max_iterations=null", "max_iterations must be int, not None"),
+        ("collection.limits=null", "collection.limits must be a mapping, not None"),
+        ("update.micro_batch_tokens=32k", "update.micro_batch_tokens must be int, not '32k'"),
     ],
 )
 def test_what_would_stop_a_job_is_named(check_32b, word, problem):
@@ -194,6 +197,12 @@ def test_what_would_stop_a_job_is_named(check_32b, word, problem):
     assert code == 1
     assert len(problems) == 1, problems
     assert problem in problems[0]
+
+
+def test_a_key_that_is_left_out_counts_with_its_default(check_32b):
+    code, shown, problems = check_32b("~collection.limits.max_context", "~update.micro_batch_tokens")
+    assert (code, problems) == (0, [])
+    assert "micro-batches of 32768 tokens" in shown
 
 
 def test_a_missing_file_of_the_model_is_named(check_32b, models):

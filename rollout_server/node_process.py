@@ -38,6 +38,7 @@ class NodeProcess:
         self.log_path = Path(output_dir) / "rollout_node.log"
         self._yaml = Path(output_dir) / "rollout_node.yaml"
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     def start(self, deadline_s: float = 60.0) -> NodeProcess:
         """Start the node and wait until it listens (not until it is ready: see RolloutClient.wait_ready).
@@ -50,6 +51,7 @@ class NodeProcess:
         (self._root / NODE_ADDRESS).unlink(missing_ok=True)
         command = [sys.executable, "-m", "rollout_server.cli", "--config", str(self._yaml)]
         with open(self.log_path, "ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [*command, "--owner-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -102,7 +104,9 @@ class NodeProcess:
     def _tail(self) -> str:
         if not self.log_path.exists():
             return ""
-        lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        with open(self.log_path, "rb") as log:
+            log.seek(self._log_start)  # before it stands what an earlier node said
+            lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
         # It said in one line what was wrong; its children may have had more to say after that.
         for line in reversed(lines):
             if line.startswith("rollout-server: "):

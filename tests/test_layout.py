@@ -87,7 +87,6 @@ ELSEWHERE = {
         "rollout_server/endpoint/wire",
     ],
     "rollout_server/test_schema.py": ["rollout_server/config"],
-    "integration/test_node_vllm.py": ["rollout_server/node_process"],
     "rollout_server/inference/test_server.py": ["rollout_server/inference/server_group"],
     "rollout_server/policies/test_store.py": ["rollout_server/policies/folder", "rollout_server/policies/placement"],
     "agent_environments/test_conformance.py": ["agent_environments/no_voiding"],

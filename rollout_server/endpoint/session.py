@@ -93,6 +93,8 @@ class Session:
         self._conversations = Conversations(tokens)
         self._record = record
         self._calls: dict[str, _Call] = {}
+        self._held_off: Counter[str] = Counter()
+        """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
         self._begun = 0
         self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
@@ -188,8 +190,16 @@ class Session:
             ApiError: what the client is to be told.
         """
         call = self._calls.get(identity)
+        if retried and self._held_off[identity]:
+            self._held_off[identity] -= 1
+            call = None
+        self._held_off += Counter()  # keeps what is above 0
         if call is None or not (retried or call.lost):
-            call = self._calls[identity] = _Call(self._begin(self._answer(request)))
+            try:
+                call = self._calls[identity] = _Call(self._begin(self._answer(request)))
+            except ApiError:
+                self._held_off[identity] += 1
+                raise
         else:
             self._counts["repeated"] += 1
         if not self._record:

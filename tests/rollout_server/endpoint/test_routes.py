@@ -228,6 +228,22 @@ async def test_a_flood_of_calls_is_held_off_and_the_others_are_exact(running, op
     assert (opened.session.turns, other.session.turns) == (4, 1)
 
 
+async def test_what_was_held_off_is_another_sample_when_it_is_tried_again(running, opened, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 2)
+    may_answer = asyncio.Event()
+    running.vllm.answers = lambda body: may_answer.is_set()
+    async with opened.client(max_retries=5) as client:  # OpenAI's own retries, with their header
+        create = client.chat.completions.create
+        calls = [asyncio.create_task(create(model="gpt-4o", messages=HELLO)) for _ in range(4)]
+        async with asyncio.timeout(DEADLINE_S):
+            while opened.session._held_off.total() < 2:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+        may_answer.set()
+        answers = await asyncio.gather(*calls)
+    assert len({answer.id for answer in answers}) == opened.session.turns == 4
+    assert not opened.session._held_off
+
+
 async def test_calls_end_with_their_session(running, opened):
     running.vllm.answers = lambda body: False
     call = asyncio.create_task(opened.ask())

@@ -12,7 +12,7 @@ from rollout_server.collection_request import CollectionEnd, CollectionRequest
 from rollout_server.ids import parse_collection_id
 from rollout_server.rollout import Rollout, by_episode
 from rollout_server.run_files import only_logs, read_rollouts
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, require
 
 
 class ReplaySource:
@@ -22,12 +22,15 @@ class ReplaySource:
     as that run did only if it starts from the same adapter.
 
     Raises:
-        ConfigError: two logs are of one iteration.
+        ConfigError: two logs are of one iteration, or no log is of rollouts to train on.
     """
 
     def __init__(self, folder: Path) -> None:
         names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
         self._logs = [log for log, name in names.items() if not name.is_score and not name.branch]
+        require(
+            self._logs, f"rollout_node.replay: {folder} holds only scores of policies and branches; give a run's logs"
+        )
         for log, following in pairwise(self._logs):
             first, second = names[log], names[following]
             if first.is_training and (first.name, first.iteration) == (second.name, second.iteration):
@@ -44,6 +47,7 @@ class ReplaySource:
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
+        require(rollouts, "rollout_node.replay: its logs hold no rollout")
         return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:

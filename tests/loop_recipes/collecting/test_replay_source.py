@@ -6,7 +6,7 @@ import pytest
 
 from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.collecting.source import NoRollouts
-from rollout_server.ids import dev_id, training_id
+from rollout_server.ids import branch_id, dev_id, training_id
 from rollout_server.run_files import log_path, meta_path
 from rollout_server.schema import ConfigError
 from support.counter_node import counter_request
@@ -39,6 +39,17 @@ def test_two_logs_of_one_iteration_are_refused(tmp_path):
         write_log(tmp_path, training_id("old", 2, protocol))
     with pytest.raises(ConfigError, match=r"old-i0002-.* and old-i0002-.* are of one iteration; leave one log of it"):
         ReplaySource(tmp_path)
+
+
+def test_logs_without_rollouts_to_train_on_are_refused(tmp_path):
+    """Of an evaluation, of branches, or of a collection in which nothing had ended."""
+    write_log(tmp_path, dev_id("old", 1, "[]"))
+    write_log(tmp_path, branch_id(training_id("old", 1, "[]"), "[]"))
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: .* holds only scores of policies and branches"):
+        ReplaySource(tmp_path)
+    log_path(tmp_path, training_id("old", 1, "[]")).touch()
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: its logs hold no rollout"):
+        ReplaySource(tmp_path).tasks("train")
 
 
 def test_a_damaged_log_is_named(tmp_path):

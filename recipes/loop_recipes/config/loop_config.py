@@ -272,7 +272,7 @@ class LoopConfig(LearnerConfig):
     """Begins the ids of this run's collections; null makes a name of the output folder's and a random part."""
     stress_test: bool = False
     """Runs one forward and backward pass of ``collection.limits.max_context`` tokens before the first iteration."""
-    device_peak_tflops: float | None = None
+    device_peak_tflops: PositiveFloat | None = None
     """Peak of one device, for the metric ``model_flops_utilization``; null leaves it out."""
 
     @property

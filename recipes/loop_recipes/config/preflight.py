@@ -113,7 +113,7 @@ def _check_components(config: LearnerConfig) -> None:
         check_component(path, getattr(config, path))
         try:
             built[path] = build(getattr(config, path))  # cheap, and they check their own arguments
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"{path}: {error}") from error
     require(
         config.update.loss_divisor != "tokens" or getattr(built["loss"], "sums_tokens", False),

@@ -40,6 +40,10 @@ def config(workspace, *overrides):
         ),
         ("optimzer.lr=1", "unknown key 'optimzer'; did you mean 'optimizer'"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate' for torch.optim.AdamW; "),
+        ("optimizer.lr=-1", "optimizer: Invalid learning rate: -1"),
+        ("lr_scheduler.num_warmup_steps=few", "lr_scheduler: '<' not supported"),
+        ("loss.eps=high", "loss: '<=' not supported"),
+        ("device_peak_tflops=0", "device_peak_tflops must be above 0"),
         ("loss.level=sentence", "loss: unknown level 'sentence'; choose token, turn or trajectory"),
         (
             "loss._component_=loop_recipes.learner.losses.Clipped",

@@ -242,6 +242,8 @@ class LoopAppWorldRecipe:
                 return self._end(f"stopped after iteration {iteration}: {reason}")
         self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
         self._score()
+        if self._unscored is not None:
+            return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
         self._together = True
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:

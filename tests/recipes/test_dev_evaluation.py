@@ -146,6 +146,16 @@ def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, 
     assert [list(state.adapters) for state in saved] == [[3], [3]], "no version is kept for what is scored"
 
 
+def test_a_stop_during_the_last_score_is_said_and_does_not_stop_the_resumed_run(tmp_path, monkeypatch, caplog):
+    source = ScriptedSource(logs(tmp_path), [0, 3, 1], stop_in="made-up-i0002-dev")
+    run(tmp_path, monkeypatch, source, 2, every=1)
+    assert "stopped while waiting for made-up-i0002-dev-" in caplog.text
+    assert not (tmp_path / "run/stop").exists()
+    source = ScriptedSource(logs(tmp_path), [0, 3, 1])
+    lines = run(tmp_path, monkeypatch, source, 2, every=1, resume_from_checkpoint=True)
+    assert lines[-1]["dev_iteration"] == 2
+
+
 def test_the_checkpoint_that_is_being_scored_is_kept(tmp_path, monkeypatch):
     solved = [0, 3, 1, 2]
     source = ScriptedSource(logs(tmp_path), solved, stop_in="made-up-i0001-dev")

@@ -332,10 +332,11 @@ class PolicyUpdate:
             mean_loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
             # Summed over its tokens, mean over episodes.
             log_ratio = output.token_log_ratio.sum() / len(episodes(minibatch))
-            totals += torch.stack([mean_loss, mean_value_loss, log_ratio]).detach().double().cpu()
+            squared_error = values.sum() / len(episodes(minibatch))  # whatever the loss is divided by
+            totals += torch.stack([mean_loss, squared_error, log_ratio]).detach().double().cpu()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             ((mean_loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
-        loss, mean_value_loss, log_ratio = sum_over_ranks(totals).tolist()
+        loss, squared_error, log_ratio = sum_over_ranks(totals).tolist()
         limit = self.config.max_trajectory_log_ratio
         if limit is not None and abs(log_ratio) > limit:
             self.optimizer.zero_grad(set_to_none=True)
@@ -354,7 +355,7 @@ class PolicyUpdate:
         statistics.join(seen)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(loss, mean_value_loss, norms[0], preferences)
+        return StepOutcome(loss, squared_error, norms[0], preferences)
 
     def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
         """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""

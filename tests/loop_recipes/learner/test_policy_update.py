@@ -250,6 +250,16 @@ def test_the_critics_gradient_is_clipped_with_the_policys_or_by_itself(tmp_path,
         assert moved[True] ** 0.5 == pytest.approx(0.01, rel=1e-3)
 
 
+def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
+    config = replay_config(tmp_path, iterations=1)
+    critic = ["critic._component_=loop_recipes.learner.critic.Critic", "update.minibatch_rollouts=null"]
+    ways = [
+        run(config, f"output_dir={tmp_path / each}", *critic, "update.epochs=1", f"update.loss_divisor={each}")[0]
+        for each in ("mean", "100.0")
+    ]
+    assert ways[1]["value_loss"] == pytest.approx(ways[0]["value_loss"])
+
+
 def test_a_rollout_can_be_learned_from_up_to_a_length(tmp_path):
     """The metrics are those of the whole rollouts, but no more than the first 30 tokens go through the model."""
     config = replay_config(tmp_path, iterations=1)

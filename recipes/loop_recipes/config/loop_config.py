@@ -224,7 +224,7 @@ class LearnerConfig:
     log_probs: Component
     """From ``loop_recipes.learner.logprobs``: the head that gives the sampled tokens' log-probs."""
     optimizer: Component
-    """Any ``torch.optim`` optimizer."""
+    """A ``torch.optim`` optimizer that keeps numbers and tensors of its parameters' shapes; Adafactor does not."""
     lr_scheduler: Component
     """From ``loop_recipes.learner.lr_schedules``, or one of torchtune's; a step is an iteration."""
     max_iterations: PositiveInt

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torchtune.training import FormattedCheckpointFiles
 
 from loop_recipes.config.components import build, check_component
@@ -111,10 +115,7 @@ def _check_components(config: LearnerConfig) -> None:
     built = {}
     for path in ("advantage", "loss", "log_probs"):
         check_component(path, getattr(config, path))
-        try:
-            built[path] = build(getattr(config, path))  # cheap, and they check their own arguments
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+        built[path] = _built(path, getattr(config, path))  # cheap, and they check their own arguments
     require(
         config.update.loss_divisor != "tokens" or getattr(built["loss"], "sums_tokens", False),
         f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
@@ -128,10 +129,38 @@ def _check_components(config: LearnerConfig) -> None:
         not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",
         f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
-    check_component("optimizer", config.optimizer, positional=1)
-    check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
+    _check_optimizer(config)
     for number, logger in enumerate(config.metric_logger):
         check_component(f"metric_logger[{number}]", logger)
+
+
+def _check_optimizer(config: LearnerConfig) -> None:
+    """That it and its schedule take their options, and that checkpoints can hold what it keeps: by a step."""
+    check_component("optimizer", config.optimizer, positional=1)
+    check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
+    weight = nn.Parameter(torch.zeros(64, 64))
+    weight.grad = torch.zeros_like(weight)
+    optimizer = _built("optimizer", config.optimizer, [weight])
+    _built("lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1)
+    try:
+        optimizer.step()
+    except TypeError as error:
+        raise ConfigError(f"optimizer: {error}") from error
+    except AssertionError:  # capturable: it takes steps on a GPU only
+        return
+    for name, state in optimizer.state[weight].items():
+        require(
+            type(state) is Tensor and (state.shape == weight.shape or state.numel() == 1),
+            f"optimizer: checkpoints cannot hold {name} of {config.optimizer['_component_']}, which is neither a "
+            "number nor of its parameter's shape; take another, such as torch.optim.AdamW",
+        )
+
+
+def _built(path: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return build(component, *args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _check_checkpoint_files(config: LearnerConfig) -> None:

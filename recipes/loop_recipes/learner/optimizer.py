@@ -14,7 +14,6 @@ from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.learner.checkpoint import TrainingState
 from loop_recipes.learner.model import adapter_parameters, trained_parameters
 from loop_recipes.learner.sharding import full_tensors, like_parameter, local_part
-from rollout_server.schema import ConfigError
 
 
 def build_optimizer(
@@ -25,17 +24,13 @@ def build_optimizer(
     checkpoint: TrainingState | None,
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of the adapter and the critic, and its schedule, which goes by iterations; both go on where a
-    checkpoint left them. Learning rates and other options are the config's, which may have changed since.
-
-    Raises:
-        ConfigError: one of them does not take a value that the config gives it.
-    """
+    checkpoint left them. Learning rates and other options are the config's, which may have changed since."""
     groups: list[dict[str, Any]] = [{"params": list(adapter_parameters(model).values())}]
     if critic is not None:
         groups.append({"params": list(critic.parameters())})
         if critic_lr is not None:
             groups[-1]["lr"] = critic_lr
-    optimizer = _built("optimizer", conf.optimizer, groups)
+    optimizer = build(conf.optimizer, groups)
     iterations_done = 0
     if checkpoint is not None:
         iterations_done = checkpoint.state["iteration"]
@@ -43,15 +38,10 @@ def build_optimizer(
         restore_optimizer(optimizer, parameters, checkpoint.optimizer)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # a schedule that begins in the middle asks for it
-    steps = {"num_training_steps": conf.max_iterations, "last_epoch": iterations_done - 1}
-    return optimizer, _built("lr_scheduler", conf.lr_scheduler, optimizer, **steps)
-
-
-def _built(key: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return build(component, *args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {error}") from error
+    scheduler = build(
+        conf.lr_scheduler, optimizer, num_training_steps=conf.max_iterations, last_epoch=iterations_done - 1
+    )
+    return optimizer, scheduler
 
 
 def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Writes AppWorld's ground-truth solutions as rollouts to learn from: the set of SFT-GT (LOOP, appendix C.1).
+r"""Writes AppWorld's ground-truth solutions as rollouts to learn from: the set of SFT-GT (LOOP, appendix C.1).
 
     loop-ground-truth worlds/appworld --model models/Qwen2.5-32B-Instruct --out runs/qwen2_5_32b_ground_truth
     loop-ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny \

@@ -244,6 +244,7 @@ class LoopAppWorldRecipe:
         self._score()
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
+        on_main_rank(self._stop.done)
         self._together = True
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:

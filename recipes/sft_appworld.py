@@ -162,8 +162,8 @@ class SftAppWorldRecipe:
             self.save_checkpoint()
             if any_rank(bool(self._stop)) and iteration < conf.max_iterations:
                 utils.log_rank_zero(log, f"stopped after iteration {iteration}: asked to")
-                on_main_rank(self._stop.done)
                 break
+        on_main_rank(self._stop.done)
         self._together = True
 
     def update(self, iteration: int) -> dict[str, Any]:

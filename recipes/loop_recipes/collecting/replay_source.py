@@ -36,7 +36,8 @@ class ReplaySource:
             if first.is_training and (first.name, first.iteration) == (second.name, second.iteration):
                 raise ConfigError(
                     f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
-                    "in the folder (of a run that went back to an earlier checkpoint, the newer one)"
+                    "in the folder (of a run that went back to an earlier checkpoint, the newer one; what several "
+                    "nodes collected of it, in one file)"
                 )
 
     def wait_ready(self) -> list[int]:

@@ -115,6 +115,14 @@ def test_a_stop_file_saves_and_ends_the_run(tmp_path, caplog):
     assert "stopped after iteration 1: asked to" in caplog.text
 
 
+def test_a_stop_file_that_comes_in_the_last_iteration_does_not_stop_a_longer_run(tmp_path):
+    config = replay_config(tmp_path, iterations=2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/stop").touch()
+    run(config, "max_iterations=1")
+    assert not (tmp_path / "run/stop").exists()
+
+
 def test_what_was_asked_for_ahead_is_taken_by_a_run_that_is_resumed_without_lag(tmp_path):
     config = replay_config(tmp_path, iterations=4, stale_by=1)
     (tmp_path / "run").mkdir()

@@ -61,6 +61,8 @@ class Reward:
         result = await deadline.call(self.function, arguments, DEADLINE_S)
         if isinstance(result, Grade):
             return result
+        if getattr(result, "shape", None) == ():
+            result = result.item()  # numpy's numbers, and torch's
         if not isinstance(result, int | float) or not 0.0 <= result <= 1.0:
             raise ValueError(f"reward {self.name} returned {result!r}, which is no number from 0 to 1")
         return Grade(float(result), result >= 1.0)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from agent_environments.protocol import Grade, UnknownTask
@@ -118,6 +119,9 @@ async def test_what_a_reward_may_return():
     task = {"id": "a_1", "target": 4}
     assert await reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
     assert await reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
+
+    for numpys, grade in ((np.bool_(True), Grade(1.0, True)), (np.float32(0.25), Grade(0.25, False))):
+        assert await reward(lambda numpys=numpys: numpys).grade(task, **EPISODE) == grade
 
     @reward
     async def own(target, bonus=0.0):

@@ -1,5 +1,6 @@
 """Every config that ships parses, is complete, and builds the algorithm that its name promises, for every model."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -116,11 +117,14 @@ def load(name: str, **changes) -> LoopConfig:
     return read_config(extended(OmegaConf.merge(OmegaConf.load(FOLDER / f"{name}.yaml"), changes)), LoopConfig)
 
 
+model_config = cache(load)
+
+
 @pytest.mark.parametrize("base", MODELS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_builds_over_every_model(name, base):
     config = load(name, extends=base)
-    plain = load(base)
+    plain = model_config(base)
     assert config.model == plain.model
     assert config.rollout_node.child.servers == plain.rollout_node.child.servers
     served = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.dtype]

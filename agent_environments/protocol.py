@@ -226,14 +226,29 @@ def create_pool(name: str, config: Mapping[str, Any], token_spans: TokenSpans) -
     Raises:
         ValueError: unknown name, or options that the pool's class does not take.
     """
+    build = pool_class(name)
+    try:
+        return build(token_spans=token_spans, **config)
+    except TypeError as error:
+        raise ValueError(f"environment {name!r} was given options it does not take: {error}") from error
+
+
+def pool_class(name: str) -> Callable[..., EnvironmentPool]:
+    """What builds the pool of this name.
+
+    Raises:
+        ValueError: an unknown name, or nothing that can be imported.
+    """
     target = ENVIRONMENTS.get(name, name if ":" in name else None)
     if target is None:
         raise ValueError(
             f"unknown environment {name!r}; registered: {', '.join(sorted(ENVIRONMENTS))}, or give 'module:Class'"
         )
     module, _, attribute = target.partition(":")
-    pool_class = getattr(importlib.import_module(module), attribute)
     try:
-        return pool_class(token_spans=token_spans, **config)
-    except TypeError as error:
-        raise ValueError(f"environment {name!r} was given options it does not take: {error}") from error
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    if not hasattr(found, attribute):
+        raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")
+    return getattr(found, attribute)

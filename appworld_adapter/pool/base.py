@@ -74,6 +74,9 @@ class DatasetPool:
         keep_experiments: bool = False,
         experiments_root: str | None = None,
     ) -> None:
+        for name, path in (("python", python), ("root", root)):
+            if not isinstance(path, str | Path):
+                raise ValueError(f"environment option {name} must be a path, not {path!r}")
         if keep_experiments and experiments_root is None:
             raise ValueError("keep_experiments needs experiments_root, a folder to keep them in")
         if max_worlds < 1 or observation_max_tokens < 1 or execute_timeout_s < 1 or episode_timeout_s <= 0:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agent_environments.protocol import UnknownTask
-from appworld_adapter.dataset import dataset_name, load_split
+from agent_environments.protocol import UnknownTask, create_pool, pool_class
+from appworld_adapter.dataset import load_split
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, port_problem
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
@@ -27,7 +27,7 @@ class Machines:
     """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each.
 
     Raises:
-        ConfigError: there is no node, or no GPU.
+        ConfigError: there is no node, no GPU, or no memory.
     """
 
     nodes: int
@@ -37,6 +37,8 @@ class Machines:
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus < 1:
             raise ConfigError(f"--nodes and --gpus must be at least 1, not {self.nodes} and {self.gpus}")
+        if not self.gpu_gib > 0:
+            raise ConfigError(f"--gpu-gib must be above 0, not {self.gpu_gib:g}")
 
 
 @dataclass(frozen=True)
@@ -185,23 +187,27 @@ def _run(report: Report, config: LoopConfig) -> bool:
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
-    if node.environment.name != "appworld":
-        report.row("environment", node.environment.name)
+    name, settings = node.environment.name, node.environment.config
+    if name != "appworld":
+        try:
+            pool_class(name)
+        except ValueError as error:
+            report.problems.append(f"rollout_node.config.environment.name: {error}")
+        report.row("environment", name)
         return
-    settings = node.environment.config
-    python = settings.get("python")
-    if python and not Path(python).exists():
-        report.problems.append(f"environment: {python} does not exist; run make setup, or set APPWORLD_PYTHON")
     wanted = config.collection.tasks or config.collection.split
     try:
-        tasks = load_split(settings.get("root", ""), wanted)
-        name = dataset_name(settings["root"])
-    except (FileNotFoundError, UnknownTask) as error:
+        dataset = create_pool(name, settings, lambda text: []).dataset
+        tasks = load_split(settings["root"], wanted)
+    except (ValueError, FileNotFoundError, UnknownTask) as error:
         report.problems.append(f"dataset: {error}")
         return
+    python = settings["python"]
+    if not Path(python).exists():
+        report.problems.append(f"environment: {python} does not exist; run make setup, or set APPWORLD_PYTHON")
     report.row(
         "dataset",
-        f"{name}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
+        f"{dataset}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
         f"{config.collection.rollouts_per_task} rollouts an iteration",
     )
     if len(tasks) < config.collection.tasks_per_iteration:

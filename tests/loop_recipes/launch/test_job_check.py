@@ -148,10 +148,39 @@ def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
     assert disk("fp32") - disk("bf16") == pytest.approx(250, abs=0.2)  # 2 bytes of 134,217,728 parameters
 
 
-@pytest.mark.parametrize("words", [("--gpus", "0"), ("--nodes", "0")])
-def test_no_gpu_and_no_node_are_one_line(check_32b, words):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", "0"), "--nodes and --gpus must be at least 1"),
+        (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
+        (("--gpu-gib", "-3"), "--gpu-gib must be above 0, not -3"),
+        (("rollout_node.config=abc",), "rollout_node.config must be a mapping, not str"),
+        (("rollout_node=[1]",), "rollout_node=[1]: a list cannot take the place of a section"),
+        (("model.lora_attn_modules={}",), "model.lora_attn_modules={}: a list cannot take the place of a section"),
+        (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
+        (("rollout_node=${nowhere}",), "rollout_node.config: Interpolation key 'nowhere' not found"),
+        (("seed=[",), "seed=[: while parsing a flow node"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_one_line(check_32b, words, message):
     code, _, _ = check_32b(*words)
-    assert "--nodes and --gpus must be at least 1" in str(code)
+    assert message in str(code)
+    assert "\n" not in str(code)
+
+
+@pytest.mark.parametrize(
+    ("output_dir", "message"),
+    [
+        ("null", "output_dir must be str, not None"),
+        ("[a]", "output_dir must be str, not ['a']"),
+        ("/proc/run", "output_dir /proc/run cannot be created"),
+        ("/etc/passwd", "output_dir /etc/passwd cannot be created: File exists; choose another"),
+    ],
+)
+def test_a_node_without_a_folder_is_one_line(capsys, output_dir, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout-node", "--config", "loop_appworld/tiny_cpu", f"output_dir={output_dir}"])
+    assert message in str(ended.value)
 
 
 def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
@@ -190,6 +219,11 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("max_iterations=null", "max_iterations must be int, not None"),
         ("collection.limits=null", "collection.limits must be a mapping, not None"),
         ("update.micro_batch_tokens=32k", "update.micro_batch_tokens must be int, not '32k'"),
+        ("rollout_node.config.environment.config.root=null", "environment option root must be a path, not None"),
+        ("rollout_node.config.environment.config.python=3", "environment option python must be a path, not 3"),
+        ("rollout_node.config.environment.config.promt=loop", "unexpected keyword argument 'promt'"),
+        ("rollout_node.config.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
+        ("rollout_node.config.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
     ],
 )
 def test_what_would_stop_a_job_is_named(check_32b, word, problem):

@@ -25,7 +25,6 @@ from loop_recipes.collecting.open import open_nodes
 from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
-from loop_recipes.config.preflight import make_output_dir
 from loop_recipes.evaluation.appworld_layout import MissingState, write_experiments
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
 from loop_recipes.evaluation.config import (
@@ -50,7 +49,7 @@ from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.client import NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, made_folder
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, NoRollouts, EvaluationTimeout, MissingState, UnknownTask)
 
@@ -82,7 +81,7 @@ class EvalAppWorldRecipe:
         self._config: EvalConfig = read_eval_config(cfg)
         self._policies = find_policies(self._config)
         self._output_dir = Path(self._config.output_dir).resolve()
-        make_output_dir(self._output_dir)
+        made_folder("output_dir", self._output_dir)
         self._worlds = self._output_dir / "worlds"
         # A log file has no width of its own, and a table in it should not be folded.
         self._console = Console() if sys.stdout.isatty() else Console(width=180)

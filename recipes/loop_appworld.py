@@ -30,7 +30,7 @@ from loop_recipes.collecting.source import SOURCE_ERRORS, check_versions
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_run, make_output_dir
+from loop_recipes.config.preflight import check_run
 from loop_recipes.learner.batching import check_token_ids, episodes, training_samples
 from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.learner.device_check import training_device
@@ -55,7 +55,7 @@ from loop_recipes.learner.turn_credit import spreader
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.ids import parse_collection_id
 from rollout_server.rollout import Rollout, by_episode
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, made_folder
 
 log = utils.get_logger("INFO")
 
@@ -96,7 +96,7 @@ class LoopAppWorldRecipe:
         self._dtype = DTYPES[self._config.dtype]
         self._device = training_device(self._config.device, self._dtype)
         self._output_dir = Path(self._config.output_dir).resolve()
-        make_output_dir(self._output_dir)
+        made_folder("output_dir", self._output_dir)
         self._stop = StopRequest(self._output_dir / "stop")
         self._cleanup = ExitStack()
         self._together = False

@@ -21,7 +21,7 @@ from loop_recipes.collecting.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
-from loop_recipes.config.preflight import check_learner, make_output_dir
+from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.learner.batching import Sample, check_token_ids
 from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
@@ -43,7 +43,7 @@ from loop_recipes.learner.process_group import (
 from loop_recipes.learner.run_metrics import rollout_metrics
 from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.turn_critic import HiddenPrefix
-from rollout_server.schema import ConfigError, require
+from rollout_server.schema import ConfigError, made_folder, require
 
 log = utils.get_logger("INFO")
 
@@ -101,7 +101,7 @@ class SftAppWorldRecipe:
         self._dtype = DTYPES[self._config.dtype]
         self._device = training_device(self._config.device, self._dtype)
         self._output_dir = Path(self._config.output_dir).resolve()
-        make_output_dir(self._output_dir)
+        made_folder("output_dir", self._output_dir)
         self._stop = StopRequest(self._output_dir / "stop")
         self._cleanup = ExitStack()
         self._together = False

@@ -146,8 +146,8 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
         try:
             await web.TCPSite(runner, config.host, config.port).start()
         except OSError as error:
-            why = error.strerror or error
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {why}; choose another port") from error
+            cure = f"{error.strerror or error}; choose another port or host"
+            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {cure}") from error
         port = runner.addresses[0][1]
         node.listens_at(f"http://{config.host}:{port}")
         # Read on other machines too, where 0.0.0.0 would be those machines themselves.

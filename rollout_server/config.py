@@ -7,7 +7,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -121,12 +121,18 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
         if "=" not in override:
             raise ConfigError(f"override {override!r} must be key=value")
     try:
-        merged = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        content = OmegaConf.load(file)
+    except Exception as error:  # the YAML parser's own errors, whose class depends on the parser in use
+        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
+    try:
+        merged = OmegaConf.merge(content, OmegaConf.from_dotlist(list(overrides)))
+    except Exception as error:  # the parser's, and a list in the place of a section
+        raise ConfigError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from error
+    try:
         data = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: {str(error).splitlines()[0]}") from error
-    except Exception as error:  # the YAML parser's own errors, whose class depends on the parser in use
-        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     return from_mapping(NodeConfig, data)
 
 

@@ -36,7 +36,7 @@ from rollout_server.inference.server_group import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from rollout_server.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, made_folder
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Node:
         self.config = config
         self.root = Path(config.root).resolve()
         for name in (COLLECTIONS, "policies", "logs"):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+            made_folder("root", self.root / name)
         self._lock_root()
         self.tokens = ChatTokens(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -46,6 +47,19 @@ def require(holds: object, message: str) -> None:
     field gets the section's path in front of it."""
     if not holds:
         raise ConfigError(message)
+
+
+def made_folder(key: str, folder: Path) -> Path:
+    """The folder that ``key`` names, which is made if need be.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{key} {folder} cannot be created: {error.strerror}; choose another") from error
+    return folder
 
 
 def from_mapping(section: type[Section], data: object, path: str = "") -> Section:

@@ -340,6 +340,9 @@ def yaml(policy, tmp_path):
         ("environment.config.speed=3", "environment 'counter' was given options it does not take"),
         ("root=${oc.env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE"),
         ("max_concurrent_episodes", "must be key=value"),
+        ("servers=[1]", "rollout-server: servers=[1]: Cannot merge incompatible container types"),
+        ("port=[", "rollout-server: port=[: while parsing a flow node"),
+        ("root=/etc/passwd", "root /etc/passwd/collections cannot be created: Not a directory; choose another"),
     ],
 )
 def test_bad_configurations_end_in_one_line(yaml, override, message, monkeypatch):
@@ -354,7 +357,8 @@ def test_no_token_ends_in_one_line(yaml, monkeypatch):
 
 def test_no_file_and_broken_yaml_end_in_one_line(monkeypatch, tmp_path):
     (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
-    for name in ("none.yaml", "broken.yaml"):
+    (tmp_path / "list.yaml").write_text("- a")
+    for name in ("none.yaml", "broken.yaml", "list.yaml"):
         message = refusal(monkeypatch, TOKEN, "--config", str(tmp_path / name))
         assert name in message
         assert "\n" not in message

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torchtune import config
 
-from loop_recipes.config.files import check_overrides, load_config
+from loop_recipes.config.files import load_config, overridden
 from rollout_server.schema import ConfigError
 
 
@@ -33,8 +33,9 @@ def parse(recipe_main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
 
 def _check_words(words: list[str]) -> None:
     """Of a command line; argparse itself says what is wrong with a missing ``--config``."""
+    config = OmegaConf.create()
     if "--config" in words[:-1]:
         place = words.index("--config")
-        load_config(words[place + 1])
+        config = load_config(words[place + 1])
         words = words[:place] + words[place + 2 :]
-    check_overrides([word for word in words if word not in ("-h", "--help", "--config")])
+    overridden(config, [word for word in words if word not in ("-h", "--help", "--config")])

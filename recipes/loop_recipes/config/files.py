@@ -24,6 +24,7 @@ from rollout_server.schema import ConfigError, from_mapping
 
 Section = TypeVar("Section")
 CONFIGS = recipes_folder() / "configs"
+_MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, AssertionError)
 
 
 def load_config(name: str) -> DictConfig:
@@ -63,10 +64,11 @@ def overridden(base: DictConfig, words: Sequence[str]) -> DictConfig:
     Not by torchtune's own function, because with it comes torch: a mistake in a config is said in the first second.
 
     Raises:
-        ConfigError: a word that is neither ``key=value`` nor ``~key``, or leaves out a key that is not there.
+        ConfigError: a word that is neither ``key=value`` nor ``~key``, leaves out a key that is not there, or gives a
+            value that is no YAML or does not fit the key.
     """
     check_overrides(words)
-    keys, values = _plain(base), []
+    keys, values = _plain(base), {}
     for word in words:
         if word.startswith("~"):
             _leave_out(keys, word[1:].split("."), word)
@@ -75,8 +77,24 @@ def overridden(base: DictConfig, words: Sequence[str]) -> DictConfig:
         if isinstance(section := keys.get(key), dict) and "_component_" in section:
             key += "._component_"
         value = "!!null" if value == "None" else value
-        values.append(f"{key}=!!str {value}" if "max_filename" in key else f"{key}={value}")
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(values)))
+        values[f"{key}=!!str {value}" if "max_filename" in key else f"{key}={value}"] = word
+    below = OmegaConf.create(keys)
+    try:
+        return cast(DictConfig, OmegaConf.merge(below, OmegaConf.from_dotlist(list(values))))
+    except _MERGE_ERRORS as error:
+        for value, word in values.items():
+            _check_alone(below, value, word)
+        raise ConfigError(f"{' '.join(words)}: {' '.join(str(error).split())}") from error
+
+
+def _check_alone(base: DictConfig, value: str, word: str) -> None:
+    """Say what is wrong with ``word``, if it cannot be merged by itself."""
+    try:
+        OmegaConf.merge(base, OmegaConf.from_dotlist([value]))
+    except TypeError as error:
+        raise ConfigError(f"{word}: a list cannot take the place of a section, nor a section that of a list") from error
+    except _MERGE_ERRORS as error:
+        raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
 
 
 def _leave_out(keys: dict[str, Any], path: Sequence[str], word: str) -> None:

@@ -85,17 +85,6 @@ def check_can_write(output_dir: Path) -> None:
     require(os.access(existing, os.W_OK | os.X_OK), f"output_dir {output_dir} {why}")
 
 
-def make_output_dir(output_dir: Path) -> None:
-    """
-    Raises:
-        ConfigError: it cannot be made.
-    """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output_dir {output_dir} cannot be created: {error.strerror}") from error
-
-
 def port_problem(node: NodeConfig) -> str | None:
     """Why the node could not listen at its port on this machine, in the system's words; None if it could."""
     if node.port == 0:

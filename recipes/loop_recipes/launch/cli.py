@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from loop_recipes.config.files import extended, load_config, overridden
 from rollout_server.config import NodeConfig, write_node_config
 from rollout_server.run_files import whole_file
-from rollout_server.schema import ConfigError, from_mapping
+from rollout_server.schema import ConfigError, from_mapping, made_folder, require
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _check(config, options.nodes, options.gpus, options.gpu_gib)
     except (ConfigError, OSError) as error:
         sys.exit(f"loop-launch: {error}")
+    except OmegaConfBaseException as error:
+        sys.exit(f"loop-launch: config {options.config}: {str(error).splitlines()[0]}")
 
 
 def compose(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -75,21 +77,23 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _node_config(config: DictConfig) -> NodeConfig:
-    section = OmegaConf.select(config, "rollout_node.config")
-    if not section:
-        raise ConfigError("the config has no rollout_node.config: say there what the rollout node serves")
     try:
-        plain = OmegaConf.to_container(section, resolve=True, throw_on_missing=True)
+        plain = OmegaConf.select(config, "rollout_node.config")
+        if OmegaConf.is_config(plain):
+            plain = OmegaConf.to_container(plain, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"rollout_node.config: {str(error).splitlines()[0]}") from error
+    if not plain:
+        raise ConfigError("the config has no rollout_node.config: say there what the rollout node serves")
     return from_mapping(NodeConfig, plain, "rollout_node.config")
 
 
 def _run_node(config: DictConfig, overrides: list[str]) -> None:
     """Write the node's YAML into the run's folder and become ``rollout-server``."""
     node = _node_config(config)
-    file = Path(config.output_dir).resolve() / "rollout_node.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    output_dir = config.get("output_dir")
+    require(isinstance(output_dir, str), f"output_dir must be str, not {output_dir!r}")
+    file = made_folder("output_dir", Path(output_dir).resolve()) / "rollout_node.yaml"
     # Several nodes of one job write the same file; none may read half of it.
     with whole_file(file) as partial:
         write_node_config(node, partial)

@@ -14,7 +14,7 @@ from loop_recipes.collecting.plan import run_name
 from loop_recipes.collecting.several_nodes import SeveralNodes
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.launch.cli import compose
-from rollout_server.schema import require
+from rollout_server.schema import made_folder, require
 
 POLICY_VERSION = 0
 """The version under which the policy is served."""
@@ -39,13 +39,13 @@ def served_policy(config: str, overrides: Sequence[str]) -> Iterator[ServedPolic
     Raises:
         ConfigError: of the config; and the errors of the node.
     """
-    from loop_recipes.config.preflight import check_rollout_node, make_output_dir  # torch, which --help does without
+    from loop_recipes.config.preflight import check_rollout_node  # torch, which --help does without
 
     conf = read_loop_config(compose(config, overrides))
     require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
     check_rollout_node(conf)
     out = Path(conf.output_dir).resolve()
-    make_output_dir(out)
+    made_folder("output_dir", out)
     nodes = open_nodes(conf.rollout_node, out, conf.collection.deadline_s)
     try:
         nodes.wait_ready()

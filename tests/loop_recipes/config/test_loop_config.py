@@ -233,6 +233,23 @@ def test_a_word_that_is_no_override_is_one_line(monkeypatch, word):
 
 
 @pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("rollout_node.config=[]", "a list cannot take the place of a section, nor a section that of a list"),
+        ("seed=[", "while parsing a flow node"),
+        ("seed=${", "no viable alternative at input"),
+        ("~nothing", "there is no such key"),
+    ],
+)
+def test_an_override_that_cannot_be_merged_is_one_line(monkeypatch, word, message):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/loop_appworld.py", "--config", "loop_appworld/tiny_cpu", "a=1", word])
+    with pytest.raises(SystemExit) as caught:
+        import_module("loop_appworld").recipe_main()
+    assert str(caught.value).startswith(f"loop_appworld: {word}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["seed=3", "update.epochs=2", "collection.tasks=[a_1,b_2]", "run_name=None"],

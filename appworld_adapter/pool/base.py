@@ -83,13 +83,13 @@ class DatasetPool:
             raise ValueError(
                 "max_worlds, observation_max_tokens and execute_timeout_s must be at least 1, episode_timeout_s above 0"
             )
-        self.root = Path(root)
+        self.root = Path(root).absolute()
         self.dataset = task_lists.dataset_name(root)
         self.rules = EpisodeRules(
             Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s), float(episode_timeout_s)
         )
         self.replays = 0
-        self._python = python
+        self._python = os.path.abspath(python)  # servers run in a folder of their own
         self._paper_parity = paper_parity
         self._keep = keep_experiments
         self._experiments_root = experiments_root

@@ -268,6 +268,17 @@ async def test_bad_options_are_refused_before_work_begins(tmp_path):
 
 
 @module_loop
+async def test_paths_may_be_relative(monkeypatch):
+    monkeypatch.chdir("/")
+    pool = make_pool(python=PYTHON.lstrip("/"), root=str(ROOT).lstrip("/"), max_worlds=1)
+    await pool.open()
+    card, _ = volume_task()
+    grade = await play(pool, card.task_id, ["print(1)"])
+    await pool.close()
+    assert grade is not None
+
+
+@module_loop
 async def test_kept_experiments_are_kept(tmp_path_factory):
     base = tmp_path_factory.mktemp("k")
     pool = make_pool(max_worlds=1, keep_experiments=True, experiments_root=str(base))

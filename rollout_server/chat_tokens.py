@@ -25,6 +25,21 @@ MOST_CACHED_CHARACTERS = 20_000
 """Of a message whose ids are kept: 512 messages of any length could fill the memory."""
 
 
+def read_tokenizer(model_dir: str | Path) -> Tokenizer:
+    """The tokenizer of a model's folder.
+
+    Raises:
+        ValueError: no ``tokenizer.json`` in it, or a damaged one.
+    """
+    file = Path(model_dir) / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(f"no tokenizer.json in {model_dir}: give the folder of a Hugging Face model")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own for it
+        raise ValueError(f"{file} is damaged: {error}; copy it anew from the model") from error
+
+
 class ChatTokens:
     """The policy's tokenizer, with ChatML around it.
 
@@ -38,14 +53,13 @@ class ChatTokens:
         vocab_size: number of ids the tokenizer knows, added tokens included; the model's embedding may be larger.
 
     Raises:
-        ValueError: no ``tokenizer.json``, a missing ChatML token, or a tokenizer in which text can spell one.
+        ValueError: no ``tokenizer.json`` or a damaged one, a missing ChatML token, or a tokenizer in which text can
+            spell one.
     """
 
     def __init__(self, model_dir: str | Path):
         file = Path(model_dir) / "tokenizer.json"
-        if not file.is_file():
-            raise ValueError(f"no tokenizer.json in {model_dir}: give the folder of a Hugging Face model")
-        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer = read_tokenizer(model_dir)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

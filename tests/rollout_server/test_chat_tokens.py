@@ -81,6 +81,12 @@ def test_missing_tokenizer_is_named(tmp_path):
         ChatTokens(tmp_path)
 
 
+def test_a_damaged_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged: EOF .*; copy it anew"):
+        ChatTokens(tmp_path)
+
+
 def test_tokenizer_without_chatml_is_refused(folder, tmp_path):
     text = (folder / "tokenizer.json").read_text().replace("<|im_end|>", "<|other|>")
     (tmp_path / "tokenizer.json").write_text(text)

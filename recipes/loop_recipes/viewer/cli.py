@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--collection", action="append", metavar="ID", help="with --export: only this one; repeatable")
     parser.add_argument("--max-mb", type=float, default=200.0, help="with --export: refuse to write more (200)")
     parsed = parser.parse_args(arguments)
+    if not 0 <= parsed.port <= 65535:
+        parser.error(f"--port is {parsed.port}; it must be 0 to 65535")
     try:
         run = RunData(parsed.run, parsed.model)
         if parsed.export is not None:
@@ -40,7 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"rollout-viewer: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"rollout-viewer: {error.strerror or error}; choose another --port or --export file", file=sys.stderr)
+        file = f"{parsed.export}: " if parsed.export is not None else ""
+        print(
+            f"rollout-viewer: {file}{error.strerror or error}; choose another --port or --export file", file=sys.stderr
+        )
         return 1
     return 0
 

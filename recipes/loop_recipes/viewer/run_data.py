@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from tokenizers import Tokenizer
 
 from agent_environments.agent_turns import agent_turns
 from appworld_adapter.behavior import api_calls
@@ -23,6 +22,7 @@ from loop_recipes.collecting.turn_values import read_turn_values, values_file
 from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.paths import METRICS_FILE
+from rollout_server.chat_tokens import read_tokenizer
 from rollout_server.ids import parse_collection_id
 from rollout_server.run_files import find_logs, meta_path, read_lines
 
@@ -49,7 +49,7 @@ class RunData:
             tokens are shown as numbers.
 
     Raises:
-        ValueError: there is nothing to show at ``path``.
+        ValueError: there is nothing to show at ``path``, or no tokenizer in ``model``.
     """
 
     def __init__(self, path: Path, model: Path | None = None) -> None:
@@ -62,8 +62,8 @@ class RunData:
         if self.path.is_file() and not any("rollout_id" in line.record for line in read_lines(self.path)):
             raise ValueError(f"{path} is no log of rollouts")
         folder = model or self._model_folder()
-        tokenizer = folder / "tokenizer.json" if folder is not None else None
-        self._tokenizer = Tokenizer.from_file(str(tokenizer)) if tokenizer is not None and tokenizer.is_file() else None
+        known = folder is not None and (model is not None or (folder / "tokenizer.json").is_file())
+        self._tokenizer = read_tokenizer(folder) if folder is not None and known else None
         self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
 
     @property
@@ -256,7 +256,10 @@ class RunData:
     def _model_folder(self) -> Path | None:
         for file in (self.path / "rollout_node.yaml", self.path / "evaluation" / "rollout_node.yaml"):
             if file.is_file():
-                return Path(OmegaConf.load(file).model.path)
+                try:
+                    return Path(OmegaConf.load(file).model.path)
+                except Exception as error:  # the YAML parser's own errors, and no model.path
+                    raise ValueError(f"{file} is damaged; remove it, and give --model") from error
         return None
 
     def _decode_token(self, token: int) -> str:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -226,6 +227,20 @@ def test_what_is_no_run_is_one_clear_line(tmp_path, capsys, path, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_what_cannot_be_used_is_one_clear_line(run_folder, tmp_path, capsys):
+    assert main([str(run_folder), "--model", str(tmp_path), "--export", str(tmp_path / "page.html")]) == 1
+    assert capsys.readouterr().err.startswith(f"rollout-viewer: no tokenizer.json in {tmp_path}: give the folder")
+    assert main([str(run_folder), "--export", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"rollout-viewer: {tmp_path}")
+    shutil.copytree(run_folder, tmp_path / "run")
+    (tmp_path / "run/rollout_node.yaml").write_text("")
+    assert main([str(tmp_path / "run"), "--export", str(tmp_path / "page.html")]) == 1
+    assert "rollout_node.yaml is damaged; remove it, and give --model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(run_folder), "--port", "99999"])
+    assert "--port is 99999; it must be 0 to 65535" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_one_clear_line(run_folder):

@@ -83,6 +83,10 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args(words)
+    if not 0 <= arguments.port <= 65535:
+        parser().error(f"--port is {arguments.port}; it must be 0 to 65535")
+    if not arguments.idle_timeout_s > 0:
+        parser().error(f"--idle-timeout-s is {arguments.idle_timeout_s:g}; it must be above 0")
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         sys.exit(f"serve-environment: set {TOKEN_VARIABLE}, the token that clients must send")

@@ -300,10 +300,15 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
         lines = (folder / "results.jsonl").read_text().splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl): {error}") from error
-    if report.get("schema") != SCHEMA:
-        raise ValueError(f"{folder}: report schema {report.get('schema')!r} is not {SCHEMA}")
+    schema = report.get("schema") if isinstance(report, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"{folder}: report schema {schema!r} is not {SCHEMA}")
     grouped: dict[tuple[str, str], list[TaskResult]] = {}
-    for line in lines:
-        data = json.loads(line)
-        grouped.setdefault((data["policy"], data["sampling"]), []).append(TaskResult.from_dict(data))
+    for number, line in enumerate(lines, start=1):
+        try:
+            data = json.loads(line)
+            grouped.setdefault((data["policy"], data["sampling"]), []).append(TaskResult.from_dict(data))
+        except (ValueError, KeyError, TypeError) as error:
+            file = folder / "results.jsonl"
+            raise ValueError(f"{file}:{number} is no result; evaluate again, which repeats no rollout") from error
     return report, [NamedResults(name, sampling, results) for (name, sampling), results in grouped.items()]

@@ -220,6 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
     parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
     parsed = parser.parse_args(arguments)
+    if parsed.smooth < 1:
+        parser.error(f"--smooth is {parsed.smooth}; it must be at least 1")
     first = Path(parsed.curves[0].rpartition("=")[2].split(",")[0])
     output = parsed.output or (first if first.is_dir() else first.parent)
     try:
@@ -227,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = write_rollout_figures(first, output, parsed.task)
         else:
             written = write_figures([parse_curve(text) for text in parsed.curves], output, parsed.smooth)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"loop-plots: {error}", file=sys.stderr)
         return 1
     print(*written, sep="\n")

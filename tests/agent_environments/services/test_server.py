@@ -274,6 +274,19 @@ async def test_strangers_and_nonsense_are_refused_in_one_line(served):
                 assert (await socket.receive_json())["data"]["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", "99999"), "--port is 99999; it must be 0 to 65535"),
+        (("--idle-timeout-s", "-1"), "--idle-timeout-s is -1; it must be above 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_anything_is_opened(words, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["counter", *words])
+    assert message in capsys.readouterr().err
+
+
 async def start_service(port=0):
     process = await asyncio.create_subprocess_exec(
         sys.executable,

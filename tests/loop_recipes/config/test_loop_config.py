@@ -241,7 +241,7 @@ def test_a_word_that_is_no_override_is_one_line(monkeypatch, word):
         ("~nothing", "there is no such key"),
     ],
 )
-def test_an_override_that_cannot_be_merged_is_one_line(monkeypatch, word, message):
+def test_a_value_that_cannot_be_merged_is_one_line(monkeypatch, word, message):
     monkeypatch.setattr(sys, "argv", ["/somewhere/loop_appworld.py", "--config", "loop_appworld/tiny_cpu", "a=1", word])
     with pytest.raises(SystemExit) as caught:
         import_module("loop_appworld").recipe_main()

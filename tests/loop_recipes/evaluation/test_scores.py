@@ -150,6 +150,23 @@ def test_compare_evals_refuses_evaluations_with_other_turns_in_an_environment(tm
     )
 
 
+@pytest.mark.parametrize("damaged", ["cut", "{}", "[1]"])
+def test_compare_evals_names_a_damaged_line(tmp_path, capsys, damaged):
+    first = write_evaluation(tmp_path / "first", runs("+---"))
+    file = tmp_path / "first/results.jsonl"
+    line = file.read_text().splitlines()[0]
+    file.write_text(f"{line}\n{line[:-9] if damaged == 'cut' else damaged}")
+    assert compare_evals([first]) == 1
+    assert capsys.readouterr().err.startswith(f"compare-evals: {file}:2 is no result; evaluate again")
+
+
+def test_compare_evals_refuses_a_report_that_is_none(tmp_path, capsys):
+    first = write_evaluation(tmp_path / "first", runs("+---"))
+    (tmp_path / "first/report.json").write_text("[]")
+    assert compare_evals([first]) == 1
+    assert "report schema None is not" in capsys.readouterr().err
+
+
 def test_compare_evals_says_it_by_group(tmp_path, capsys):
     groups = {"all tasks": TASKS, "bs": ["bbb_1", "bbb_2"]}
     first = write_evaluation(tmp_path / "first", runs("+---"), groups=groups)

@@ -101,6 +101,16 @@ def test_a_line_cut_short_is_left_out_and_a_damaged_one_named(tmp_path, capsys):
     assert capsys.readouterr().err == f"loop-plots: {run}/metrics.jsonl:4 is no line of metrics: it has no iteration\n"
 
 
+def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
+    run = write_run(tmp_path / "demo", [0.1, 0.5])
+    (tmp_path / "file").touch()
+    assert main([str(run), "--output", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"loop-plots: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
+    with pytest.raises(SystemExit):
+        main([str(run), "--smooth", "0"])
+    assert "--smooth is 0; it must be at least 1" in capsys.readouterr().err
+
+
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"loop-plots: {tmp_path} is no training run: there is no metrics.jsonl\n"

@@ -72,10 +72,16 @@ def fetch(appworld: Path, root: Path) -> str:
     """Download into a folder beside ``root``, verify, move it to ``root``; returns the verdict.
 
     Raises:
-        FetchError: no or incomplete download, or a reference solution that failed; ``root`` is as it was.
+        FetchError: no or incomplete download, a reference solution that failed, or a ``root`` that holds something
+            else; ``root`` is as it was.
     """
-    root.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    if root.exists() and not (root / "data").is_dir() and not (root.is_dir() and not any(root.iterdir())):
+        raise FetchError(f"--root {root} holds something other than AppWorld's data; give another folder")
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    except OSError as error:
+        raise FetchError(f"--root {root} cannot be created: {error.strerror}; give another folder") from error
     try:
         printed = run(appworld, "download", "data", "--root", str(temporary), timeout_s=DOWNLOAD_TIMEOUT_S)
         if not (temporary / "data" / "datasets").is_dir():

@@ -172,7 +172,19 @@ def up_to_date(root: Path, wanted: dict[str, Any]) -> bool:
         found = json.loads((root / "dataset.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return all(found.get(key) == value for key, value in wanted.items())
+    return isinstance(found, dict) and all(found.get(key) == value for key, value in wanted.items())
+
+
+def may_be_replaced(root: Path) -> bool:
+    """Whether nothing but an earlier synthetic world is lost with ``root``."""
+    if not root.exists():
+        return True
+    try:
+        if not any(root.iterdir()):
+            return True
+        return str(json.loads((root / "dataset.json").read_text(encoding="utf-8"))["name"]).startswith("synthetic-")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def replace_folder(new: Path, old: Path) -> None:
@@ -198,9 +210,14 @@ def main() -> None:
     if up_to_date(root, describe(*parameters)):
         print(f"{root}: {describe(*parameters)['name']} is there already", file=sys.stderr)
         return
+    if not may_be_replaced(root):
+        sys.exit(f"generate.py: --root {root} holds something other than a synthetic world; give another folder")
     warnings.filterwarnings("ignore")
-    root.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    except OSError as error:
+        sys.exit(f"generate.py: --root {root} cannot be created: {error.strerror}; give another folder")
     try:
         dataset = generate(temporary, *parameters)
         measure_idleness(temporary)

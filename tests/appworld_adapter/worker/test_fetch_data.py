@@ -65,6 +65,22 @@ def test_whatever_is_not_verified_leaves_everything_as_it_was(tmp_path, options,
     assert (root / "data" / "old").exists()
 
 
+@pytest.mark.parametrize("content", ["notes.txt", "appworld/data/old"])
+def test_a_folder_of_something_else_is_left_alone(tmp_path, content):
+    root = tmp_path / "worlds"
+    (root / content).parent.mkdir(parents=True)
+    (root / content).touch()
+    with pytest.raises(FetchError, match="holds something other than AppWorld's data; give another folder"):
+        fetch(engine(tmp_path), root)
+    assert (root / content).exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FetchError, match="cannot be created: Not a directory; give another folder"):
+        fetch(engine(tmp_path), tmp_path / "file" / "root" / "appworld")
+
+
 def test_no_engine_is_one_clear_error(tmp_path):
     with pytest.raises(FetchError, match="No such file"):
         fetch(tmp_path / "appworld", tmp_path / "root")

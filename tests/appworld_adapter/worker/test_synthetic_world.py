@@ -86,6 +86,26 @@ def test_generator_refuses_bad_arguments_before_it_loads_the_engine(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("content", "text"), [("notes.txt", "mine"), ("dataset.json", '{"name": "other"}')])
+def test_generator_leaves_a_folder_of_something_else_alone(tmp_path, content, text):
+    (tmp_path / content).write_text(text)
+    command = [sys.executable, str(GENERATOR), "--root", str(tmp_path)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    assert finished.returncode == 1
+    said = "holds something other than a synthetic world; give another folder"
+    assert finished.stderr == f"generate.py: --root {tmp_path} {said}\n"
+    assert (tmp_path / content).read_text() == text
+
+
+def test_generator_says_that_a_folder_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    root = tmp_path / "file" / "worlds" / "synthetic"
+    finished = subprocess.run(
+        [sys.executable, str(GENERATOR), "--root", str(root)], capture_output=True, text=True, timeout=COMMAND_S
+    )
+    assert finished.stderr == f"generate.py: --root {root} cannot be created: Not a directory; give another folder\n"
+
+
 class Recorder:
     """Stands in for the engine's test tracker: keeps which requirements held."""
 

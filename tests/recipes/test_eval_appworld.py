@@ -317,6 +317,10 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     (tmp_path / "evaluation/report.json").write_text(json.dumps(report))
     with pytest.raises(ConfigError, match="is gone or has changed since"):
         find_policies(read_eval_config(chosen))
+    for damaged in ("{", "{}", "[]"):
+        (tmp_path / "evaluation/report.json").write_text(damaged)
+        with pytest.raises(ConfigError, match=r"^policies\[0\]\.adapter: .*report\.json is damaged; evaluate again$"):
+            find_policies(read_eval_config(chosen))
 
 
 @pytest.mark.parametrize(

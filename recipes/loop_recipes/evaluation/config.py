@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -299,7 +300,15 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
     """The adapter that an evaluation found best, and how; the folder itself, and "", if it is no evaluation."""
     if not (folder / "report.json").is_file():
         return folder, ""
-    report = json.loads((folder / "report.json").read_text())
+    try:
+        return _best_of_report(folder, json.loads((folder / "report.json").read_text()), key)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise ConfigError(f"{key}.adapter: {folder / 'report.json'} is damaged; evaluate again") from error
+
+
+def _best_of_report(folder: Path, report: Mapping[str, Any], key: str) -> tuple[Path, str]:
     on_test = report["split"].startswith("test")
     require(not on_test, f"{key}.adapter: {folder} scored on {report['split']}; choose among adapters on dev")
     choices = [policy for policy in report["policies"] if policy["name"] == report["best"]]

@@ -336,6 +336,8 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ({"tasks": ["reach4_1"]}, "exactly one of split and tasks"),
         ({"samplings": [{"temperature": -1}]}, r"samplings\[0\].temperature must be at least 0, not -1"),
         ({"samplings": [{"runs": 0}]}, r"samplings\[0\].runs must be above 0, not 0"),
+        ({"samplings": [{"top_p": 2.0}]}, r"samplings\[0\].top_p must be at most 1, not 2"),
+        ({"samplings": [{"top_k": 0}]}, r"samplings\[0\].top_k must be -1 or at least 1"),
         ({"samplings": [{"runs": 1}, {"runs": 2}]}, "ask for more runs"),
         ({"dataset_root": "/nowhere"}, "dataset_root /nowhere holds no folder data"),
         ({"appworld_experiments": True}, "needs rollout_node.launch: true"),

@@ -189,7 +189,7 @@ def test_a_runs_folder_is_learned_from_without_its_scores_and_branches(tmp_path)
     for name in names:
         (evaluation / f"{name}.jsonl").write_text(train_logs[0].read_text())
     assert read_fixed_set(FixedSetConfig([str(tmp_path)])).digest == learned.digest
-    with pytest.raises(ConfigError, match=r"rollouts\.logs: only scores of policies and branches are there"):
+    with pytest.raises(ConfigError, match=r"rollouts\.logs: no rollouts, or only scores and branches, are there"):
         read_fixed_set(FixedSetConfig([str(tmp_path / "evaluation")]))
     by_name = read_fixed_set(FixedSetConfig([str(evaluation / f"{names[2]}.jsonl")]))
     assert len(by_name.rollouts) == len(train_logs[0].read_text().splitlines())

@@ -96,7 +96,10 @@ def read_fixed_set(config: FixedSetConfig) -> FixedSet:
                 rollouts += _read(log)
     if config.most_per_task is not None:
         rollouts = _at_most(rollouts, config.most_per_task)
-    require(rollouts, "rollouts.logs: only scores of policies and branches are there; to train on one, name its log")
+    require(
+        rollouts,
+        "rollouts.logs: no rollouts, or only scores and branches, are there; to train on one, name its log",
+    )
     twice = [name for name, count in Counter(rollout.rollout_id for rollout in rollouts).items() if count > 1]
     require(not twice, f"rollouts.logs: rollout {twice[:1]} is there twice; name each log once")
     datasets = sorted({rollout.dataset for rollout in rollouts})

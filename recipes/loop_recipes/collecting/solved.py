@@ -20,6 +20,19 @@ from rollout_server.run_files import COLLECTIONS, write_rollouts
 from rollout_server.schema import require
 
 
+def check_budget(temperatures: Sequence[float], attempts: int, rollouts: int | None) -> None:
+    """
+    Raises:
+        ConfigError: no temperature, one twice to two decimals, below 0.01 or above 10, no attempt or no rollout.
+    """
+    require(rollouts is None or rollouts >= 1, "rollouts must be at least one")
+    require(temperatures and attempts >= 1, "temperatures and attempts must be at least one")
+    in_range = all(0 < temperature <= 10 for temperature in temperatures)
+    percent = [round(100 * temperature) for temperature in temperatures if in_range]
+    distinct = in_range and len(set(percent)) == len(percent) and min(percent) > 0
+    require(distinct, f"temperatures {list(temperatures)} must differ by 0.01 at least, be above 0 and at most 10")
+
+
 @dataclass(frozen=True)
 class SolvedSearch:
     """What to sample: every task at every temperature, ``attempts`` times at most, and ``rollouts`` in all at most.
@@ -30,7 +43,7 @@ class SolvedSearch:
         seed: each temperature has a seed of its own in each round, made from it.
 
     Raises:
-        ConfigError: no temperature, one twice to two decimals or below 0.01, no attempt or no rollout.
+        ConfigError: see :func:`check_budget`.
     """
 
     name: str
@@ -43,11 +56,7 @@ class SolvedSearch:
     rollouts: int | None = None
 
     def __post_init__(self) -> None:
-        percent = [round(100 * temperature) for temperature in self.temperatures]
-        require(self.rollouts is None or self.rollouts >= 1, "rollouts must be at least one")
-        require(percent and self.attempts >= 1, "temperatures and attempts must be at least one")
-        distinct = len(set(percent)) == len(percent) and min(percent) > 0
-        require(distinct, f"temperatures {list(self.temperatures)} must differ by 0.01 at least and be above 0")
+        check_budget(self.temperatures, self.attempts, self.rollouts)
 
     def round(self, solved: Mapping[float, Collection[str]], attempt: int, asked: int) -> list[CollectionRequest]:
         """The requests of a round after ``asked`` rollouts: what each temperature has not solved. Where ``rollouts``

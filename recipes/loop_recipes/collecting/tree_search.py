@@ -28,6 +28,16 @@ from rollout_server.rollout import Rollout
 from rollout_server.schema import require
 
 
+def check_search(iterations: int, exploration: float, threshold: float) -> None:
+    """
+    Raises:
+        ConfigError: no iteration, or a weight or threshold below 0.
+    """
+    require(iterations >= 1, f"iterations is {iterations}; it must be at least 1")
+    require(exploration >= 0, f"exploration is {exploration}; it must not be negative")
+    require(threshold >= 0, f"threshold is {threshold}; it must not be negative")
+
+
 @dataclass(frozen=True)
 class TreeSearch:
     """``iterations`` rollouts of each of ``tasks`` beside the two that its tree begins with.
@@ -36,7 +46,7 @@ class TreeSearch:
     between the values of a pair.
 
     Raises:
-        ConfigError: no iteration, or a weight or threshold below 0.
+        ConfigError: see :func:`check_search`.
     """
 
     name: str
@@ -47,9 +57,7 @@ class TreeSearch:
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.iterations >= 1, f"iterations is {self.iterations}; it must be at least 1")
-        require(self.exploration >= 0, f"exploration is {self.exploration}; it must not be negative")
-        require(self.threshold >= 0, f"threshold is {self.threshold}; it must not be negative")
+        check_search(self.iterations, self.exploration, self.threshold)
 
     def run(
         self, source: CollectionSource, folder: Path, on_iteration: Callable[[int, int], None] = lambda *_: None

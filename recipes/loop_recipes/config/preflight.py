@@ -66,6 +66,14 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
     if starts_now:
         _check_new_or_resumed(config)
     check_can_write(Path(config.output_dir))
+    check_initial_adapter(config)
+
+
+def check_initial_adapter(config: LearnerConfig) -> None:
+    """
+    Raises:
+        ConfigError: ``initial_adapter`` is given, and is none.
+    """
     require(
         not config.initial_adapter or is_adapter(Path(config.initial_adapter)),
         f"initial_adapter {config.initial_adapter} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}",

@@ -89,12 +89,15 @@ class SamplingConfig:
 
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
     """0 is greedy."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Samples from the most likely tokens that together have this probability."""
     top_k: int = -1
     """Samples from this many most likely tokens; -1 from all."""
     runs: PositiveInt = 5
     """How many runs over all tasks are made with it."""
+
+    def __post_init__(self) -> None:
+        require(self.top_k == -1 or self.top_k >= 1, "top_k must be -1 or at least 1")
 
     @property
     def label(self) -> str:

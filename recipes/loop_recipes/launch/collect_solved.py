@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 
-from loop_recipes.collecting.solved import Found, SolvedSearch, search
+from loop_recipes.collecting.solved import Found, SolvedSearch, check_budget, search
 from loop_recipes.collecting.source import SOURCE_ERRORS
 from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
@@ -51,6 +51,7 @@ def collect_solved(options: argparse.Namespace) -> Found:
     Raises:
         ConfigError: of the config or the options; and the errors of the node.
     """
+    check_budget(options.temperatures, options.attempts, options.rollouts)  # before the node starts
     started = time.monotonic()
     hours = float("inf") if options.hours is None else options.hours
     with served_policy(options.config, options.overrides) as served:

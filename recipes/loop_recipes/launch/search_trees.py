@@ -16,7 +16,7 @@ from pathlib import Path
 
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.source import SOURCE_ERRORS
-from loop_recipes.collecting.tree_search import TreeSearch
+from loop_recipes.collecting.tree_search import TreeSearch, check_search
 from loop_recipes.collecting.turn_pairs import PAIRS_FILE, TURN_PAIRS, read_pairs
 from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.served_policy import POLICY_VERSION, served_policy
@@ -50,6 +50,7 @@ def search_trees(options: argparse.Namespace) -> Path:
     Raises:
         ConfigError: of the config or the options; and the errors of the node.
     """
+    check_search(options.iterations, options.exploration, options.threshold)  # before the node starts
     with served_policy(options.config, options.overrides) as served:
         collection = served.conf.collection
         how = HowToSample(1, POLICY_VERSION, collection.sampling, collection.limits, served.conf.seed)

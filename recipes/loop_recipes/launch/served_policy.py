@@ -39,11 +39,13 @@ def served_policy(config: str, overrides: Sequence[str]) -> Iterator[ServedPolic
     Raises:
         ConfigError: of the config; and the errors of the node.
     """
-    from loop_recipes.config.preflight import check_rollout_node  # torch, which --help does without
+    # torch, which --help does without
+    from loop_recipes.config.preflight import check_initial_adapter, check_rollout_node
 
     conf = read_loop_config(compose(config, overrides))
     require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
     check_rollout_node(conf)
+    check_initial_adapter(conf)
     out = Path(conf.output_dir).resolve()
     made_folder("output_dir", out)
     nodes = open_nodes(conf.rollout_node, out, conf.collection.deadline_s)

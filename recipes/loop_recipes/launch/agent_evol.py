@@ -17,7 +17,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loop_recipes.launch.cli import split_words
+from loop_recipes.collecting.solved import check_budget
+from loop_recipes.config.files import extended, load_config, overridden
+from loop_recipes.config.loop_config import read_loop_config
+from loop_recipes.config.sft_config import read_sft_config
+from loop_recipes.launch.cli import compose, split_words
 from loop_recipes.launch.collect_solved import SOLVED
 from loop_recipes.launch.resumable import exit_status
 from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
@@ -45,6 +49,17 @@ class AgentEvol:
     temperature: float = 1.0
     ranks: int = 1
     seed: int = 0
+
+    def check(self) -> None:
+        """What both kinds of commands would refuse, before the first of them samples for hours.
+
+        Raises:
+            ConfigError: one line that names the key and the cure.
+        """
+        check_budget([self.temperature], self.attempts, None)
+        read_loop_config(compose(self.config, self.collecting))
+        learning = [*self.learning, "output_dir=.", "rollouts.logs=[solved]"]
+        read_sft_config(extended(overridden(load_config(self.training), learning), "sft_appworld"))
 
     def collect(self, folder: Path, number: int, policy: Path | None) -> list[str]:
         """The command that samples round ``number`` (from 1) with ``policy``, None for the one it all begins with."""
@@ -115,6 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
     def work() -> str:
+        wanted.check()
         return f"newest policy: {agent_evol(wanted, options.out.resolve(), options.rounds)}"
 
     return exit_status("loop-agent-evol", work, (ConfigError, StepFailed, OSError))

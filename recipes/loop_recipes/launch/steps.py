@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from agent_environments import process_guard
 from rollout_server.run_files import is_adapter, write_whole
-from rollout_server.schema import require
+from rollout_server.schema import ConfigError, made_folder, require
 
 GRACE_S = 300.0
 """Seconds that a command has to save and to stop its node, once it is asked to end."""
@@ -43,15 +43,18 @@ class Steps:
         options: what the commands depend on, JSON-able.
 
     Raises:
-        ConfigError: the folder was begun with other options.
+        ConfigError: the folder was begun with other options, cannot be made, or its file is damaged.
     """
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        made_folder("the folder", folder)
         self._file = folder / "steps.json"
         state: dict[str, Any] = {"options": dict(options), "done": []}
         if self._file.exists():
-            state = json.loads(self._file.read_text())
+            try:
+                state = {**state, **json.loads(self._file.read_text())}
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{self._file} is damaged; remove it to begin again") from error
         other = [name for name in options if state["options"].get(name) != options[name]]
         require(not other, f"{folder} was begun with another {', '.join(other)}; give the same, or another folder")
         self._options, self.done = state["options"], list(state["done"])

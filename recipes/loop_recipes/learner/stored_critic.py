@@ -51,7 +51,23 @@ def stored_config(run: Path) -> SftConfig:
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
-    return read_sft_config(load_config(str(file)))
+    try:
+        return read_sft_config(load_config(str(file)))
+    except ConfigError as error:
+        raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
+
+
+def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
+    """The config of a run that trained a critic of turns, and its loss.
+
+    Raises:
+        ConfigError: it is no such run.
+    """
+    conf = stored_config(run)
+    loss = build(conf.loss)
+    if not isinstance(loss, TurnAdvantage):
+        raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
+    return conf, loss
 
 
 def load_learner(run: Path) -> tuple[SftConfig, Learner]:
@@ -85,10 +101,7 @@ def critic_over(
     learner: Learner, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
 ) -> TurnCritic:
     """The critic of a run, as :func:`load_turn_critic`, over ``learner``, whose base model must be the run's."""
-    conf = stored_config(run)
-    loss = build(conf.loss)
-    if not isinstance(loss, TurnAdvantage):
-        raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
+    conf, loss = critic_config(run)
     theirs, ours = (Path(each.checkpointer["checkpoint_dir"]).resolve() for each in (conf, learner.conf))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
     tensors = load_adapter(adapter or newest_adapter(run), learner.model)

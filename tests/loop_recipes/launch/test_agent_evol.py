@@ -10,7 +10,8 @@ from loop_recipes.launch.steps import StepFailed
 from rollout_server.run_files import ADAPTER_FILES
 from support.small_runs import stored_rollout
 
-COMMAND = ["--config", "loop.yaml", "--training", "sft.yaml", "collection.split=train:1", "--seed", "5"]
+CONFIGS = ["--config", "loop_appworld/tiny_cpu", "--training", "sft_appworld/tiny_cpu"]
+COMMAND = [*CONFIGS, "collection.split=train:1", "--seed", "5"]
 ITERATIONS = 3
 
 
@@ -62,6 +63,30 @@ def test_the_set_grows_and_each_training_begins_at_the_base(monkeypatch, tmp_pat
     assert said(second_training, "initial_adapter") is None
     assert said(second_training, "max_iterations") == "3"
     assert f"newest policy: {tmp_path}/round_02/trained/policies/policy-v0003" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "loop_appworld/nosuch"], "no config 'loop_appworld/nosuch'"),
+        (["--training", "sft_appworld/nosuch"], "no config 'sft_appworld/nosuch'"),
+        (["collection.splt=train"], "unknown key 'collection.splt'; did you mean 'split'?"),
+        (["--temperature", "0"], "temperatures [0.0] must differ"),
+        (["--", "update.epocs=2"], "unknown key 'update.epocs'; did you mean 'epochs'?"),
+    ],
+)
+def test_what_a_later_step_would_refuse_is_said_before_the_first(monkeypatch, tmp_path, capsys, words, message):
+    played = Commands()
+    assert run(monkeypatch, tmp_path / "out", played, *words) == 1
+    assert played.commands == []
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]"])
+def test_a_damaged_list_of_steps_is_one_line(monkeypatch, tmp_path, capsys, damaged):
+    (tmp_path / "steps.json").write_text(damaged)
+    assert run(monkeypatch, tmp_path, Commands()) == 1
+    assert capsys.readouterr().err == f"loop-agent-evol: {tmp_path}/steps.json is damaged; remove it to begin again\n"
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])

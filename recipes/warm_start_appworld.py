@@ -22,9 +22,10 @@ import torch
 from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agent_environments.protocol import create_pool
+from agent_environments.protocol import EnvironmentFault, create_pool
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
+from loop_recipes.config.preflight import check_can_write
 from loop_recipes.learner.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
@@ -34,7 +35,7 @@ from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.schema import ConfigError
+from rollout_server.schema import ConfigError, made_folder
 
 
 class WarmStartRecipe:
@@ -79,10 +80,13 @@ class WarmStartRecipe:
             raise ConfigError(f"tokenizer.vocab_size must be at least {fewest}, but is {size}")
         self._output_dir = Path(self._config.output_dir)
         self._cache = Path(options.cache)
+        folders = {"output_dir": self._output_dir, "policy_dir": Path(self._config.policy_dir)}
+        for key, folder in (folders | {"demonstrations.cache": self._cache}).items():
+            check_can_write(folder, key)  # the policy's is written to last, half an hour later
 
     def setup(self) -> None:
         """Demonstrations, tokenizer, model and optimizers."""
-        self._output_dir.mkdir(parents=True, exist_ok=True)
+        made_folder("output_dir", self._output_dir)
         self._demonstrator.prepare()
         self._setup_demonstrations()
         self._setup_model()
@@ -276,7 +280,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe.setup()
         recipe.train()
         recipe.save_checkpoint()
-    except (ConfigError, FileNotFoundError, PermissionError) as error:
+    except (ConfigError, EnvironmentFault, OSError) as error:
         return f"warm_start_appworld: {error}"
     except KeyboardInterrupt:
         return "warm_start_appworld: stopped; the same command reuses finished demonstrations and trains anew"

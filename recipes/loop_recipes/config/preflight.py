@@ -80,17 +80,17 @@ def check_initial_adapter(config: LearnerConfig) -> None:
     )
 
 
-def check_can_write(output_dir: Path) -> None:
-    """Whether ``output_dir`` exists or could be made, and could be written to.
+def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
+    """Whether the folder that ``key`` names exists or could be made, and could be written to.
 
     Raises:
         ConfigError: it could not.
     """
     folder = output_dir.absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    require(existing.is_dir(), f"output_dir {output_dir} cannot be created: {existing} is a file")
+    require(existing.is_dir(), f"{key} {output_dir} cannot be created: {existing} is a file")
     why = "is not writable" if existing == folder else f"cannot be created: {existing} is not writable"
-    require(os.access(existing, os.W_OK | os.X_OK), f"output_dir {output_dir} {why}")
+    require(os.access(existing, os.W_OK | os.X_OK), f"{key} {output_dir} {why}")
 
 
 def port_problem(node: NodeConfig) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import STRICT
+from rollout_server.schema import STRICT, require
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -16,9 +17,9 @@ class PracticeWorld:
     """Folder the world is generated in."""
     seed: int
     """Seed of the generator."""
-    scenarios_per_template: int
+    scenarios_per_template: PositiveInt
     """Scenarios made of each template of tasks; each has three tasks."""
-    people: int
+    people: PositiveInt
     """People of the world."""
 
 
@@ -30,7 +31,7 @@ class DemonstrationConfig:
     """The tasks to demonstrate (AppWorld: the practice world's)."""
     held_out_split: str
     """The tasks whose clean demonstrations are not trained on but measured."""
-    count: int
+    count: PositiveInt
     """Episodes trained on."""
     flawed_share: float
     """Share of those trained on that have a flaw."""
@@ -38,11 +39,11 @@ class DemonstrationConfig:
     """The flaws that the last cycles teach. AppWorld: those of docs/tiny_policy.md; ColBench: ``answered_at_once``,
     ``stopped_asking``; the worlds: ``gave_up``, ``stopped_short``, ``skipped_step``. One that is named twice is drawn
     twice as often. What they are for is said at ``training.cycles``."""
-    habit_count: int
+    habit_count: NonNegativeInt
     """More episodes, which all have one of the flaws ``habits``."""
-    held_out: int
+    held_out: PositiveInt
     """Episodes measured."""
-    at_once: int
+    at_once: PositiveInt
     """Episodes that run at the same time."""
     cache: str
     """Folder that keeps the episodes for the next time."""
@@ -54,9 +55,9 @@ class TokenizerConfig:
 
     vocab_size: int
     """The most entries it may have, special tokens included."""
-    min_frequency: int
+    min_frequency: PositiveInt
     """A pair that is rarer is not merged."""
-    demonstrations: int
+    demonstrations: PositiveInt
     """How many clean episodes, cut by pre-tokens, it is trained on."""
 
 
@@ -64,24 +65,30 @@ class TokenizerConfig:
 class ModelConfig:
     """A Qwen2 model."""
 
-    num_layers: int
+    num_layers: PositiveInt
     """Transformer layers."""
-    num_heads: int
+    num_heads: PositiveInt
     """Attention heads."""
-    num_kv_heads: int
+    num_kv_heads: PositiveInt
     """Heads of keys and values."""
-    embed_dim: int
+    embed_dim: PositiveInt
     """Width."""
-    intermediate_dim: int
+    intermediate_dim: PositiveInt
     """Width inside the MLP."""
-    max_seq_len: int
+    max_seq_len: PositiveInt
     """Longest sequence, in tokens."""
-    norm_eps: float
+    norm_eps: PositiveFloat
     """Epsilon of the RMS norms."""
-    rope_base: float
+    rope_base: PositiveFloat
     """Base of the rotary embedding."""
     sharpness: float
     """How sharply the heads of the first layer look back before training: ``tiny_model.look_back``."""
+
+    def __post_init__(self) -> None:
+        fits = self.embed_dim % (2 * self.num_heads) == 0
+        require(fits, f"embed_dim is {self.embed_dim}; it must be a multiple of 2 num_heads = {2 * self.num_heads}")
+        shares = self.num_heads % self.num_kv_heads == 0
+        require(shares, f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads = {self.num_kv_heads}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -93,9 +100,9 @@ class Cycle:
     that it prefers, though it knows better, is what reinforcement learning can undo.
     """
 
-    steps: int
+    steps: PositiveInt
     """Batches."""
-    lr: float
+    lr: PositiveFloat
     """Learning rate at the start."""
     habit_share: float = 0.0
     """Share of demonstrations that show a habit."""
@@ -105,23 +112,26 @@ class Cycle:
 class TrainingConfig:
     """Muon for hidden matrices, AdamW for the rest."""
 
-    copy_steps: int
+    copy_steps: NonNegativeInt
     """Batches of random streams to copy, before the demonstrations; the first cycle spans them too."""
     cycles: list[Cycle]
-    tokens_per_step: int
+    tokens_per_step: PositiveInt
     """Tokens of one batch."""
-    lr_warmup_steps: int
+    lr_warmup_steps: PositiveInt
     """Batches of each cycle over which the rate rises."""
-    weight_decay: float
+    weight_decay: NonNegativeFloat
     """Weight decay of the hidden matrices."""
-    clip_grad_norm: float
+    clip_grad_norm: PositiveFloat
     """The largest norm of the gradient."""
-    log_every: int
+    log_every: PositiveInt
     """Batches between two lines of the log."""
-    measure_every: int
+    measure_every: PositiveInt
     """Batches between two measurements on the held-out demonstrations."""
-    max_held_out_loss: float
+    max_held_out_loss: PositiveFloat
     """The recipe fails if the held-out loss ends above this."""
+
+    def __post_init__(self) -> None:
+        require(self.cycles, "cycles must name at least one cycle")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.config.files import load_config, overridden
+from loop_recipes.config.files import CONFIGS, load_config, overridden
 from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
 from rollout_server.schema import ConfigError
 from support.random_policy import write_adapter
@@ -230,6 +230,30 @@ def test_a_word_that_is_no_override_is_one_line(monkeypatch, word):
     monkeypatch.setattr(sys, "argv", ["/somewhere/loop_appworld.py", *words])
     with pytest.raises(SystemExit, match=rf"^loop_appworld: '{word}' is not understood; .* come key=value"):
         import_module("loop_appworld").recipe_main()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("output_dir=/etc/passwd", "output_dir /etc/passwd cannot be created: /etc/passwd is a file"),
+        ("policy_dir=/etc/passwd/policy", "policy_dir /etc/passwd/policy cannot be created: /etc/passwd is a file"),
+        ("demonstrations.cache=/etc/passwd", "demonstrations.cache /etc/passwd cannot be created"),
+        ("demonstrations.count=0", "demonstrations.count must be above 0, not 0"),
+        ("training.cycles=[]", "training.cycles must name at least one cycle"),
+        ("training.measure_every=0", "training.measure_every must be above 0, not 0"),
+        ("training.lr_warmup_steps=0", "training.lr_warmup_steps must be above 0, not 0"),
+        ("model.embed_dim=100", "model.embed_dim is 100; it must be a multiple of 2 num_heads = 8"),
+        ("model.num_kv_heads=3", "model.num_heads is 4; it must be a multiple of num_kv_heads = 3"),
+    ],
+)
+def test_a_warm_start_is_refused_before_it_begins(tmp_path, monkeypatch, word, message):
+    folders = [f"output_dir={tmp_path}", f"policy_dir={tmp_path}", f"demonstrations.cache={tmp_path}"]
+    config = str(CONFIGS / "warm_start_appworld/tiny_cpu.yaml")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/warm_start_appworld.py", "--config", config, *folders, word])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(import_module("warm_start_appworld").recipe_main())
+    assert str(ended.value).startswith(f"warm_start_appworld: {message}")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

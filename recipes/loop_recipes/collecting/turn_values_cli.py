@@ -49,8 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("continuations", "every", "most"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} is {value}; it must be at least 1")
+    if not options.deadline_s > 0:
+        parser.error(f"--deadline-s is {options.deadline_s:g}; it must be above 0")
     try:
         return _value(options)
+    except KeyboardInterrupt:
+        print("loop-turn-values: stopped; the same command goes on from here", file=sys.stderr)
+        return 1
     except (ValueError, OSError, *SOURCE_ERRORS) as error:
         print(f"loop-turn-values: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loop_recipes.collecting import turn_values_cli
 from loop_recipes.collecting.branching import HowToSample, continue_from, stored_protocol
 from loop_recipes.collecting.node_source import NodeSource
 from loop_recipes.collecting.turn_values import TurnValue, ValuedRollout, read_turn_values, write_turn_values
@@ -154,3 +155,15 @@ async def test_the_command_says_in_one_line_what_is_missing(coin, tmp_path, monk
     assert "policy version 7 is neither served nor in" in version
     (Path(coin.node.root) / "collections" / "demo-i0001.meta.jsonl").unlink()
     assert "holds no request" in await refusal(str(tmp_path))
+
+
+def test_ctrl_c_is_one_line_and_no_deadline_is_refused(tmp_path, monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turn_values_cli, "_value", interrupted)
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "loop-turn-values: stopped; the same command goes on from here\n"
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--deadline-s", "-1"])
+    assert "--deadline-s is -1; it must be above 0" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any
 
 from agent_environments.agent_turns import AgentTurn, agent_turns
 from agent_environments.extraction import extract_code
+from rollout_server.run_files import read_lines
 
 Call = tuple[str, dict[str, str]]
 
@@ -117,14 +119,19 @@ def cost_of_a_failed_turn(rollouts: Iterable[Mapping[str, Any]]) -> Iterator[str
         yield f"| {name} | {solved} of {solved + counts[failed, False]} |"
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What a policy fails at, by template of tasks.")
     parser.add_argument("rollouts", type=Path, nargs="+", help="node/collections/*.jsonl; *.meta.jsonl are passed over")
     parser.add_argument("--world", type=Path, default=Path("worlds/synthetic"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     paths = [path for path in arguments.rollouts if not path.name.endswith(".meta.jsonl")]
-    rollouts = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    by_template = lines(table(rollouts, arguments.world / "data" / "tasks"))
+    try:
+        rollouts = [line.record for path in paths for line in read_lines(path)]
+        by_template = lines(table(rollouts, arguments.world / "data" / "tasks"))
+    except (ValueError, OSError) as error:
+        sys.exit(f"ceiling: {error}")
+    except KeyError as error:
+        sys.exit(f"ceiling: a line lacks {error}; give logs of rollouts, node/collections/*.jsonl")
     print("\n".join([*by_template, "", *cost_of_a_failed_turn(rollouts)]))
 
 

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from benchmarks.ceiling import cost_of_a_failed_turn, departure, lines, table
+import pytest
+
+from benchmarks.ceiling import cost_of_a_failed_turn, departure, lines, main, table
 
 LOOK_UP = (
     "for n in apis.simple_note.search_notes(query='safe', access_token=t):\n    print(n['title'] + ':', n['note_id'])"
@@ -55,3 +57,14 @@ def test_a_failed_turn_is_one_with_an_error_or_without_code():
         "| without a failed turn | 1 of 2 |",
         "| with one or more | 1 of 3 |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "No such file"), ("xx\n", "log.jsonl:1 is no JSON object"), ("{}\n", "a line lacks 'task_id'")],
+)
+def test_what_is_no_log_is_one_line(tmp_path: Path, text: str | None, message: str):
+    if text is not None:
+        (tmp_path / "log.jsonl").write_text(text)
+    with pytest.raises(SystemExit, match=rf"^ceiling: .*{message}"):
+        main([str(tmp_path / "log.jsonl")])

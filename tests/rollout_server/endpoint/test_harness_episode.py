@@ -93,6 +93,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.integration  # it lasts as long as its deadline, in which a busy machine must play a turn
 async def test_a_program_that_never_ends_is_graded_at_the_deadline(policy, tmp_path):
     limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=30.0)
     environment = harness(command=[sys.executable, "-c", NEVER_ENDS])

@@ -19,8 +19,9 @@ RUN ?= runs/demo
 export OMP_NUM_THREADS ?= 1
 
 # The tests of a file stay together, for what they share. In the order of folders most short files come last, so that
-# both workers are busy to the end.
-TWO_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# all workers are busy to the end. Fast tests wait now and then, and a third worker has the cores meanwhile.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+TWO_WORKERS := -n 2 $(BY_FILE)
 
 UV_VERSION := 0.13.8
 # Else uv leaves compiling to the first import; workers, which write no bytecode, would compile again at each start.
@@ -133,7 +134,7 @@ drills: world ## failure drills of the sbatch scripts on a real Slurm of three n
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests
-	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q -n 3 $(BY_FILE) -m "not integration and not slurm and not drill"
 
 lint: setup ## ruff (which mends what it can), the pages made from the code, types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

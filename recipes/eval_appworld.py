@@ -160,7 +160,7 @@ class EvalAppWorldRecipe:
                     sampling,
                     conf.limits,
                     conf.seed,
-                    [self._dataset, self._model, policy.digest, *conf.launched],
+                    [self._dataset, self._model, policy.digest, *conf.node_identity],
                     conf.environment_turns,
                 ),
             )

@@ -244,8 +244,7 @@ class LoopAppWorldRecipe:
         self._score()
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
-        on_main_rank(self._stop.done)
-        self._together = True
+        self._end(None)
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
         """Credits of turns by Monte-Carlo continuations, where the config asks for them; None if asked to stop."""
@@ -374,9 +373,10 @@ class LoopAppWorldRecipe:
             self._stop.done()
         self._together = True
 
-    def _end(self, line: str) -> None:
-        """Say why the run ends before its time; a stop file has then done its work."""
-        utils.log_rank_zero(log, line)
+    def _end(self, line: str | None) -> None:
+        """Say why the run ends, if before its time; a stop file has then done its work."""
+        if line is not None:
+            utils.log_rank_zero(log, line)
         on_main_rank(self._stop.done)
         self._together = True
 

@@ -191,9 +191,8 @@ class Session:
         """
         call = self._calls.get(identity)
         if retried and self._held_off[identity]:
-            self._held_off[identity] -= 1
+            self._held_off -= Counter([identity])  # keeps what is above 0
             call = None
-        self._held_off += Counter()  # keeps what is above 0
         if call is None or not (retried or call.lost):
             try:
                 call = self._calls[identity] = _Call(self._begin(self._answer(request)))

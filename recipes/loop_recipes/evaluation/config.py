@@ -201,7 +201,7 @@ class EvalConfig:
         return None if node is None else node.environment
 
     @property
-    def launched(self) -> list[Any]:
+    def node_identity(self) -> list[Any]:
         """What results depend on of a node that the config describes, beside its model and dataset; [] of another."""
         if not self.rollout_node.launch:
             return []

@@ -1,5 +1,7 @@
 """Where AgentGym's client takes a grade from: services that have grades, and services that have none."""
 
+from contextlib import asynccontextmanager
+
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -43,20 +45,27 @@ async def test_a_grade_that_is_not_found_is_asked_for_again(monkeypatch):
     await server.close()
 
 
-async def test_a_service_without_grades_has_the_reward_of_its_last_answer():
-    async def answer(request):
-        return web.json_response({"id": 1, "observation": "You see a ball.", "reward": 0.5, "done": False})
-
+@asynccontextmanager
+async def service_of(answer):
+    """A pool that plays with a server of two tasks, which answers all requests by ``answer``."""
     application = web.Application()
     application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
     server = TestServer(application)
     await server.start_server()
     service = client(server, splits={"train": (0, 2)})
     await service.open()
-    for _ in range(2):
-        assert (await play_steps(service, "item_0", ["look"]))[-1].reward == 0.5
+    yield service
     await service.close()
     await server.close()
+
+
+async def test_a_service_without_grades_has_the_reward_of_its_last_answer():
+    async def answer(request):
+        return web.json_response({"id": 1, "observation": "You see a ball.", "reward": 0.5, "done": False})
+
+    async with service_of(answer) as service:
+        for _ in range(2):
+            assert (await play_steps(service, "item_0", ["look"]))[-1].reward == 0.5
 
 
 async def test_rewards_on_another_scale_are_told_of(caplog):
@@ -67,15 +76,8 @@ async def test_rewards_on_another_scale_are_told_of(caplog):
         gain = next(gains) if request.path == "/step" else 0
         return web.json_response({"id": 1, "observation": "The water boils.", "reward": gain, "done": False})
 
-    application = web.Application()
-    application.add_routes([web.post(path, answer) for path in ("/create", "/reset", "/step")])
-    server = TestServer(application)
-    await server.start_server()
-    service = client(server, splits={"train": (0, 2)})
-    await service.open()
-    rewards = [(await play_steps(service, "item_0", ["wait"]))[-1].reward for _ in range(5)]
+    async with service_of(answer) as service:
+        rewards = [(await play_steps(service, "item_0", ["wait"]))[-1].reward for _ in range(5)]
     assert rewards == [1.0, 0.0, 1.0, 0.0, 0.5]
     (record,) = [record for record in caplog.records if "gave the reward" in record.getMessage()]
     assert "gave the reward 8, and all above 1 count as 1" in record.getMessage()
-    await service.close()
-    await server.close()

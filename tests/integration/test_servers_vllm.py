@@ -1,17 +1,18 @@
 """Servers, router and policies over two real vLLM servers on CPU, against a reference forward of the same weights."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from agent_environments.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
@@ -30,6 +31,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 PROMPT = [(7 * index) % 300 + 3 for index in range(160)]
 CANARY = PROMPT[::-1]
 TOLERANCE = 1e-4
+LONG = 3800
+"""Tokens of a request that is to be met in the middle: seconds, where a look at /metrics takes a tenth of one."""
+
+
+def never_end(model: Path) -> None:
+    """Give the tokenizer an end token that the model has no logit for: all ``max_tokens`` are sampled."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|never|>"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token": "<|never|>"}))
 
 
 class House:
@@ -39,7 +51,8 @@ class House:
         self.folder = folder
         self.source = folder / "shared"
         write_model(folder / "model")
-        self.model = ModelConfig(path=str(folder / "model"), dtype="float32", max_context=2048, lora_rank=16)
+        never_end(folder / "model")
+        self.model = ModelConfig(path=str(folder / "model"), dtype="float32", max_context=4096, lora_rank=16)
         self.servers = ServersConfig(
             count=2, max_num_seqs=8, kv_cache_bytes=128 << 20, max_loras=2, max_cpu_loras=4, start_timeout_s=COMMAND_S
         )
@@ -87,13 +100,12 @@ class House:
         expected = self.reference(adapter, PROMPT + generation.token_ids)[len(PROMPT) :]
         return max(abs(a - b) for a, b in zip(generation.logprobs, expected, strict=True))
 
-    async def wait_for_running(self, count: int, servers: Sequence[VllmServer] | None = None) -> None:
-        """Return when ``servers`` (all of them if None) sample so many requests, as they say themselves."""
-        give_up = time.monotonic() + DEADLINE_S
+    async def wait_for_running(self, *requests: asyncio.Task, count: int = 1, on: VllmServer | None = None) -> None:
+        """Return when ``count`` of ``requests`` are sampled by a server (``on``, if given), as it says itself."""
         running = 0.0
         while running < count:
-            assert time.monotonic() < give_up, f"there never were {count} running requests"
-            asked = servers or self.group.servers
+            assert not all(request.done() for request in requests), "over before a server was seen to sample it"
+            asked = self.group.servers if on is None else [on]
             texts = [await server.request("GET", "/metrics", timeout_s=DEADLINE_S) for server in asked]
             running = sum(parse_load(text).running for _, text in texts)
 
@@ -128,8 +140,8 @@ async def test_served_logprobs_are_those_of_the_version_across_a_swap(house):
     warm = await house.generate("swap", first.name, seed=6)
     assert (before.cached_tokens, warm.server) == (0, before.server)
     assert warm.cached_tokens >= 128
-    running = asyncio.create_task(house.generate("long", first.name, max_tokens=400))
-    await house.wait_for_running(1)
+    running = asyncio.create_task(house.generate("long", first.name, max_tokens=LONG))
+    await house.wait_for_running(running)
     second = await house.publish(2, seed=2)
     after = await house.generate("swap", second.name)
     assert after.server == before.server
@@ -233,8 +245,8 @@ async def test_bad_adapters_are_refused_while_the_running_version_serves_on(hous
 async def test_full_house_serves_on_beside_a_version_that_is_refused_and_one_that_is_proven(house):
     """The servers hold one version more than max_loras then; a request runs under the one that stays."""
     first, second = await house.publish(1, seed=1), await house.publish(2, seed=2)
-    running = asyncio.create_task(house.generate("beside", second.name, max_tokens=400))
-    await house.wait_for_running(1)
+    running = asyncio.create_task(house.generate("beside", second.name, max_tokens=LONG))
+    await house.wait_for_running(running)
     expected = house.reference(house.adapter(1), PROMPT)
     canary = {"token_ids": PROMPT, "positions": [159], "logprobs": [expected[159]], "tolerance": 0.05}
     with pytest.raises(AdapterError, match="not the same weights"):
@@ -251,9 +263,8 @@ async def test_full_house_serves_on_beside_a_version_that_is_refused_and_one_tha
 async def test_version_is_removed_under_an_aborted_request_without_harm(house):
     info = await house.publish(1, seed=1)
     house.store.acquire(1)
-    running = asyncio.create_task(house.generate("aborted", info.name, max_tokens=1500))
-    await house.wait_for_running(1)
-    assert not running.done()
+    running = asyncio.create_task(house.generate("aborted", info.name, max_tokens=LONG))
+    await house.wait_for_running(running)
     assert await house.store.retire(1) is False
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -269,18 +280,17 @@ async def test_version_is_removed_under_an_aborted_request_without_harm(house):
 async def test_killed_server_in_mid_generation_costs_no_episode(house):
     info = await house.publish(1, seed=1)
     await house.publish(2, seed=2)
-    # What these seeds sample ends after 880 tokens and more: long enough to be met in the middle.
-    seeds = (6, 7, 14, 19)
-    tasks = [asyncio.create_task(house.generate(f"kill {s}", info.name, max_tokens=800, seed=s)) for s in seeds]
+    names = ("a", "b", "c", "d")
+    tasks = [asyncio.create_task(house.generate(name, info.name, max_tokens=LONG)) for name in names]
     victim = house.group.servers[0]
     # The other server's two may be over by now: on a busy machine one server samples while the other waits its turn.
-    await house.wait_for_running(2, [victim])
+    await house.wait_for_running(*tasks, count=2, on=victim)
     old = [victim.pid, *descendants(victim.pid)]
     os.kill(old[1], signal.SIGKILL)  # the guard's only child: vLLM's API server
     generations = await asyncio.gather(*tasks)
     assert {generation.server for generation in generations} == {"vllm-1"}
     for generation in generations:
-        assert len(generation.token_ids) == 800
+        assert len(generation.token_ids) == LONG
         assert house.gap(generation, house.adapter(1)) < TOLERANCE
     assert house.router.counters.moved_episodes == 2
     await wait_until(lambda: victim.state == "ready", COMMAND_S)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torchtune.training import FormattedCheckpointFiles
 
+from agent_environments.protocol import UnknownTask, create_pool
+from appworld_adapter.dataset import load_split
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
@@ -214,9 +216,31 @@ def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None
         f"rollout_node.config.model.path is {served}, but checkpointer.checkpoint_dir is {trained}; both must be the "
         "same base model",
     )
+    if node.environment.name == "appworld":
+        appworld_tasks(config, node)
     problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
     require(
         problem is None,
         f"rollout_node.config.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any "
         "free port",
     )
+
+
+def appworld_tasks(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]]:
+    """The name of the dataset and the ids of the tasks to train on, where ``node`` serves AppWorld.
+
+    Raises:
+        ConfigError: an option that AppWorld does not take, no dataset, no such task, or no engine.
+    """
+    settings = node.environment.config
+    try:
+        dataset = create_pool("appworld", settings, lambda text: []).dataset
+        tasks = load_split(settings["root"], config.collection.tasks or config.collection.split)
+    except (ValueError, FileNotFoundError, UnknownTask) as error:
+        raise ConfigError(f"rollout_node.config.environment: {error}") from error
+    require(
+        Path(settings["python"]).exists(),
+        f"rollout_node.config.environment.config.python: {settings['python']} does not exist; run make setup, or set "
+        "APPWORLD_PYTHON",
+    )
+    return dataset, tasks

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agent_environments.protocol import UnknownTask, create_pool, pool_class
-from appworld_adapter.dataset import load_split
+from agent_environments.protocol import pool_class
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_run, port_problem
+from loop_recipes.config.preflight import appworld_tasks, check_run, port_problem
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from loop_recipes.learner.checkpoint import latest_checkpoint
 from rollout_server.base_model import BaseModel
@@ -187,7 +186,7 @@ def _run(report: Report, config: LoopConfig) -> bool:
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
-    name, settings = node.environment.name, node.environment.config
+    name = node.environment.name
     if name != "appworld":
         try:
             pool_class(name)
@@ -195,16 +194,11 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
             report.problems.append(f"rollout_node.config.environment.name: {error}")
         report.row("environment", name)
         return
-    wanted = config.collection.tasks or config.collection.split
     try:
-        dataset = create_pool(name, settings, lambda text: []).dataset
-        tasks = load_split(settings["root"], wanted)
-    except (ValueError, FileNotFoundError, UnknownTask) as error:
-        report.problems.append(f"dataset: {error}")
+        dataset, tasks = appworld_tasks(config, node)
+    except ConfigError as error:
+        report.problems.append(str(error))
         return
-    python = settings["python"]
-    if not Path(python).exists():
-        report.problems.append(f"environment: {python} does not exist; run make setup, or set APPWORLD_PYTHON")
     report.row(
         "dataset",
         f"{dataset}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "

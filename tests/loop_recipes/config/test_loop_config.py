@@ -164,6 +164,10 @@ def node_section(workspace, **changes):
     [
         ({"potr": 1}, "unknown key 'rollout_node.config.potr'; did you mean 'port'"),
         ({"model": {"path": "/elsewhere"}}, "both must be the same base model"),
+        (
+            {"environment": {"name": "appworld", "config": {"root": "/nowhere", "python": "/nowhere/python"}}},
+            "rollout_node.config.environment: no AppWorld dataset at /nowhere",
+        ),
     ],
 )
 def test_the_launched_nodes_section_is_checked_too(workspace, changes, message):

@@ -209,8 +209,11 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     ("word", "problem"),
     [
         ("collection.tasks_per_iteration=41", "collection.tasks_per_iteration is 41, but the split has 40"),
-        ("collection.split=test_nromal", "dataset: no split 'test_nromal'"),
-        ("rollout_node.config.environment.config.root=/nowhere", "dataset: no AppWorld dataset at /nowhere"),
+        ("collection.split=test_nromal", "rollout_node.config.environment: no split 'test_nromal'"),
+        (
+            "rollout_node.config.environment.config.root=/nowhere",
+            "rollout_node.config.environment: no AppWorld dataset at /nowhere",
+        ),
         ("rollout_node.config.environment.config.python=/nowhere/python", "/nowhere/python does not exist"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
         ("checkpointer.checkpoint_dir=/nowhere", "checkpointer.checkpoint_dir /nowhere holds no config.json"),

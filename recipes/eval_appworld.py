@@ -47,6 +47,7 @@ from loop_recipes.evaluation.report import (
 )
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
+from rollout_server.base_model import model_digest
 from rollout_server.client import NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
 from rollout_server.schema import ConfigError, made_folder
@@ -114,7 +115,7 @@ class EvalAppWorldRecipe:
         self._nodes.health()  # an address where nothing listens is said at once
         self._nodes.wait_ready()
         health = self._nodes.health()
-        self._dataset, self._model = health["dataset"], health["model"]
+        self._dataset, self._model, self._model_digest = health["dataset"], health["model"], health["model_digest"]
         self._tasks = list(self._config.tasks or self._nodes.tasks(str(self._config.split))[1])
 
     def _setup_endpoints(self) -> None:
@@ -126,6 +127,7 @@ class EvalAppWorldRecipe:
         self._dataset = self._endpoints.dataset
         if all(policy.endpoint is not None for policy in self._policies):
             self._model = f"none served here; observations cut by the tokenizer of {model}"
+            self._model_digest = model_digest(model)
             self._tasks = self._config.tasks or self._endpoints.tasks(str(self._config.split))
 
     def evaluate(self) -> list[Path]:
@@ -160,7 +162,7 @@ class EvalAppWorldRecipe:
                     sampling,
                     conf.limits,
                     conf.seed,
-                    [self._dataset, self._model, policy.digest, *conf.node_identity],
+                    [self._dataset, self._model, self._model_digest, policy.digest, *conf.node_identity],
                     conf.environment_turns,
                 ),
             )

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
 MAX_HEADER_BYTES = 16 << 20
+_MODEL_FILES = (".json", ".jinja", ".safetensors", ".bin")
+_DIGESTED_BYTES = 1 << 20
+
+
+def model_digest(folder: str | Path) -> str:
+    """16 hex digits that other weights or another tokenizer in the same folder change.
+
+    They come from the name, size, first and last MiB of every file: training moves all weights, and all of a large
+    model takes minutes to read.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(path for path in Path(folder).iterdir() if path.suffix in _MODEL_FILES):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_DIGESTED_BYTES))
+            content.seek(max(_DIGESTED_BYTES, size - _DIGESTED_BYTES))
+            digest.update(content.read())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)

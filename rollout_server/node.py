@@ -18,6 +18,7 @@ from typing import Any
 
 from agent_environments.harness.pool import HarnessPool, Offer
 from agent_environments.protocol import UnknownTask, create_pool
+from rollout_server.base_model import model_digest
 from rollout_server.branch import Branch, BranchStart
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.attempt import Attempt
@@ -69,6 +70,7 @@ class Node:
             made_folder("root", self.root / name)
         self._lock_root()
         self.tokens = ChatTokens(config.model.path)
+        self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
         self.policies = PolicyStore(
@@ -136,6 +138,7 @@ class Node:
             "policy_versions": self.policies.versions(),
             "dataset": self.pool.dataset,
             "model": self.config.model.path,
+            "model_digest": self._model_digest,
             "vocabulary": self.policies.vocabulary,
         }
 

@@ -227,6 +227,18 @@ async def test_the_base_model_is_served_by_an_adapter_without_effect(policy, tmp
     assert all(not values.any() for values in taken[0].values())
 
 
+async def test_a_model_that_is_built_anew_in_the_same_folder_is_scored_anew(tmp_path):
+    asked = []
+    for seed in (0, 0, 1):
+        write_model(tmp_path / "model", seed)
+        async with local_node(tmp_path, tmp_path / "node", publish=False) as local:
+            changes = {"policies": [{"name": "base"}], "samplings": [{"runs": 1}]}
+            await asyncio.to_thread(run, config(tmp_path, tmp_path, local.url, **changes))
+            asked.append(len(local.vllm.requests))
+    assert asked[0] > 0
+    assert asked == [asked[0], 0, asked[0]]
+
+
 def test_patterns_and_runs_name_adapters(policy, tmp_path):
     cfg = config(policy, tmp_path, policies=[{"name": "at-", "adapter": str(policy / "run/policies/policy-v*")}])
     found = find_policies(read_eval_config(cfg))
@@ -262,7 +274,7 @@ def test_results_of_another_environment_or_precision_are_not_taken(policy, tmp_p
     def ids(name, *words):
         cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), OmegaConf.from_dotlist(list(words)))
         recipe = EvalAppWorldRecipe(extended(OmegaConf.merge(cfg, {"output_dir": str(tmp_path)}), "eval_appworld"))
-        recipe._dataset, recipe._model, recipe._tasks = "synthetic", "model", ["a_1"]
+        recipe._dataset, recipe._model, recipe._model_digest, recipe._tasks = "synthetic", "model", "0", ["a_1"]
         return [cell.request.id for policy in recipe._policies for cell in recipe._cells(policy)]
 
     node, world = "rollout_node.config", "rollout_node.config.environment.config"

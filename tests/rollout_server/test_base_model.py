@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rollout_server.base_model import BaseModel
+from rollout_server.base_model import BaseModel, model_digest
 from support.random_policy import HEADS, KV_HEADS, MODEL_CONFIG
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -36,3 +36,24 @@ def test_a_tied_head_is_counted_once(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "tie_word_embeddings": tied}))
         counts[tied] = BaseModel.read(tmp_path).parameters
     assert counts[False] - counts[True] == MODEL_CONFIG["vocab_size"] * MODEL_CONFIG["hidden_size"]
+
+
+def test_other_weights_or_another_tokenizer_have_another_digest(tmp_path):
+    for folder in ("here", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.safetensors").write_bytes(bytes(3 << 20))
+        (tmp_path / folder / "tokenizer.json").write_text("{}")
+    here = tmp_path / "here"
+    (here / "README.md").write_text("About it.")
+    usual = model_digest(here)
+    assert model_digest(tmp_path / "elsewhere") == usual
+    changed = {usual}
+    for name, content in (
+        ("tokenizer.json", b"[]"),
+        ("model.safetensors", b"\1" + bytes((3 << 20) - 1)),
+        ("model.safetensors", bytes((3 << 20) - 1) + b"\1"),
+        ("model-2.safetensors", b""),
+    ):
+        (here / name).write_bytes(content)
+        changed.add(model_digest(here))
+    assert len(changed) == 5

@@ -48,14 +48,14 @@ class SeveralNodes:
         self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
 
     def health(self) -> dict[str, Any]:
-        """What the first node says of itself; once all are ready, they say the same of ``model`` and ``dataset``.
+        """What the first node says of itself; once all are ready, they say the same of model and dataset.
 
         Raises:
             NodeUnreachable: a node is missing; it is not waited for.
             NoRollouts: two nodes differ.
         """
         reports = self._each(lambda node: node.health())
-        for key in ("model", "dataset"):
+        for key in ("model", "model_digest", "dataset"):
             if all(key in report for report in reports):  # else one is not ready yet
                 self._check_alike(f"have different {key}s", [report[key] for report in reports])
         return reports[0]

@@ -143,7 +143,7 @@ def _check_optimizer(config: LearnerConfig) -> None:
     _built("lr_scheduler", config.lr_scheduler, optimizer, num_training_steps=config.max_iterations, last_epoch=-1)
     try:
         optimizer.step()
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise ConfigError(f"optimizer: {error}") from error
     except AssertionError:  # capturable: it takes steps on a GPU only
         return

@@ -42,7 +42,6 @@ def config(workspace, *overrides):
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate' for torch.optim.AdamW; "),
         ("optimizer.lr=-1", "optimizer: Invalid learning rate: -1"),
         ("optimizer={_component_: torchao.optim.AdamW8bit}", "optimizer: checkpoints cannot hold exp_avg of torchao"),
-        ("optimizer={_component_: torch.optim.SparseAdam}", "optimizer: SparseAdam does not support dense gradients"),
         ("lr_scheduler.num_warmup_steps=few", "lr_scheduler: '<' not supported"),
         ("loss.eps=high", "loss: '<=' not supported"),
         ("device_peak_tflops=0", "device_peak_tflops must be above 0"),
@@ -115,6 +114,13 @@ def start(cfg):
         recipe.setup()
     finally:
         recipe.cleanup()
+
+
+def test_an_optimizer_that_takes_no_dense_gradient_is_refused(workspace):
+    cfg = config(workspace)
+    cfg.optimizer = {"_component_": "torch.optim.SparseAdam", "lr": 1e-3}
+    with pytest.raises(ConfigError, match="^optimizer: SparseAdam does not support dense gradients"):
+        start(cfg)
 
 
 def test_a_missing_key_is_named(workspace):

@@ -119,7 +119,7 @@ def start(cfg):
 def test_an_optimizer_that_takes_no_dense_gradient_is_refused(workspace):
     cfg = config(workspace)
     cfg.optimizer = {"_component_": "torch.optim.SparseAdam", "lr": 1e-3}
-    with pytest.raises(ConfigError, match="^optimizer: SparseAdam does not support dense gradients"):
+    with pytest.raises(ConfigError, match=r"^optimizer: SparseAdam does not support dense gradients"):
         start(cfg)
 
 

@@ -1,4 +1,4 @@
-# make demo   set everything up, train the tiny policy, show the result          (two cores: seven to twelve minutes)
+# make demo   set everything up, train the tiny policy, show the result          (two cores: eleven to twenty minutes)
 # make test   set everything up, run the tests
 # make help   the other targets
 #

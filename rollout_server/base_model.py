@@ -1,4 +1,4 @@
-"""A base model, as its config.json describes it: the layers that LoRA can wrap, and how large everything is."""
+"""A base model: a digest of its files and, from its config.json, the layers that LoRA can wrap and all sizes."""
 
 from __future__ import annotations
 

@@ -265,6 +265,7 @@ async def test_version_is_removed_under_an_aborted_request_without_harm(house):
     house.store.acquire(1)
     running = asyncio.create_task(house.generate("aborted", info.name, max_tokens=LONG))
     await house.wait_for_running(running)
+    assert not running.done()
     assert await house.store.retire(1) is False
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -280,8 +281,8 @@ async def test_version_is_removed_under_an_aborted_request_without_harm(house):
 async def test_killed_server_in_mid_generation_costs_no_episode(house):
     info = await house.publish(1, seed=1)
     await house.publish(2, seed=2)
-    names = ("a", "b", "c", "d")
-    tasks = [asyncio.create_task(house.generate(name, info.name, max_tokens=LONG)) for name in names]
+    seeds = (6, 7, 14, 19)
+    tasks = [asyncio.create_task(house.generate(f"kill {s}", info.name, max_tokens=LONG, seed=s)) for s in seeds]
     victim = house.group.servers[0]
     # The other server's two may be over by now: on a busy machine one server samples while the other waits its turn.
     await house.wait_for_running(*tasks, count=2, on=victim)

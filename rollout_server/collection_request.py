@@ -46,7 +46,8 @@ class Limits:
     max_context: Annotated[int, Field(ge=2)] = 32768
     """Tokens of the whole episode, prompt and sampled ones together."""
     episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
-    """Seconds from the start of the episode's world, without the time it waits for one; at most a day."""
+    """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
+    counted: docs/rollout_node.md, "Time"."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from agent_environments.extraction import extract_code
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -25,12 +25,14 @@ from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 
 logger = logging.getLogger(__name__)
 
-KILL_GRACE_S = 5.0
-"""How much later than the engine's own alarm a world is killed from outside."""
+KILL_GRACE_S = 30.0
+"""How much later than the engine's own alarm a world is killed from outside: its interpreter has to hear the alarm and
+say so, and the world to save what was done, on a machine that may have much else to do."""
 WORLDS_PER_STEP = 3
 """Worlds that may be lost while they run one step or what came before it; after that it is the agent's doing."""
-SETTLE_S = 10.0
-"""How long a world whose program was cut short is given to save what the program did."""
+SETTLE_S = 120.0
+"""How long a world whose program was cut short is given to save what the program did; what it has not saved then counts
+against the agent."""
 PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
@@ -75,7 +77,6 @@ class EpisodeRules:
     token_spans: TokenSpans
     observation_max_tokens: int
     execute_timeout_s: float
-    episode_timeout_s: float
 
 
 class EpisodeHost(Protocol):
@@ -114,17 +115,15 @@ class AppWorldEnvironment:
         """Why the saved state is not that of all the episode's programs, so that it must not be graded."""
         self._started = False
         self._history: list[str] = []
-        self._deadline = 0.0
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Raises UnknownTask; EnvironmentCrashed or EnvironmentTimeout if no world can be had."""
+        """Raises UnknownTask; EnvironmentCrashed if no world can be had."""
         self._pool.check_tasks([task_id])
         try:
             self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
         except OSError as error:
             raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
-        self._deadline = time.monotonic() + self._rules.episode_timeout_s
         await self._bring_up()
         self._started = True
         return self._rules.prompt.messages(self._card)
@@ -139,7 +138,7 @@ class AppWorldEnvironment:
         """Run the action's code.
 
         Raises:
-            EnvironmentTimeout: the code, or the episode, took too long; the episode is over and can be graded.
+            EnvironmentTimeout: the code took too long; the episode is over and can be graded.
             EnvironmentCrashed: the world died, and there was no other to run the episode's code in.
         """
         code = extract_code(action)
@@ -168,7 +167,8 @@ class AppWorldEnvironment:
         while len(losses) < WORLDS_PER_STEP:
             try:
                 if losses:
-                    await self._replay(losses[-1])
+                    with not_the_agents():
+                        await self._replay(losses[-1])
                 return await self._execute(code)
             except _WorldLost as error:
                 losses.append(str(error))
@@ -198,24 +198,20 @@ class AppWorldEnvironment:
             await self._bring_up_once()
 
     async def _bring_up_once(self) -> None:
-        async with self._within(self._rules.episode_timeout_s, "starting its world"):
-            try:
-                self._world = await self._pool.bring_up(self._card, self._experiment)
-            except OSError as error:
-                raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
+        try:
+            self._world = await self._pool.bring_up(self._card, self._experiment)
+        except OSError as error:
+            raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
 
     async def _execute(self, code: str) -> Execution:
         world = self._world
         if world is None:
             raise _WorldLost("there is no world")
-        async with self._within(self._rules.execute_timeout_s + KILL_GRACE_S, "running its code"):
+        async with _Deadline(self, self._rules.execute_timeout_s + KILL_GRACE_S):
             try:
                 return await world.execute(code)
             except EnvironmentCrashed as error:
                 raise _WorldLost(str(error)) from error
-
-    def _within(self, seconds: float, doing: str) -> _Deadline:
-        return _Deadline(self, seconds, self._deadline - time.monotonic(), doing)
 
     def cut_short(self) -> None:
         """The time of what the world is doing is up: no more steps."""
@@ -264,12 +260,12 @@ class _WorldLost(Exception):
 
 
 class _Deadline:
-    """Ends the episode's steps and raises EnvironmentTimeout when a step's or the episode's time is up."""
+    """Ends the episode's steps and raises EnvironmentTimeout when a step's time is up."""
 
-    def __init__(self, episode: AppWorldEnvironment, seconds: float, remaining: float, doing: str) -> None:
+    def __init__(self, episode: AppWorldEnvironment, seconds: float) -> None:
         self._episode = episode
-        self._what = f"{seconds:.0f} s {doing}" if seconds < remaining else f"its episode's time {doing}"
-        self._timeout = asyncio.timeout(max(0.0, min(seconds, remaining)))
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -281,6 +277,6 @@ class _Deadline:
             await self._timeout.__aexit__(kind, raised, trace)
         except TimeoutError as error:
             self._episode.cut_short()
-            raise EnvironmentTimeout(f"the world used up {self._what} and was stopped") from error
+            raise EnvironmentTimeout(f"the world ran its code for {self._seconds:.0f} s and was stopped") from error
         if isinstance(raised, asyncio.CancelledError):
             self._episode.cut_short()

@@ -50,8 +50,8 @@ class PolicySpeaker:
             raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {self._request.limits.max_context}")
         self._append(prompt)
 
-    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
-        version, generation = await self._sampler.sample(self._episode_id, self._token_ids, seed, deadline)
+    async def speak(self, seed: int) -> SpokenTurn:
+        version, generation = await self._sampler.sample(self._episode_id, self._token_ids, seed)
         services, start = self._services, len(self._token_ids)
         self._token_ids += generation.token_ids
         self._mask += [True] * len(generation.token_ids)

@@ -14,7 +14,7 @@ import aiohttp
 
 from agent_environments.protocol import Message
 from loop_recipes.evaluation.config import EndpointConfig
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from rollout_server.collecting.speaker import TURN_LIMIT_S, ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.schema import ConfigError
 
@@ -60,12 +60,13 @@ class EndpointSpeaker:
     def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
         self._messages = [asdict(message) for message in messages]
 
-    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
+    async def speak(self, seed: int) -> SpokenTurn:
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            async with asyncio.timeout(TURN_LIMIT_S):
                 reply = await self._ask(seed)
         except TimeoutError:
-            raise OutOfTime(f"{self._endpoint.model} gave no answer before the episode's deadline") from None
+            reason = f"{self._endpoint.model} gave no answer within {TURN_LIMIT_S:g} s"
+            raise EpisodeFailed("server_error", reason) from None
         self._replies.append(reply)
         self._messages.append({"role": "assistant", "content": reply.text})
         return SpokenTurn(
@@ -127,7 +128,7 @@ class EndpointSpeaker:
             waited = time.monotonic() - began
             if waited >= WARN_AFTER_S and not warned:
                 warned = True
-                logger.warning("no completion for %.0f s; asking until the episode's deadline: %s", waited, reason)
+                logger.warning("no completion for %.0f s; asking for %g s: %s", waited, TURN_LIMIT_S, reason)
             await asyncio.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -147,7 +148,7 @@ class EndpointSpeaker:
 
 
 def check_reached(endpoint: EndpointConfig) -> None:
-    """One request, to which any answer will do: a wrong address would be asked in vain until an episode's deadline.
+    """One request, to which any answer will do: a wrong address would be asked in vain for :data:`TURN_LIMIT_S`.
 
     Raises:
         ConfigError: no answer within :data:`REACHED_WITHIN_S`.

@@ -55,6 +55,7 @@ async def test_it_runs_once_for_all_who_run_it_and_stands_for_all_while_one_paus
             ends.append(name)
 
     both = [asyncio.create_task(run(name)) for name in ("program", "step")]
+    await asyncio.sleep(0)  # both have begun
     await pass_time(0.6 * WHOLE_S)
     with own_time.paused(), own_time.paused():
         await pass_time(WHOLE_S)

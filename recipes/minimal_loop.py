@@ -18,7 +18,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from loop_recipes.config.files import extended, load_config
@@ -46,7 +45,8 @@ LEARNING_RATE, BETAS, MAX_GRAD_NORM = 6e-4, (0.9, 0.99), 1.0
 
 def main(output_dir: Path) -> None:
     """Train the tiny policy; leaves an adapter for each iteration in ``output_dir``/policies."""
-    config = OmegaConf.merge(load_config("loop_appworld/tiny_cpu"), {"output_dir": str(output_dir)})
+    config = load_config("loop_appworld/tiny_cpu")
+    config.output_dir = str(output_dir)
     conf = read_loop_config(extended(config))
     policy = load_policy(conf)
     parameters = list(adapter_parameters(policy).values())

@@ -1,7 +1,8 @@
 """Runs answers in the sandbox and compares what they give with what the reference gives.
 
 Each call of answer and reference has a process of its own, so an answer can learn nothing of the reference, nor of the
-other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its test.
+other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its
+test.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ sys.path.insert(0, os.path.abspath(os.path.join(__file__, "../../sandbox")))
 import opened_files
 import sandbox
 
-
 READY = b"ready\n"
 
 

@@ -64,8 +64,8 @@ KNOWN = {
 }  # fmt: skip
 OTHERS = {
     # asked about a path
-    "newfstatat": (262, 79), "fstat": (5, 80), "readlinkat": (267, 78), "faccessat": (269, 48), "chdir": (80, 49), "statfs": (137, 43),
-    "getxattr": (191, 8), "inotify_add_watch": (254, 27),
+    "newfstatat": (262, 79), "fstat": (5, 80), "readlinkat": (267, 78), "faccessat": (269, 48), "chdir": (80, 49),
+    "statfs": (137, 43), "getxattr": (191, 8), "inotify_add_watch": (254, 27),
     # processes, signals, memory of others
     "clone": (56, 220), "execve": (59, 221), "kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "prctl": (157, 167), "setrlimit": (160, 164),

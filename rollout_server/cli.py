@@ -22,7 +22,7 @@ from rich.logging import RichHandler
 
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
-from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config
+from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
 from rollout_server.display import print_status, status_line
 from rollout_server.node import Node
 from rollout_server.schema import ConfigError
@@ -147,13 +147,13 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
             await web.TCPSite(runner, config.host, config.port).start()
         except OSError as error:
             cure = f"{error.strerror or error}; choose another port or host"
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {cure}") from error
+            raise ConfigError(f"cannot listen on {node_url(config.host, config.port)}: {cure}") from error
         port = runner.addresses[0][1]
-        node.listens_at(f"http://{config.host}:{port}")
+        node.listens_at(node_url(config.host, port))
         # Read on other machines too, where 0.0.0.0 would be those machines themselves.
-        host = socket.gethostname() if config.host == ALL_ADDRESSES else config.host
-        node.write_address(f"http://{host}:{port}", os.getpid())
-        logger.info("listening on http://%s:%d", config.host, port)
+        host = socket.gethostname() if config.host in ALL_ADDRESSES else config.host
+        node.write_address(node_url(host, port), os.getpid())
+        logger.info("listening on %s", node_url(config.host, port))
         await _until_stopped(node, terminal)
     finally:
         node.remove_address()

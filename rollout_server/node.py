@@ -69,6 +69,7 @@ class Node:
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
         self._lock_root()
+        self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)

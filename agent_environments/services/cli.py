@@ -72,7 +72,8 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
         site = web.TCPSite(runner, arguments.host, arguments.port)
         await site.start()
         port = runner.addresses[0][1]
-        print(f"serving {pool.dataset} at http://{arguments.host}:{port}", flush=True)
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        print(f"serving {pool.dataset} at http://{host}:{port}", flush=True)
         await stop.wait()
     finally:
         if runner is not None:

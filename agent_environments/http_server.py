@@ -13,6 +13,7 @@ import resource
 from typing import Any
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 from pydantic_core import from_json
 
 logger = logging.getLogger(__name__)
@@ -65,9 +66,12 @@ def read_agents_json(text: str | bytes) -> Any:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Raises TimeoutError for a body that does not arrive in time."""
-    async with asyncio.timeout(BODY_DEADLINE_S):
-        return await request.read()
+    """Raises TimeoutError for a body that does not arrive in time, BadBody for one that is not encoded as it says."""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await request.read()
+    except RequestPayloadError as error:
+        raise BadBody(f"not readable: {one_line(error)}") from error
 
 
 def route_of(request: web.BaseRequest) -> str:

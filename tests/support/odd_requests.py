@@ -61,8 +61,10 @@ def odd_requests(draw, routes: Sequence[tuple[str, str]], keys: Sequence[str], q
         path += "?" + "&".join(f"{name}={_quoted(value)}" for name, value in asked.items())
     body = draw(
         st.one_of(
-            st.dictionaries(st.sampled_from(keys), ODD_VALUES, max_size=5).map(lambda value: json.dumps(value).encode()),
-            ODD_VALUES.map(lambda value: json.dumps(value).encode()),
+            st.dictionaries(st.sampled_from(keys), ODD_VALUES, max_size=5).map(
+                lambda value: json.dumps(value).encode()
+            ),
+            ODD_VALUES.map(json.dumps).map(str.encode),
             st.binary(max_size=60),
             st.sampled_from([DEEP, b"", b"--b\r\n", b"--b\r\nContent-Disposition: form-data; name=canary\r\n\r\n\xff"]),
         )

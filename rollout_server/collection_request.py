@@ -79,8 +79,7 @@ class CollectionRequest:
 
     def __post_init__(self) -> None:
         floor, most = self.floor_per_task, self.rollouts_per_task
-        sound = _ID.fullmatch(self.id) and not self.id.endswith(".meta")
-        require(sound, f"id {self.id!r} must be letters, digits, . _ -")
+        require(is_collection_id(self.id), f"id {self.id[:128]!r} must be letters, digits, . _ -, at most 128 of them")
         require(self.tasks or self.branches, "tasks must be at least one task id (or branches one branch)")
         require(
             len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
@@ -182,6 +181,11 @@ class CollectionEnd:
     error: str | None = None
     failures_by_task: dict[str, int] = dataclasses.field(default_factory=dict)
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def is_collection_id(text: str) -> bool:
+    """Whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
+    return _ID.fullmatch(text) is not None and not text.endswith(".meta")
 
 
 RARE_FAILURES = 0.02

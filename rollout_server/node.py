@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.run import CollectionRun, StoredCollection
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import CollectionRequest, is_collection_id
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
@@ -69,6 +68,7 @@ class Node:
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
         self._lock_root()
+        self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
@@ -195,10 +195,10 @@ class Node:
         async with self._opening:
             if collection_id in self._runs:
                 return self._runs[collection_id]
-            known = re.fullmatch(r"[\w.-]+", collection_id) and StoredCollection.exists(self._folder, collection_id)
+            known = is_collection_id(collection_id) and StoredCollection.exists(self._folder, collection_id)
             stored = await asyncio.to_thread(StoredCollection, self._folder, collection_id) if known else None
             if stored is None or stored.request is None:
-                raise RequestError(404, f"no collection {collection_id!r}; start it with POST /v1/collections")
+                raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
             return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
 
     @property

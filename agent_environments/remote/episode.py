@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.protocol import (
+    Broke,
     EnvironmentCrashed,
     EnvironmentTimeout,
     Grade,
@@ -18,6 +19,7 @@ from agent_environments.protocol import (
     Requirement,
     StepResult,
     TokenSpans,
+    ToolUse,
 )
 from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
 
@@ -150,7 +152,7 @@ class RemoteEnvironment:
             if error.reason == EnvironmentCrashed.reason:
                 raise EnvironmentCrashed(str(error)) from error
             logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
-            return StepResult(STEP_BROKE, done=True, failed=True)
+            return StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", str(error)))
         self._history.append((command, answer))
         self._over = answer["done"]
         if answer.get("reason") == EnvironmentTimeout.reason:
@@ -263,8 +265,16 @@ class RemoteEnvironment:
 
 def _grade(answer: dict[str, Any]) -> Grade:
     requirements = tuple(Requirement(**requirement) for requirement in answer.get("requirements", ()))
-    tampered, ungradable = answer.get("tampered"), answer.get("ungradable")
-    return Grade(float(answer["reward"]), bool(answer["success"]), requirements, tampered, ungradable)
+    tampered, ungradable, broke = answer.get("tampered"), answer.get("ungradable"), answer.get("broke")
+    return Grade(
+        float(answer["reward"]),
+        bool(answer["success"]),
+        requirements,
+        tampered,
+        ungradable,
+        broke=None if broke is None else Broke(**broke),
+        tools=tuple(ToolUse(**use) for use in answer.get("tools", ())),
+    )
 
 
 class _Diverged(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import aiohttp
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineLost
 from agent_environments.remote.pool import RemotePool
+from agent_environments.secret import read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class ServicePool(RemotePool):
         Raises:
             EnvironmentCrashed: it cannot be reached, or does not speak the protocol.
         """
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = read_secret(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # No proxy, no time-out of its own (every call has a deadline), and no fewer connections than episodes.
         self._http = aiohttp.ClientSession(

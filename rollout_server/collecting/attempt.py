@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
+from agent_environments.breakage import told
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, Message, acquire
@@ -97,7 +98,7 @@ class Attempt(ABC):
             raise EpisodeFailed(error.reason, str(error) or type(error).__name__) from error
         except Exception as error:
             logger.exception("%s failed in an unforeseen way", self.rollout_id)
-            raise EpisodeFailed("environment_error", repr(error)) from error
+            raise EpisodeFailed("environment_error", told(error)) from error
         finally:
             try:
                 await self._to_the_end(self._let_go)
@@ -170,6 +171,8 @@ class Attempt(ABC):
             "seconds": seconds,
             "tampered": grade.tampered,
             "ungradable": grade.ungradable,
+            "broke": grade.broke and asdict(grade.broke),
+            "tools": [asdict(use) for use in grade.tools],
         }
         try:
             return Rollout(**{**common, **fields}).validate()

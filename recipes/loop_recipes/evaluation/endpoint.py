@@ -16,7 +16,10 @@ from pathlib import Path
 
 import aiohttp
 
+from agent_environments import chat_client
+from agent_environments.chat_client import ChatClient
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
+from agent_environments.retries import pauses
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, ResultStore
 from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
@@ -31,6 +34,9 @@ from rollout_server.run_files import append_to, log_path
 from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
+
+NEVER_ANSWERED = (401, 403, 404)
+"""Statuses of a wrong key, model or address: while there has been no completion, no other request will fare better."""
 
 
 class EndpointEpisodes:
@@ -83,6 +89,7 @@ class EndpointEpisodes:
 
         Raises:
             EvaluationTimeout: not done after ``deadline_s``.
+            ConfigError: the endpoint gives no completion at all, or a cell no rollout: that is no score.
         """
         self._finished = 0
         self._failures: Counter[str] = Counter()
@@ -90,6 +97,10 @@ class EndpointEpisodes:
         self._runner.run(self._run_cells(endpoint, cells, store, retries, deadline_s, on_result))
         if warning := failures_warning(self._finished, self._failures, self._failures_by_task):
             logger.warning("evaluation of %s: %s", endpoint.model, warning)
+        for cell in cells:
+            failures = [result.failure for result in store.results(cell)]
+            if failures and None not in failures:
+                raise ConfigError(f"{cell.label}: no rollout could be had, so there is no score: {failures[-1]}")
 
     def close(self) -> None:
         """End the pool, and with it every world; may be called twice."""
@@ -111,9 +122,9 @@ class EndpointEpisodes:
         episodes_at_once = asyncio.Semaphore(endpoint.max_concurrent)
         timeout = aiohttp.ClientTimeout(total=endpoint.request_timeout_s)
 
-        async def fill(session: aiohttp.ClientSession, cell: Cell, task: str, run: int) -> None:
+        async def fill(client: ChatClient, cell: Cell, task: str, run: int) -> None:
             async with episodes_at_once:
-                result = await self._result(session, endpoint, cell, task, run, MAX_ATTEMPTS * (retries + 1))
+                result = await self._result(client, endpoint, cell, task, run, MAX_ATTEMPTS * (retries + 1))
             store.add(cell, result)
             on_result(cell, result)
 
@@ -123,21 +134,28 @@ class EndpointEpisodes:
                 aiohttp.ClientSession(headers=endpoint.headers(), timeout=timeout) as session,
                 asyncio.TaskGroup() as group,
             ):
+                client = ChatClient(session, endpoint.url)
                 for cell in cells:
                     for task, run in store.missing(cell):
-                        group.create_task(fill(session, cell, task, run))
+                        group.create_task(fill(client, cell, task, run))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         except TimeoutError:
             raise EvaluationTimeout(
                 f"{endpoint.model} was not done within deadline_s; start the same evaluation again to go on"
             ) from None
 
     async def _result(
-        self, session: aiohttp.ClientSession, endpoint: EndpointConfig, cell: Cell, task: str, run: int, attempts: int
+        self, client: ChatClient, endpoint: EndpointConfig, cell: Cell, task: str, run: int, attempts: int
     ) -> TaskResult:
-        """What one of the attempts gave, or why none gave anything."""
+        """What one of the attempts gave, or why none gave anything.
+
+        Raises:
+            ConfigError: the endpoint has not given a single completion, and will not.
+        """
         failure = ""
-        for attempt in range(attempts):
-            speaker = EndpointSpeaker(session, endpoint, cell.request)
+        for attempt, pause_s in zip(range(attempts), pauses(chat_client.FIRST_PAUSE_S), strict=False):
+            speaker = EndpointSpeaker(client, endpoint, cell.request)
             episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, speaker)
             try:
                 [rollout] = await episode.run()
@@ -145,6 +163,13 @@ class EndpointEpisodes:
                 failure = f"{error.reason}: {error}"
                 self._failures[error.reason] += 1
                 self._failures_by_task[task] += 1
+                last = attempt == attempts - 1
+                refused = speaker.refusal is not None and (last or speaker.refusal.status in NEVER_ANSWERED)
+                if refused and not client.completions:
+                    cure = "correct endpoint.url, endpoint.model, or the key in endpoint.api_key_env"
+                    raise ConfigError(f"{endpoint.model} gave no completion: {error}; {cure}") from error
+                if not last:
+                    await asyncio.sleep(pause_s)
                 continue
             self._finished += 1
             with append_to(log_path(self._logs, cell.request.id)) as file:

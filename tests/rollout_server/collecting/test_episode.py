@@ -1,6 +1,7 @@
 """The episode loop by itself: a scripted speaker, the counter environment, every way an episode can end or fail."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest, Limits
+from rollout_server.rollout import Rollout
 from support.waiting import pass_time
 
 ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
@@ -101,6 +103,19 @@ class FaultyPool(CounterPool):
     async def acquire(self, episode_id):
         await super().acquire(episode_id)
         return Faults(self)
+
+
+MEETS = Faults._meet.__code__.co_firstlineno + 3
+SPEAKS = ScriptedSpeaker.speak.__code__.co_firstlineno + 4
+
+
+async def cancels_the_task_that_runs_it():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def ends_as_a_closed_coroutine_does():
+    raise GeneratorExit
 
 
 async def cancelled_task_of_its_own():
@@ -264,7 +279,7 @@ async def test_a_step_is_bounded_by_the_episodes_deadline():
         ([], {"start": EnvironmentCrashed("gone")}, "environment_crashed", "gone"),
         ([ADD], {"step": EnvironmentCrashed()}, "environment_crashed", "EnvironmentCrashed"),
         ([FINISH], {"grade": EnvironmentCrashed("the grader died")}, "environment_crashed", "the grader died"),
-        ([ADD, ValueError("bug")], {}, "environment_error", "ValueError('bug')"),
+        ([ADD, ValueError("bug")], {}, "environment_error", f"ValueError: bug ({__file__}:{SPEAKS})"),
     ],
 )
 async def test_an_attempt_that_failed_says_why(lines, faults, reason, message):
@@ -275,6 +290,8 @@ async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=TypeError("not even text")))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
+    assert rollout.broke == {"where": "step", "what": f"TypeError: not even text ({__file__}:{MEETS})"}
+    assert Rollout.from_dict(json.loads(rollout.to_json())) == rollout
 
 
 class Unheard(BaseException):
@@ -291,7 +308,21 @@ async def test_code_that_ends_the_program_ends_no_node(end):
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=leave))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=leave))
-    assert (rollout.reward, rollout.ungradable) == (0.0, f"{end.__name__}('bye')")
+    assert rollout.reward == 0.0
+    assert rollout.ungradable.startswith(f"{end.__name__}: bye (")
+    assert rollout.broke == {"where": "grade", "what": rollout.ungradable}
+
+
+@pytest.mark.parametrize("fault", [cancels_the_task_that_runs_it, ends_as_a_closed_coroutine_does])
+async def test_what_looks_like_the_end_of_an_episode_ends_in_a_grade(fault):
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    assert (rollout.end_reason, rollout.turns[0].failed, rollout.broke["where"]) == ("completed", True, "step")
+    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    assert (rollout.end_reason, rollout.reward, rollout.broke["where"]) == ("completed", 0.0, "grade")
+    reason, _ = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
+    assert reason == "environment_crashed"
+    episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
+    assert (await episode.run())[0].broke is None
 
 
 async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(caplog):
@@ -299,9 +330,11 @@ async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(c
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
-    assert (rollout.end_reason, rollout.reward, rollout.ungradable) == ("completed", 0.0, "CancelledError()")
+    assert (rollout.end_reason, rollout.reward) == ("completed", 0.0)
+    assert rollout.ungradable.startswith("CancelledError (")
     reason, message = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
-    assert (reason, message) == ("environment_crashed", f"the environment broke as it started {TASK}: CancelledError()")
+    assert reason == "environment_crashed"
+    assert message.startswith(f"the environment broke as it started {TASK}: CancelledError (")
     episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
     assert (await episode.run())[0].end_reason == "completed"
     assert caplog.text.count("closing the episode failed") == 1

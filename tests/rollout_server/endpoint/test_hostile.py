@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from rollout_server.endpoint import routes
+from agent_environments import http_server
 from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
 
@@ -89,7 +89,7 @@ async def test_a_body_of_a_hundred_megabytes(running, attacker, chunked):
 
 
 async def test_bodies_that_never_come_whole(running, attacker, monkeypatch):
-    monkeypatch.setattr(routes, "BODY_DEADLINE_S", 0.5)
+    monkeypatch.setattr(http_server, "BODY_DEADLINE_S", 0.5)
 
     async def attack():
         readers = []

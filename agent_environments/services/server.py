@@ -29,7 +29,7 @@ from typing import Any
 from aiohttp import BasicAuth, WSMsgType, web
 
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
-from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session
+from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session, SessionEnded
 
 logger = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ def _flags(answer: Answer) -> dict[str, Any]:
 
 
 def _error(error: object) -> dict[str, Any]:
-    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession) else {}
+    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession | SessionEnded) else {}
     return {"error": " ".join(str(error).split()) or type(error).__name__, **reason}
 
 

@@ -44,6 +44,7 @@ class StoredCollection:
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
         self.refused: dict[EpisodeKey, str] = {}
+        self._expected: tuple[str, int] | None = None
         self.meta = AppendLog(meta_path(folder, collection_id), self._visit_meta)
         self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
 
@@ -70,7 +71,10 @@ class StoredCollection:
     def _visit_rollout(self, record: Any) -> bool:
         match record:
             case {"task_id": str(task_id), "index": int(index), "segment": int(segment), "segments": int(segments)}:
-                whole = segment + 1 == segments
+                episode, whole = record["episode_id"], segment + 1 == segments
+                if segment and (episode, segment) != self._expected:
+                    raise ValueError("a sequence of its episode before it is missing")
+                self._expected = (episode, segment + 1)
                 if whole:
                     self.done.add((task_id, index))
                 return whole

@@ -94,11 +94,11 @@ class ResultStore:
         for line in path.read_text().splitlines():
             try:
                 data = json.loads(line)
-                result = TaskResult.from_dict(data)
+                cell, result = data["cell"], TaskResult.from_dict(data)
             except (ValueError, TypeError, KeyError):
                 continue
             if result.failure is None:
-                self._results.setdefault(data["cell"], {})[result.task_id, result.run] = result
+                self._results.setdefault(cell, {})[result.task_id, result.run] = result
 
     def add(self, cell: Cell, result: TaskResult) -> bool:
         """Store it unless it is there; returns whether it was new."""

@@ -119,14 +119,18 @@ class Episode(Attempt):
         """Bring the world to where the stored rollout had it; returns the messages of the turns replayed.
 
         Raises:
-            BranchRefused: the world answers otherwise than it did then.
+            BranchRefused: the world answers otherwise than it did then, or not in an action's time.
         """
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
         began, messages = time.monotonic(), []
         try:
             for turn, exchange in enumerate(start.exchanges):
-                result = await self._in_time(environment.step(exchange.action))
+                try:
+                    result = await self._in_time(environment.step(exchange.action))
+                except EnvironmentTimeout as error:
+                    rollout_id = start.branch.rollout_id
+                    raise BranchRefused(f"turn {turn} of {rollout_id} now takes too long: {error}") from error
                 if result.done or result.observation != exchange.observation:
                     raise BranchRefused(_difference(start.branch.rollout_id, turn, exchange.observation, result))
                 messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]

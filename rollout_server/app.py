@@ -145,8 +145,8 @@ async def start_collection(request: web.Request) -> web.Response:
 
 async def cancel_collection(request: web.Request) -> web.Response:
     run = await request.app[NODE].collection(request.match_info["id"])
-    run.cancel()
-    return web.json_response({"id": run.request.id, "state": run.collector.outcome})
+    await run.cancel()
+    return web.json_response({"id": run.request.id, "state": run.end.reason if run.end else run.collector.outcome})
 
 
 async def stream_rollouts(request: web.Request) -> web.StreamResponse:

@@ -147,8 +147,8 @@ class EvalConfig:
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: int = 0
     """Each run over the tasks has seeds of its own, made from this one."""
-    retries: NonNegativeInt = 2
-    """How often a task that gave no rollout is asked for again, beyond the attempts that the node makes by itself."""
+    retries: NonNegativeInt = 1
+    """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
     dataset_root: str | None = None

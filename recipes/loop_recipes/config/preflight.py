@@ -99,7 +99,7 @@ def port_problem(node: NodeConfig) -> str | None:
     """Why the node could not listen at its port on this machine, in the system's words; None if it could."""
     if node.port == 0:
         return None
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in node.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((node.host, node.port))

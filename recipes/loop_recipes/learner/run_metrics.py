@@ -25,6 +25,8 @@ from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_DEV = ("iteration", "reward", "success", "lost")
+
 METRICS: dict[str, str] = {
     "iteration": "number of the iteration, from 1: one collection and one update",
     "policy_version": "version of the policy after the update; it is raised only if a step was taken",
@@ -33,7 +35,9 @@ METRICS: dict[str, str] = {
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
     "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/train_your_agent.md)",
     "dropped_rollouts": "episodes that early stop cut off",
-    "failed_attempts": "attempts that failed (crashed world, server error) and were repeated",
+    "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
+    "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",
+    "failed_attempts": "attempts that failed (crashed world, server error)",
     "failed_attempts_worst_task": "of them, those at the task that had the most",
     "ungradable_rollouts": "rollouts that ended in a state which could not be graded, and so have reward 0",
     "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
@@ -94,12 +98,18 @@ METRICS: dict[str, str] = {
     "in the run's last line its own",
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
     "dev_success": "share of its tasks solved: all unit tests passed, and the agent ended the episode itself",
+    "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
+    **{
+        f"earlier_dev_{name}": f"dev_{name} of the policy before, where the run's last line has two of them"
+        for name in _DEV
+    },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
 """Every key that may stand in metrics.jsonl, and what it means."""
 
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
+    {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
+    | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
@@ -161,10 +171,14 @@ class RunMetrics:
         self._to_loggers(metrics, metrics["iteration"])
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
-        """Add what was known only later to the line written last."""
+        """Add the dev scores of a policy to the line written last. Those of another policy that are there already are
+        kept, as ``earlier_dev_*``."""
         self._file.close()
         *lines, last = self._path.read_text().splitlines()
-        line = json.loads(last) | metrics
+        line = json.loads(last)
+        if line.get("dev_iteration", metrics["dev_iteration"]) != metrics["dev_iteration"]:
+            line |= {f"earlier_{key}": line[key] for key in metrics if key in line}
+        line |= metrics
         write_whole(self._path, "".join(f"{text}\n" for text in [*lines, json.dumps(line)]))
         self._file = self._path.open("a")
         self._to_loggers(metrics, line["iteration"])

@@ -118,8 +118,8 @@ def test_tasks_from_jsonl(tmp_path):
     [
         ([], "there are no tasks"),
         (["What?"], "task train1_1 must be a mapping, not 'What\\?'"),
-        ([{"id": "seven"}], "task id 'seven' must be <scenario>_<n>"),
-        ([{"id": "a/b_1"}], "task id 'a/b_1' must be <scenario>_<n>"),
+        ([{"id": 7}], "task id 7 must be text"),
+        ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
     ],

@@ -2,19 +2,20 @@
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.rollout import Rollout
+from support.waiting import pass_time
 
 ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
 TASK = "reach3_1"
@@ -35,13 +36,15 @@ class ScriptedSpeaker:
     def begin(self, episode_id, messages):
         self.calls.append(("begin", episode_id, [message.role for message in messages]))
 
-    async def speak(self, seed, deadline):
+    async def speak(self, seed):
         self.calls.append(("speak", seed))
         line = next(self.lines)
         if isinstance(line, Exception):
             raise line
         if line is None:
             await asyncio.Event().wait()
+        if callable(line):
+            line = await line()
         start = 1 + 3 * self.turns
         self.turns += 1
         return SpokenTurn(line, 7, "stop", "s0", seconds=0.25, start=start, end=start + 2, cached_tokens=4)
@@ -222,9 +225,36 @@ async def test_a_finished_episode_is_complete_even_on_its_last_turn_and_token():
     assert (await play(ScriptedSpeaker([ADD], full), max_turns=1)).end_reason == "turn_limit"
 
 
-async def test_the_deadline_grades_what_there_is():
-    rollout = await play(ScriptedSpeaker([ADD, OutOfTime("too slow")]))
-    assert (rollout.end_reason, len(rollout.turns), rollout.reward) == ("deadline", 1, 0.75)
+async def longer_than_the_episode_may_take():
+    await pass_time(1000.0)
+
+
+@pytest.mark.parametrize("slow", ["start", "speaker", "grade"])
+async def test_what_is_slow_without_the_agents_doing_ends_no_episode(slow):
+    async def slowly():
+        await longer_than_the_episode_may_take()
+        return ADD
+
+    lines = [slowly, slowly, FINISH] if slow == "speaker" else [ADD, ADD, FINISH]
+    faults = {} if slow == "speaker" else {slow: longer_than_the_episode_may_take}
+    rollout = await play(ScriptedSpeaker(lines), FaultyPool(**faults))
+    assert (rollout.end_reason, len(rollout.turns)) == ("completed", 3)
+
+
+async def test_a_world_that_is_brought_back_in_a_step_takes_none_of_the_agents_time():
+    async def bring_back():
+        with not_the_agents():
+            await longer_than_the_episode_may_take()
+
+    rollout = await play(ScriptedSpeaker([ADD, FINISH]), FaultyPool(step=bring_back))
+    assert (rollout.end_reason, len(rollout.turns)) == ("completed", 2)
+
+
+async def test_the_steps_of_an_episode_share_its_time():
+    """The third takes longer than what the two before it have left."""
+    pool = FaultyPool(step=lambda: pass_time(250.0))
+    rollout = await play(ScriptedSpeaker([ADD] * 9), pool, max_turns=9)
+    assert (rollout.end_reason, len(rollout.turns)) == ("deadline", 3)
 
 
 @pytest.mark.parametrize("fault", [EnvironmentTimeout("the code ran too long"), TimeoutError()])
@@ -235,11 +265,7 @@ async def test_a_step_out_of_time_ends_the_episode_with_its_turn(fault):
 
 
 async def test_a_step_is_bounded_by_the_episodes_deadline():
-    speaker = ScriptedSpeaker([ADD])
-    episode, _, _ = make(speaker, FaultyPool(step=forever))
-    # Brought near only once the world has started, however long that took.
-    speaker.begin = lambda episode_id, messages: setattr(episode, "_deadline", time.monotonic() + 0.05)
-    [rollout] = await episode.run()
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=forever), episode_deadline_s=0.05)
     assert rollout.end_reason == "deadline"
     assert rollout.turns[0].environment_seconds > 0.0
 
@@ -247,7 +273,7 @@ async def test_a_step_is_bounded_by_the_episodes_deadline():
 @pytest.mark.parametrize(
     ("lines", "faults", "reason", "message"),
     [
-        ([OutOfTime("no server is ready")], {}, "server_error", "no server is ready"),
+        ([EpisodeFailed("server_error", "no server is ready")], {}, "server_error", "no server is ready"),
         ([ContextFull("the prompt fills it")], {}, "environment_error", "the prompt fills it"),
         ([ADD, EpisodeFailed("bad_logprob", "NaN")], {}, "bad_logprob", "NaN"),
         ([], {"start": EnvironmentCrashed("gone")}, "environment_crashed", "gone"),
@@ -321,10 +347,11 @@ async def test_a_state_that_breaks_the_grader_is_worth_nothing(fault):
     assert "too slow" in rollout.ungradable
 
 
-async def test_a_world_that_does_not_start_in_time_is_a_failure():
+async def test_a_world_that_does_not_start_in_time_is_a_failure(monkeypatch):
+    monkeypatch.setattr(attempt_module, "START_DEADLINE_S", 0.05)
     speaker = ScriptedSpeaker([])
-    reason, message = await failure(speaker, FaultyPool(start=forever), episode_deadline_s=0.05)
-    assert (reason, message) == ("environment_timeout", "the world did not start before the deadline")
+    reason, message = await failure(speaker, FaultyPool(start=forever))
+    assert (reason, message) == ("environment_timeout", "the world did not start within 0.05 s")
     assert not speaker.called("begin")
 
 

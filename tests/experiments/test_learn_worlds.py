@@ -1,4 +1,4 @@
-"""benchmarks/learn_worlds.py: what runs for a world, what a second start repeats, and the table from known results."""
+"""experiments/learn_worlds.py: what runs for a world, what a second start repeats, and the table from known results."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from loop_recipes.launch import steps
 from rollout_server.run_files import ADAPTER_FILES
-from support.benchmark_scripts import load_benchmark
+from support.experiment_scripts import load_experiment
 
 SOLVED = {"clean": 4, "before": 1, "seed0": 3, "seed1": 4, "shuffled": 1}
 """How many of the four held-out tasks each policy solves."""
@@ -15,7 +15,7 @@ SOLVED = {"clean": 4, "before": 1, "seed0": 3, "seed1": 4, "shuffled": 1}
 
 @pytest.fixture(scope="module")
 def learn_worlds():
-    return load_benchmark("learn_worlds")
+    return load_experiment("learn_worlds")
 
 
 def said(command, key):

@@ -1,7 +1,7 @@
 """LOOP with an agent of one's own, through the endpoint, against LOOP with the node's own loop.
 
-    python benchmarks/agent_curve.py --output runs/agent_curve [--json PATH]        # three seeds of each: hours
-    python benchmarks/agent_curve.py --seeds 0 1 2 --agent-seeds 0
+    python experiments/agent_curve.py --output runs/agent_curve [--json PATH]        # three seeds of each: hours
+    python experiments/agent_curve.py --seeds 0 1 2 --agent-seeds 0
 
 Both sides train the tiny policy in the synthetic world: ``loop_appworld/tiny_cpu``, and ``tiny_cpu_agent``, whose
 episodes are played by a program of forty lines with OpenAI's client. What is complete is not repeated, what

@@ -1,7 +1,7 @@
 """What computing the prompt that a task's rollouts share only once could save of an iteration's tokens: an upper bound.
 
-    python benchmarks/shared_prompt.py runs/demo/node/collections/*.jsonl [--minibatch 32] [--epochs 1] [--json PATH]
-    python benchmarks/shared_prompt.py --tasks 40 --prompt 4000 --length 12000 --epochs 2
+    python experiments/shared_prompt.py runs/demo/node/collections/*.jsonl [--minibatch 32] [--epochs 1] [--json PATH]
+    python experiments/shared_prompt.py --tasks 40 --prompt 4000 --length 12000 --epochs 2
 
 Counts tokens, runs no model. A prompt can be shared only by rollouts that go through the model together: all of a task
 while old log-probs are recomputed, those of a task that fall into one minibatch while training. The minibatches are

@@ -1,8 +1,8 @@
 """Does a critic find the turn that went wrong? Flawed episodes whose wrong turn is known, and several critics of turns.
 
-    python benchmarks/turn_credit.py --output runs/turn_credit --seeds 3
-    python benchmarks/turn_credit.py --output runs/turn_credit --seeds 3 --continuations 8     # Monte-Carlo values too
-    python benchmarks/turn_credit.py --output runs/turn_credit --tasks 8 --episodes 8 --epochs 1 --seeds 1
+    python experiments/turn_credit.py --output runs/turn_credit --seeds 3
+    python experiments/turn_credit.py --output runs/turn_credit --seeds 3 --continuations 8     # Monte-Carlo values too
+    python experiments/turn_credit.py --output runs/turn_credit --tasks 8 --episodes 8 --epochs 1 --seeds 1
 
 Reference solutions of the synthetic world, some with a deliberate flaw, are executed in the real environment. On those
 of train the critics of docs/turn_credit.md learn from pairs, a good episode and a flawed one, which name no turn.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ceiling import cost_of_a_failed_turn, departure, lines, main, table
+from experiments.ceiling import cost_of_a_failed_turn, departure, lines, main, table
 
 LOOK_UP = (
     "for n in apis.simple_note.search_notes(query='safe', access_token=t):\n    print(n['title'] + ':', n['note_id'])"

@@ -1,10 +1,10 @@
 """All rows of the LOOP paper's Table 1 on the tiny policy, with the same number of sampled rollouts each.
 
-    python benchmarks/table_one.py --output runs/table_one        # every row, three seeds: hours
-    python benchmarks/table_one.py --table-only --records benchmarks/results/tiny_policy --seeds 0 1 2 3 4 \\
+    python experiments/table_one.py --output runs/table_one        # every row, three seeds: hours
+    python experiments/table_one.py --table-only --records experiments/results/tiny_policy --seeds 0 1 2 3 4 \\
         --budget 300 --docs docs/table_one.md -- collection.tasks_per_iteration=5      # the tables in the document
-    python benchmarks/table_one.py --rows base rft loop_token --seeds 0 --budget 600
-    python benchmarks/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
+    python experiments/table_one.py --rows base rft loop_token --seeds 0 --budget 600
+    python experiments/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
         --held-out-tasks 3 --runs 1                               # does every row run?
 
 ``--budget`` is the number of rollouts that a row may sample to learn from (SFT-GT and base sample none). Online rows

@@ -1,13 +1,13 @@
-"""benchmarks/rate_search.py: which learning rate is tried next, and which is chosen."""
+"""experiments/rate_search.py: which learning rate is tried next, and which is chosen."""
 
 import pytest
 
-from support.benchmark_scripts import load_benchmark, made_up_record
+from support.experiment_scripts import load_experiment, made_up_record
 
 
 @pytest.fixture(scope="module")
 def rate_search():
-    return load_benchmark("rate_search")
+    return load_experiment("rate_search")
 
 
 def run_at(rate, dev, reward=0.5, seed=1000):

@@ -1,4 +1,4 @@
-"""benchmarks/records.py: what is counted, and that the tables in the documents are those of the committed records."""
+"""experiments/records.py: what is counted, and that the tables in the documents are those of the committed records."""
 
 import re
 import shlex
@@ -7,12 +7,12 @@ import pytest
 
 from rollout_server.run_files import write_rollouts
 from rollout_server.schema import ConfigError
-from support.benchmark_scripts import FOLDER, load_benchmark, made_up_evaluation, made_up_record
+from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
 
 def test_rollouts_of_dev_are_not_counted(tmp_path):
-    records = load_benchmark("records")
+    records = load_experiment("records")
     rollouts = [stored_rollout("made-up", f"task_{number}", 0, 0, 1.0, 50, number) for number in range(4)]
     write_rollouts(tmp_path / "node/collections", "made-up-i0002", rollouts)
     write_rollouts(tmp_path / "node/collections", "made-up-i0002-dev", rollouts[:1])
@@ -28,7 +28,7 @@ def test_rollouts_of_dev_are_not_counted(tmp_path):
 
 
 def test_records_of_different_base_policies_do_not_make_one_table(tmp_path):
-    records = load_benchmark("records")
+    records = load_experiment("records")
     made_up_record("grpo", 0, []).write(tmp_path)
     made_up_record("grpo", 1, [], policy="another").write(tmp_path)
     assert [one.seed for one in records.read_records(tmp_path, ["grpo"], [1], 600)["grpo"]] == [1]
@@ -41,7 +41,7 @@ def test_the_tables_in_the_documents_are_those_of_the_records(script, page, tmp_
     """By the command that the document gives."""
     monkeypatch.chdir(FOLDER.parent)
     document, copy = FOLDER.parent / "docs" / page, tmp_path / page
-    (command,) = re.findall(rf"^python benchmarks/{script}.py (--table-only .*)$", document.read_text(), re.MULTILINE)
+    (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", document.read_text(), re.MULTILINE)
     words = shlex.split(command, comments=True)
     assert words[words.index("--docs") + 1] == f"docs/{page}"
     numbers = FOLDER / f"results/{script}.json"
@@ -49,6 +49,6 @@ def test_the_tables_in_the_documents_are_those_of_the_records(script, page, tmp_
     copy.write_text(document.read_text())
     into = ["--docs", str(copy), "--json", str(tmp_path / "numbers.json"), "--output", str(tmp_path / "out")]
     end = words.index("--") if "--" in words else len(words)  # what follows is for the configs
-    load_benchmark(script).main([*words[:end], *into, *words[end:]])
+    load_experiment(script).main([*words[:end], *into, *words[end:]])
     assert copy.read_text() == document.read_text()
     assert (tmp_path / "numbers.json").read_text() == numbers.read_text()

@@ -1,6 +1,6 @@
 """LoRA of one layer in vLLM's CPU build: its own operators beside ours, which take the tokens of an adapter together.
 
-    python benchmarks/cpu_lora.py [--json benchmarks/results/cpu_lora.json]
+    python experiments/cpu_lora.py [--json experiments/results/cpu_lora.json]
 
 The layer is the tiny policy's first projection of the MLP: two slices of 384 outputs from 128 inputs, rank 16, float32.
 All tokens of a batch are for one adapter, as nearly always in training. Milliseconds of processor time a call, on one

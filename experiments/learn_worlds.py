@@ -1,9 +1,9 @@
 """LOOP in worlds with an expert: tiny policies built, taught bad habits, trained and scored on held-out tasks.
 
-    python benchmarks/learn_worlds.py --worlds babyai --docs docs/world_policies.md
-    python benchmarks/learn_worlds.py --worlds colbench --iterations 8 --json results.json
-    python benchmarks/learn_worlds.py --worlds mixed --iterations 8          # one policy in two worlds at once
-    python benchmarks/learn_worlds.py --worlds babyai --seeds 0 --iterations 2       # does it run?
+    python experiments/learn_worlds.py --worlds babyai --docs docs/world_policies.md
+    python experiments/learn_worlds.py --worlds colbench --iterations 8 --json results.json
+    python experiments/learn_worlds.py --worlds mixed --iterations 8          # one policy in two worlds at once
+    python experiments/learn_worlds.py --worlds babyai --seeds 0 --iterations 2       # does it run?
 
 For each world: `tune run warm_start_appworld`, then `tune run loop_appworld` with each seed and with shuffled
 advantages (the control, which must not learn), then `tune run eval_appworld` over all policies, the one before the

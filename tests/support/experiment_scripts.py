@@ -1,4 +1,4 @@
-"""Imports a script of ``benchmarks/``, which is no package, and makes up what scored runs leave behind."""
+"""Imports a script of ``experiments/``, which is no package, and makes up what scored runs leave behind."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.paths import loop_package
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "experiments"
 
 
-def load_benchmark(name: str) -> ModuleType:
-    """The script ``benchmarks/<name>.py`` as a module of its own."""
+def load_experiment(name: str) -> ModuleType:
+    """The script ``experiments/<name>.py`` as a module of its own."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"{name}_experiment", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,8 +42,8 @@ def made_up_evaluation(folder: Path, solved: Mapping[str, bool]) -> None:
 def made_up_record(
     name: str, seed: int, iterations: list[dict[str, Any]], rate: float = 1e-3, budget: int = 600, policy: str = "tiny"
 ) -> Any:
-    """A record (benchmarks/records.py) of a policy that solves one of two held-out tasks."""
+    """A record (experiments/records.py) of a policy that solves one of two held-out tasks."""
     solved = {"held0_1": True, "held1_1": False}
     results = [TaskResult(task, 0, success=won, end_reason="completed") for task, won in solved.items()]
-    records = load_benchmark("records")
+    records = load_experiment("records")
     return records.Record(name, seed, "made-up", policy, budget, rate, budget, 50 * budget, iterations, results)

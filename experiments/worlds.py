@@ -1,7 +1,7 @@
 """The worlds under their own interpreter: expert and do-nothing scores, episodes a minute and CPU time an episode.
 
-    python benchmarks/worlds.py                       # all worlds, 64 tasks of each one's test split
-    python benchmarks/worlds.py --worlds textcraft --json benchmarks/results/worlds.json
+    python experiments/worlds.py                       # all worlds, 64 tasks of each one's test split
+    python experiments/worlds.py --worlds textcraft --json experiments/results/worlds.json
 
 The expert's commands are played in a collection of all tasks at once, through the pool as a rollout node uses it
 (``ours``), and one after another in a plain loop inside the world's interpreter (``bare``). Finding the expert's

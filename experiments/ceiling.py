@@ -1,6 +1,6 @@
 """What a policy fails at on the synthetic world: where each failed rollout first leaves the reference solution.
 
-    python benchmarks/ceiling.py runs/demo/evaluation/node/collections/eval-after-t0-*.jsonl
+    python experiments/ceiling.py runs/demo/evaluation/node/collections/eval-after-t0-*.jsonl
 
 Reads rollouts that an evaluation kept and the reference solutions beside the world's tasks. A rollout leaves the
 reference at its first turn whose calls are other ones, or whose calls have another literal argument. That says which

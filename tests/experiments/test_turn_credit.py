@@ -1,4 +1,4 @@
-"""What benchmarks/turn_credit.py counts: the wrong turn of a flawed episode, who found it, and the interval."""
+"""What experiments/turn_credit.py counts: the wrong turn of a flawed episode, who found it, and the interval."""
 
 import json
 import random
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from appworld_adapter.dataset import load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from benchmarks import turn_credit
-from benchmarks.turn_credit import Case, interval, wrong_turn
+from experiments import turn_credit
+from experiments.turn_credit import Case, interval, wrong_turn
 from loop_recipes.paths import loop_home
 
 WORLD = loop_home() / "worlds/synthetic"

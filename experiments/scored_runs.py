@@ -135,7 +135,7 @@ def with_interval(values: Sequence[float], digits: int) -> str:
 
 
 def number(case: str, metric: str, value: float, unit: str) -> dict[str, Any]:
-    """One figure as ``benchmarks/results/*.json`` have it."""
+    """One figure as ``experiments/results/*.json`` have it."""
     return {"case": case, "metric": metric, "value": round(value, 4), "unit": unit}
 
 

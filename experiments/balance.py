@@ -1,6 +1,6 @@
 """How much of eight ranks' time a step uses, by median length of its rollouts: planned over all ranks or rank by rank.
 
-    python benchmarks/balance.py [--tokens 32768] [--ranks 8] [--rollouts 32 216] [--json results.json]
+    python experiments/balance.py [--tokens 32768] [--ranks 8] [--rollouts 32 216] [--json results.json]
 
 Simulated: the i-th micro-batches of all ranks take as long as the costliest of them, since FSDP2 gathers each layer on
 all ranks together. Lengths are log-normal (sigma 0.5), cut to 1,500 to 32,000 tokens. A step of 32 rollouts is a

@@ -1,10 +1,10 @@
 """Learning curves of the algorithms on the tiny policy: several seeds of each, one table and one picture.
 
-    python benchmarks/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
-    python benchmarks/algorithms.py --table-only --records benchmarks/results/tiny_policy --iterations 10 \\
+    python experiments/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
+    python experiments/algorithms.py --table-only --records experiments/results/tiny_policy --iterations 10 \\
         --ceiling 0.938 --docs docs/results.md -- collection.tasks_per_iteration=5      # the tables in the documents
-    python benchmarks/algorithms.py --only loop_token grpo --rate 3e-4 --seeds 0 1 2 --iterations 15
-    python benchmarks/algorithms.py --only loop_token grpo --seeds 0 --rate 3e-4 --iterations 1 --held-out-tasks 3 \\
+    python experiments/algorithms.py --only loop_token grpo --rate 3e-4 --seeds 0 1 2 --iterations 15
+    python experiments/algorithms.py --only loop_token grpo --seeds 0 --rate 3e-4 --iterations 1 --held-out-tasks 3 \\
         -- collection.tasks_per_iteration=2                             # does it run?
 
 Every run is `tune run loop_appworld`, one after another; what follows ``--`` goes to all of them

@@ -1,7 +1,7 @@
 """ColBench's generated tasks: what the expert, the description alone and doing nothing are worth, and what it costs.
 
-    python benchmarks/colbench.py                     # 40 tasks of the test split
-    python benchmarks/colbench.py --tasks 80 --json benchmarks/results/colbench.json
+    python experiments/colbench.py                     # 40 tasks of the test split
+    python experiments/colbench.py --tasks 80 --json experiments/results/colbench.json
 
 The expert asks for every particular and answers with the reference; *description alone* answers at once, with the
 description's code and a guess of each particular. ``tests`` is the share of tests passed. Processor time is that of

@@ -1,4 +1,4 @@
-"""benchmarks/algorithms.py: the choice of a learning rate, what is repeated, and tables from known metrics."""
+"""experiments/algorithms.py: the choice of a learning rate, what is repeated, and tables from known metrics."""
 
 import json
 import math
@@ -10,12 +10,12 @@ import pytest
 from loop_recipes.launch import steps
 from loop_recipes.paths import loop_package
 from rollout_server.run_files import ADAPTER_FILES
-from support.benchmark_scripts import FOLDER, load_benchmark, made_up_evaluation, made_up_record
+from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
 
 
 @pytest.fixture(scope="module")
 def algorithms():
-    return load_benchmark("algorithms")
+    return load_experiment("algorithms")
 
 
 def write_run(folder: Path, rewards: list[float], dev: float = 0.25, rate: str = "1e-3") -> None:
@@ -127,7 +127,7 @@ def test_means_and_intervals_over_seeds(algorithms):
 @pytest.mark.parametrize(("seeds", "quantile"), [(5, 2.776), (11, 2.228), (14, 2.160), (30, 2.045), (80, 1.990)])
 def test_the_interval_of_many_seeds_is_students_too(seeds, quantile):
     values = [float(number % 2) for number in range(seeds)]
-    _, half = load_benchmark("scored_runs").interval(values)
+    _, half = load_experiment("scored_runs").interval(values)
     assert half == pytest.approx(quantile * statistics.stdev(values) / math.sqrt(seeds), rel=2e-3)
 
 

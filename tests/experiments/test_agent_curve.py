@@ -1,4 +1,4 @@
-"""benchmarks/agent_curve.py on runs that are known: which curve lies in the spread of seeds, which rollouts agree."""
+"""experiments/agent_curve.py on runs that are known: which curve lies in the spread of seeds, which rollouts agree."""
 
 import importlib
 import json
@@ -11,12 +11,12 @@ import pytest
 from rollout_server.run_files import read_rollouts
 from support.small_runs import write_logs
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 @pytest.fixture
 def agent_curve(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
     return importlib.import_module("agent_curve")
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/table_one.py: what each row runs, what a second start repeats, and the table from known results."""
+"""experiments/table_one.py: what each row runs, what a second start repeats, and the table from known results."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from loop_recipes.launch import steps
 from loop_recipes.launch.steps import StepFailed
 from rollout_server.run_files import ADAPTER_FILES, write_rollouts
-from support.benchmark_scripts import load_benchmark, made_up_evaluation, made_up_record
+from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 
 SOLVED = {"loop_token": 2, "rft": 1}
@@ -18,7 +18,7 @@ SOLVED = {"loop_token": 2, "rft": 1}
 
 @pytest.fixture(scope="module")
 def table_one():
-    return load_benchmark("table_one")
+    return load_experiment("table_one")
 
 
 class Commands:

@@ -82,13 +82,13 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestError as error:
-        return _refusal(error.status, error)
+        return _refusal(error.status, error, request.app[NODE])
     except (ConfigError, AdapterError) as error:
         return _refusal(400, error)
     except UnknownPolicy as error:
         return _refusal(404, error)
     except (ServerUnavailable, StillInUse) as error:
-        return _refusal(503, error)
+        return _refusal(503, error, request.app[NODE])
     except TimeoutError:
         return _refusal(408, "the request's body did not arrive in time")
     except web.HTTPException as error:
@@ -100,8 +100,11 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return _refusal(507, f"the node's disk or network failed: {error}")
 
 
-def _refusal(status: int, error: object) -> web.Response:
-    return web.json_response({"error": " ".join(str(error).split())}, status=status)
+def _refusal(status: int, error: object, node: Node | None = None) -> web.Response:
+    body: dict[str, Any] = {"error": " ".join(str(error).split())}
+    if status == 503 and node is not None:
+        body["moved"] = node.servers.moves  # whoever asks again sees whether what it waits for is alive
+    return web.json_response(body, status=status)
 
 
 def _authentication(token: str, exempt: Set[str]) -> Any:
@@ -116,11 +119,22 @@ def _authentication(token: str, exempt: Set[str]) -> Any:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, expected):
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
-        if not request.app[NODE].ready and request.path not in ("/metrics", "/v1/status"):
-            raise RequestError(503, f"the rollout node is {request.app[NODE].health()['status']}; ask /health")
+        node = request.app[NODE]
+        if not (node.ready and node.failure is None) and request.path not in ("/metrics", "/v1/status"):
+            raise _not_ready(node)
         return await handler(request)
 
     return check
+
+
+def _not_ready(node: Node) -> RequestError:
+    match node.health():
+        case {"status": "failed", "reason": str(reason)}:
+            return RequestError(500, f"it gave up: {reason}")
+        case {"waits_for": [*waits]} if waits:
+            return RequestError(503, f"it is starting: {'; '.join(waits)}")
+        case report:
+            return RequestError(503, f"it is {report['status']}; ask /health")
 
 
 async def _json_body(request: web.Request) -> Any:

@@ -32,11 +32,15 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per req
 
 
 class RolloutNodeError(RuntimeError):
-    """The node refused a request; ``status`` is the HTTP status."""
+    """The node refused a request; ``status`` is the HTTP status.
 
-    def __init__(self, status: int, message: str):
+    ``moved`` changes from one 503 to the next while what the node waits for shows signs of life.
+    """
+
+    def __init__(self, status: int, message: str, moved: int | None = None):
         super().__init__(message)
         self.status = status
+        self.moved = moved
 
 
 class NodeUnreachable(RuntimeError):
@@ -77,6 +81,9 @@ class RolloutClient:
         timeout_s: bound of one ordinary request.
         reconnect_s: how long a call goes on trying while the node cannot be reached or is starting.
         alive: called before every further try; it raises when waiting is in vain, such as ``NodeProcess.check``.
+
+    Attributes:
+        told: called with what is waited for, or why a try was in vain, in one line.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class RolloutClient:
         )
         self._reconnect_s = reconnect_s
         self._alive = alive
+        self.told: Callable[[str], None] = lambda line: None
 
     def health(self) -> dict[str, Any]:
         """The node's state, ready or not. Raises NodeUnreachable at once when there is none."""
@@ -116,18 +124,25 @@ class RolloutClient:
         """Wait until the node is ready; returns its health.
 
         Raises:
-            NodeUnreachable: it was not ready after ``deadline_s``; or whatever ``alive`` raises.
+            NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
         """
-        give_up = time.monotonic() + deadline_s
+        give_up, moved = time.monotonic() + deadline_s, None
         while True:
             (alive or self._alive)()
             try:
                 report = self.health()
                 if report.get("status") == "ok":
                     return report
-                state = f"is {report.get('status')}"
+                if report.get("status") == "failed":
+                    raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
+                state = "; ".join([f"is {report.get('status')}", *report.get("waits_for", [])])
+                if report.get("moved") != moved:  # it has deadlines of its own, for what does not
+                    give_up, moved = time.monotonic() + deadline_s, report.get("moved")
             except NodeUnreachable as error:
+                if error.__cause__ is None:
+                    raise
                 state = f"does not answer ({error.__cause__})"
+            self.told(state)
             if time.monotonic() > give_up:
                 raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
             time.sleep(0.25)
@@ -196,14 +211,20 @@ class RolloutClient:
             return {"error": f"{self.url} answers {response.status_code} and no JSON; is it a rollout node?"}
 
     def _refusal(self, response: httpx.Response) -> RolloutNodeError:
-        return RolloutNodeError(response.status_code, f"rollout node: {self._decoded(response).get('error', '')}")
+        said = self._decoded(response)
+        return RolloutNodeError(response.status_code, f"rollout node: {said.get('error', '')}", said.get("moved"))
 
     def patience(self) -> Callable[[Exception], None]:
-        """A function that is told of each failed try: it waits a little, or raises once ``reconnect_s`` are over."""
-        give_up = time.monotonic() + self._reconnect_s
+        """A function that is told of each failed try: it waits a little, or raises after ``reconnect_s`` without a sign
+        of life."""
+        give_up, moved = time.monotonic() + self._reconnect_s, None
 
         def wait(error: Exception) -> None:
+            nonlocal give_up, moved
             self._alive()
+            self.told(str(error) or type(error).__name__)
+            if isinstance(error, RolloutNodeError) and error.moved != moved:
+                give_up, moved = time.monotonic() + self._reconnect_s, error.moved
             if time.monotonic() > give_up:
                 if isinstance(error, RolloutNodeError):  # it answers
                     after = f"after {self._reconnect_s:g} s"

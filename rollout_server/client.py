@@ -129,6 +129,7 @@ class RolloutClient:
         give_up, moved = time.monotonic() + deadline_s, None
         while True:
             (alive or self._alive)()
+            now_moved = moved
             try:
                 report = self.health()
                 if report.get("status") == "ok":
@@ -136,14 +137,15 @@ class RolloutClient:
                 if report.get("status") == "failed":
                     raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
                 state = "; ".join([f"is {report.get('status')}", *report.get("waits_for", [])])
-                if report.get("moved") != moved:  # it has deadlines of its own, for what does not
-                    give_up, moved = time.monotonic() + deadline_s, report.get("moved")
+                now_moved = report.get("moved")
             except NodeUnreachable as error:
                 if error.__cause__ is None:
                     raise
                 state = f"does not answer ({error.__cause__})"
             self.told(state)
-            if time.monotonic() > give_up:
+            if now_moved != moved:  # it has deadlines of its own, for what does not move
+                give_up, moved = time.monotonic() + deadline_s, now_moved
+            elif time.monotonic() > give_up:
                 raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
             time.sleep(0.25)
 
@@ -225,7 +227,7 @@ class RolloutClient:
             self.told(str(error) or type(error).__name__)
             if isinstance(error, RolloutNodeError) and error.moved != moved:
                 give_up, moved = time.monotonic() + self._reconnect_s, error.moved
-            if time.monotonic() > give_up:
+            elif time.monotonic() > give_up:
                 if isinstance(error, RolloutNodeError):  # it answers
                     after = f"after {self._reconnect_s:g} s"
                     raise NodeUnreachable(f"the node at {self.url} is not ready {after}: {error}; see its log")

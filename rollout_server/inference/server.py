@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +56,10 @@ AUTOGROUP_RETRY_S = 0.1
 TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 T = TypeVar("T")
+
+
+class ServerEnded(ServerStartError, ConnectionError):
+    """A server of ours whose processes are over."""
 
 
 class ServerHangs(ServerStartError, TimeoutError):
@@ -164,13 +168,13 @@ class VllmServer:
         """A POST that makes the server compute: one of ours is waited for as long as it moves.
 
         Raises:
-            ServerHangs: it does not move any more. Otherwise what :meth:`request` does, after ``timeout_s`` where the
-                server is not ours.
+            ServerEnded, ServerHangs: it ended, or does not move any more. Otherwise what :meth:`request` does, after
+                ``timeout_s`` where the server is not ours.
         """
         if self.external:
             return await self.request("POST", path, payload, timeout_s=timeout_s)
         limit = self._config.start_timeout_s
-        return await self._while_moving(self.request("POST", path, payload, timeout_s=limit), limit)
+        return await self._while_moving(lambda: self.request("POST", path, payload, timeout_s=limit), limit)
 
     async def launch(self) -> None:
         """Start the process (ours only) and wait until it has answered a first request.
@@ -184,7 +188,7 @@ class VllmServer:
         if self.external:
             return await self._launch_external()
         await self._spawn()
-        await self._while_moving(self._until_healthy(), self._config.start_timeout_s)
+        await self._while_moving(self._until_healthy, self._config.start_timeout_s)
         self.now("compiles for its first request")
         await self._first_request()
         if self._config.niceness and installed_vllm().cpu and self._process is not None:
@@ -228,22 +232,28 @@ class VllmServer:
         except ServerStartError:
             raise
         except TRANSPORT_ERRORS as error:
-            status, body = 0, repr(error)
+            raise ServerEnded(f"{self.name} broke off its first request: {self.own_error() or repr(error)}") from error
         if status != 200:
-            words = own_error(self.log_path, self._log_start) or f"HTTP {status} {' '.join(body.split())[:300]}"
+            words = self.own_error() or f"HTTP {status} {' '.join(body.split())[:300]}"
             raise ServerStartError(f"{self.name} failed its first request: {words} (log: {self.log_path})")
 
-    async def _while_moving(self, work: Awaitable[T], limit_s: float) -> T:
-        """The outcome of ``work``, which the server's processes do.
+    async def _while_moving(self, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
+        """The outcome of ``work()``, which the server's processes do.
 
         Raises:
-            ServerStartError: they ended. ServerHangs: they stopped to move, or ``limit_s`` are over.
+            ServerEnded: they are over. ServerHangs: they stopped to move, or ``limit_s`` are over.
         """
-        doing, movement = asyncio.ensure_future(work), Movement(self.pid, self.log_path)
+        if self._process is None:
+            raise ServerEnded(f"{self.name} is being replaced")
+        doing, movement = asyncio.ensure_future(work()), Movement(self.pid, self.log_path)
+        ended = asyncio.ensure_future(self._process.wait())
         try:
-            while not (await asyncio.wait([doing], timeout=START_POLL_S))[0]:
-                if self.has_ended:
-                    raise ServerStartError(f"{self.name} ended while it {self._doing}{self._last_words()}")
+            while True:
+                await asyncio.wait([doing, ended], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if doing.done():
+                    return doing.result()
+                if ended.done():
+                    raise ServerEnded(f"{self.name} ended while it {self._doing}{self._last_words()}")
                 self.moves += await movement.look()
                 if movement.idle_s > HANG_S:
                     cure = f"it hangs; read {self.log_path}"
@@ -253,10 +263,10 @@ class VllmServer:
                         f"{self.name} {self._doing} and is not ready after {limit_s:g} s, though it moves; raise "
                         f"servers.start_timeout_s or read {self.log_path}"
                     )
-            return doing.result()
         finally:
             doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
+            ended.cancel()
+            await asyncio.gather(doing, ended, return_exceptions=True)
 
     async def _spawn(self) -> None:
         port = free_port()

@@ -22,6 +22,7 @@ from torchtune import utils
 
 from loop_recipes.collecting.branch_credit import credits_in_parts, with_contrast
 from loop_recipes.collecting.branching import HowToSample
+from loop_recipes.collecting.broken import check_broken
 from loop_recipes.collecting.dev_scores import dev_scores
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
@@ -202,6 +203,7 @@ class LoopAppWorldRecipe:
 
         Raises:
             NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+            EnvironmentBroke: the environment broke in more episodes than ``collection.max_broken_share`` allows.
         """
         conf = self._config
         started = time.perf_counter()
@@ -216,6 +218,7 @@ class LoopAppWorldRecipe:
             # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
+            check_broken(request.id, collected.rollouts, conf.collection.max_broken_share)
             credits = self._branch_credits(collected.rollouts, iteration)
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")

@@ -49,7 +49,8 @@ class Limits:
     max_context: Annotated[int, Field(ge=2)] = 32768
     """Tokens of the whole episode, prompt and sampled ones together."""
     episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
-    """Seconds from the start of the episode's world, without the time it waits for one; at most a day."""
+    """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
+    counted: docs/rollout_node.md, "Time"."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -89,8 +90,7 @@ class CollectionRequest:
 
     def __post_init__(self) -> None:
         floor, most = self.floor_per_task, self.rollouts_per_task
-        sound = _ID.fullmatch(self.id) and not self.id.endswith(".meta")
-        require(sound, f"id {self.id!r} must be letters, digits, . _ -")
+        require(is_collection_id(self.id), f"id {self.id[:128]!r} must be letters, digits, . _ -, at most 128 of them")
         require(self.tasks or self.branches, "tasks must be at least one task id (or branches one branch)")
         require(
             len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
@@ -247,6 +247,11 @@ def too_many_lost(lost: Sequence[LostRollout], request: CollectionRequest) -> st
 def by_count(reasons: Iterable[str]) -> str:
     """The distinct reasons with their numbers, the most frequent first, as text."""
     return ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
+
+
+def is_collection_id(text: str) -> bool:
+    """Whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
+    return _ID.fullmatch(text) is not None and not text.endswith(".meta")
 
 
 RARE_FAILURES = 0.02

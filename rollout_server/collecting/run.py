@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.no_voiding import ends_this_task
+from agent_environments.breakage import told
 from rollout_server.branch import BranchStart
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
@@ -45,6 +45,7 @@ class StoredCollection:
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
         self.gone: dict[EpisodeKey, Gone] = {}
+        self._expected: tuple[str, int] | None = None
         self.meta = AppendLog(meta_path(folder, collection_id), self._visit_meta)
         self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
 
@@ -71,7 +72,10 @@ class StoredCollection:
     def _visit_rollout(self, record: Any) -> bool:
         match record:
             case {"task_id": str(task_id), "index": int(index), "segment": int(segment), "segments": int(segments)}:
-                whole = segment + 1 == segments
+                episode, whole = record["episode_id"], segment + 1 == segments
+                if segment and (episode, segment) != self._expected:
+                    raise ValueError("a sequence of its episode before it is missing")
+                self._expected = (episode, segment + 1)
                 if whole:
                     self.done.add((task_id, index))
                 return whole
@@ -97,6 +101,12 @@ class _Running:
     episode: Attempt
     task: asyncio.Task[None]
     delivering: bool = False
+    aborted: bool = False
+    """Whether it was this collection that cancelled its task."""
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.task.cancel()
 
 
 @dataclass
@@ -172,7 +182,7 @@ class CollectionRun:
         tasks = [entry.task for entry in self._running.values()]
         for entry in self._running.values():
             if not entry.delivering:
-                entry.task.cancel()
+                entry.abort()
         await asyncio.gather(*tasks, *([self._ending] if self._ending else []), return_exceptions=True)
 
     async def _run(self, episode: Attempt) -> None:
@@ -181,7 +191,10 @@ class CollectionRun:
         try:
             rollouts = await episode.run()
             self._running[key].delivering = True
-            ungradable = rollouts[0].ungradable
+            ungradable, broke = rollouts[0].ungradable, rollouts[0].broke
+            if broke is not None:
+                logger.warning("%s: its environment broke in %s: %s", key, broke["where"], broke["what"])
+                self.services.metrics.broken()
             if ungradable is not None:
                 logger.warning("%s counts as reward 0: its state was not gradable: %s", key, ungradable)
                 self.services.metrics.ungradable()
@@ -189,10 +202,11 @@ class CollectionRun:
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
         except BaseException as error:
-            if ends_this_task(error):
+            # Not whether the task is being cancelled: whatever it ran could have asked for that.
+            if self._running[key].aborted or isinstance(error, GeneratorExit):
                 raise
             logger.exception("%s failed in an unforeseen way", episode.rollout_id)
-            await self._fail(episode, "environment_error", repr(error), time.monotonic() - began)
+            await self._fail(episode, "environment_error", told(error), time.monotonic() - began)
 
     def _leave(self, key: EpisodeKey) -> None:
         """The episode's task is over, however: its slot is free."""
@@ -249,7 +263,7 @@ class CollectionRun:
                 self.collector.drop(key)
                 self.dropped_tokens += entry.episode.sampled_tokens
                 self.services.metrics.dropped(entry.episode.sampled_tokens)
-                entry.task.cancel()
+                entry.abort()
         if not any(entry.delivering for entry in self._running.values()):
             self._ending = asyncio.create_task(self._finish(), name=f"end of {self.request.id}")
 

@@ -327,3 +327,14 @@ async def test_end_survives_a_restart(policy, tmp_path):
         again, same_end = await local.call(read_all, local.client, "c1")
         assert (again, same_end) == (rollouts, end)
         assert not local.vllm.requests
+
+
+async def test_more_collections_than_are_open_at_once_come_one_after_the_other(running, monkeypatch):
+    monkeypatch.setattr("rollout_server.node.MAX_OPEN_COLLECTIONS", 2)
+    monkeypatch.setattr("rollout_server.client.RETRY_PAUSE_S", 0.01)
+    requests = [counter_request(f"c{number}") for number in range(8)]
+    for request in requests:
+        await running.call(running.client.start_collection, request)
+    for request in requests:
+        rollouts, end = await running.call(read_all, running.client, request.id)
+        assert (len(rollouts), end.reason) == (12, "complete")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from loop_recipes.collecting.broken import EnvironmentBroke, broken_lines, broken_rollouts
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.collection_request import (
@@ -33,7 +34,7 @@ class NoRollouts(RuntimeError):
 SMALLEST_GROUP = 2
 """Rollouts that a task must have to be learned from: one has nothing to be compared with."""
 
-SOURCE_ERRORS = (NoRollouts, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
+SOURCE_ERRORS = (NoRollouts, EnvironmentBroke, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
 """What a source raises when it cannot deliver; each message is for the user."""
 
 
@@ -56,6 +57,7 @@ class Collected:
             "failed_attempts": sum(self.end.failures.values()),
             "failed_attempts_worst_task": max(self.end.failures_by_task.values(), default=0),
             "ungradable_rollouts": sum(r.ungradable is not None for r in self.rollouts if r.segment == 0),
+            "broken_rollouts": len(broken_rollouts(self.rollouts)),
             "seconds_collecting": self.end.seconds,
             "seconds_waiting": self.seconds_waiting,
         }
@@ -137,6 +139,8 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
             ungradable,
             rollouts,
         )
+    for line in broken_lines(collected.rollouts):
+        logger.warning("collection %s: %s", request.id, line)
     return collected
 
 

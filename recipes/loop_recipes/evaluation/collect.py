@@ -114,13 +114,13 @@ class ResultStore:
         for line in path.read_text().splitlines():
             try:
                 data = json.loads(line)
-                result = TaskResult.from_dict(data)
+                cell, result = data["cell"], TaskResult.from_dict(data)
             except (ValueError, TypeError, KeyError):
                 continue
             if result.lost:
-                self._losses[data["cell"], result.task_id, result.run] += 1
+                self._losses[cell, result.task_id, result.run] += 1
             else:
-                self._results.setdefault(data["cell"], {})[result.task_id, result.run] = result
+                self._results.setdefault(cell, {})[result.task_id, result.run] = result
 
     def add(self, cell: Cell, result: TaskResult) -> bool:
         """Store it unless it is there; returns whether it was new."""

@@ -7,11 +7,13 @@ by a run resumed on the same rollouts (on a CPU).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from agent_environments.agent_turns import AgentTurn
+from agent_environments.breakage import told
 from agent_environments.colbench.behavior import QUESTION_FIGURES, is_conversation, question_metrics
 from agent_environments.mixed import environment_of
 from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metrics
@@ -20,6 +22,8 @@ from loop_recipes.paths import METRICS_FILE
 from rollout_server.rollout import Rollout, by_episode, episode_turns
 from rollout_server.run_files import read_lines, write_whole
 from rollout_server.schema import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _DEV = ("iteration", "reward", "success", "lost")
 
@@ -36,6 +40,9 @@ METRICS: dict[str, str] = {
     "failed_attempts": "attempts that failed (crashed world, server error)",
     "failed_attempts_worst_task": "of them, those at the task that had the most",
     "ungradable_rollouts": "rollouts that ended in a state which could not be graded, and so have reward 0",
+    "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
+    "says of what, and a share above collection.max_broken_share ends the run",
+    "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
     "reward": "mean reward: the fraction of a task's unit tests that passed",
     "success": "share of rollouts whose task is solved: all unit tests passed",
     "completed": "share of rollouts that the agent itself ended",
@@ -107,7 +114,7 @@ CONDITIONAL_KEYS = frozenset(
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
     | QUESTION_FIGURES.keys()
-    | {"environments"}
+    | {"environments", "broken_figures"}
 )
 """Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
 texts. All others are in every line of an iteration that took a step."""
@@ -229,14 +236,34 @@ def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     rollouts = [rollout for rollout in rollouts if rollout.messages]
     if not rollouts:
         return {}
-    episodes = by_episode(rollouts)
-    behavior = aggregate([rollout_behavior(episode_turns(sequences)) for sequences in episodes])
-    metrics = {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
 
     def turns_where(told: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
         return [episode_turns(one) for one in by_episode(rollout for rollout in rollouts if told(rollout.messages))]
 
-    return metrics | tool_metrics(turns_where(has_tools)) | question_metrics(turns_where(is_conversation))
+    def code_metrics() -> dict[str, float]:
+        behavior = aggregate([rollout_behavior(turns) for turns in turns_where(lambda messages: True)])
+        return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
+
+    return _computed(
+        {
+            "behavior": code_metrics,
+            "tool calls": lambda: tool_metrics(turns_where(has_tools)),
+            "questions": lambda: question_metrics(turns_where(is_conversation)),
+        }
+    )
+
+
+def _computed(figures: Mapping[str, Callable[[], dict[str, float]]]) -> dict[str, float]:
+    """All figures together. Those whose function raises end no run: they are left out, counted, and told of."""
+    metrics: dict[str, float] = {}
+    broken = 0
+    for name, compute in figures.items():
+        try:
+            metrics |= compute()
+        except Exception as error:
+            broken += 1
+            logger.warning("the figures of %s could not be computed: %s", name, told(error))
+    return metrics | ({"broken_figures": broken} if broken else {})
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

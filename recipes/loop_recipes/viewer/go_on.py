@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+from agent_environments.secret import read_secret
 from loop_recipes.collecting.branching import HowToSample, continuation_request, stored_protocol
 from loop_recipes.config.rollout_node import RolloutNodeConfig
 from rollout_server.branch import Branch
@@ -87,4 +87,4 @@ def _client(log: Path) -> RolloutClient:
     url = node_address(log.parent.parent)
     if url is None:
         raise CannotGoOn("no rollout node of this run is running on this machine; it runs while the run trains")
-    return RolloutClient(url, os.environ.get(TOKEN_ENV, ""), timeout_s=PATIENCE_S, reconnect_s=0.0)
+    return RolloutClient(url, read_secret(TOKEN_ENV), timeout_s=PATIENCE_S, reconnect_s=0.0)

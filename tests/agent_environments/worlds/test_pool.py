@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.losses import LOSSES_PER_COMMAND
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
-from agent_environments.remote import episode as episodes
 from agent_environments.worlds.pool import WorldKind
 from support.adapter_support import word_spans
 from support.fake_world_pools import FAKE_WORLD, FakePool
@@ -122,7 +122,7 @@ async def test_a_command_that_kills_every_world_ends_the_episode_ungraded(make_p
     assert (result.done, result.failed) == (True, True)
     grade = await environment.grade()
     assert (grade.reward, grade.success) == (0.0, False)
-    assert f"{episodes.LOSSES_PER_REQUEST} worlds were lost" in grade.ungradable
+    assert f"{LOSSES_PER_COMMAND} worlds were lost" in grade.ungradable
 
 
 async def test_others_are_not_charged_for_it(make_pool):

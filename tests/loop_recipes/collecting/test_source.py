@@ -60,6 +60,7 @@ def test_metrics_of_a_collection():
         "failed_attempts": 3,
         "failed_attempts_worst_task": 2,
         "ungradable_rollouts": 0,
+        "broken_rollouts": 0,
         "seconds_collecting": 5.0,
         "seconds_waiting": 1.5,
     }

@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
+from agent_environments import chat_client
 from eval_appworld import EvalAppWorldRecipe
-from loop_recipes.evaluation import endpoint_speaker
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.viewer.run_data import RunData
@@ -71,7 +71,7 @@ async def serving():
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(endpoint_speaker, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ async def test_a_whole_evaluation_without_a_node(model, tmp_path):
 
 
 async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(endpoint_speaker, "WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(chat_client, "WARN_AFTER_S", 0.0)
     async with serving() as service:
         service.speak = count_to(4)
         tries: dict[str, int] = {}
@@ -225,6 +225,68 @@ async def test_out_of_time_goes_on_later(model, tmp_path):
         assert len(lines) == 12
         assert report["scores"][0]["lost"] == []
         assert not any(map(first, service.bodies)), "both runs of the first task were done and are kept"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_service_that_never_answers_is_one_line_at_its_first_refusal(model, tmp_path, status):
+    """It was nine attempts a task, and a TGC of 0.0 with status 0."""
+    async with serving() as service:
+        service.fault = lambda body: (status, '{"error": {"message": "wrong\\nkey"}}')
+        cfg = config(model, tmp_path / "out", service.url)
+        cfg.policies[0].endpoint.max_concurrent = 1
+        with pytest.raises(ConfigError, match=f"answers {status}: wrong key; correct endpoint.url") as refused:
+            await asyncio.to_thread(evaluate, cfg)
+        assert len(service.bodies) <= 2, "the next may be on its way already"
+    assert "\n" not in str(refused.value)
+    assert KEY not in str(refused.value)
+    assert not (tmp_path / "out/report.json").exists()
+
+
+@pytest.mark.parametrize("answer", ['{"choices": null, "error": {"message": "no credit"}}', "<p>no credit</p>"])
+async def test_a_service_that_answers_with_something_else_is_one_line_with_its_words(model, tmp_path, caplog, answer):
+    async with serving() as service:
+        service.fault = lambda body: (200, answer)
+        with pytest.raises(ConfigError, match="answers 200 and no completion: no credit"):
+            await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    assert "Traceback" not in caplog.text
+    assert not (tmp_path / "out/report.json").exists()
+
+
+async def test_no_rollout_at_all_is_no_score(model, tmp_path):
+    async with serving() as service:
+        service.speak = lambda body: "```python\nadd(1)\n```"
+        service.fault = lambda body: (400, "no") if len(body["messages"]) > 2 else None
+        cfg = config(model, tmp_path / "out", service.url)
+        with pytest.raises(ConfigError, match=r"gpt.*no rollout could be had, so there is no score: .*answers 400: no"):
+            await asyncio.to_thread(evaluate, cfg)
+        service.fault = lambda body: None
+        report, _ = await asyncio.to_thread(evaluate, cfg)
+        assert report["scores"][0]["failed"] == []
+
+
+async def test_content_in_parts_is_joined(model, tmp_path):
+    async with serving() as service:
+        service.speak = lambda body: [
+            {"type": "text", "text": "```python\nfini"},
+            {"type": "text", "text": "sh()\n```"},
+        ]
+        _, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    assert {(line["end_reason"], line["turns"]) for line in lines} == {("completed", 1)}
+
+
+@pytest.mark.parametrize("ending", ["\r", "\n", "\r\n", " "])
+async def test_a_keys_line_end_is_not_of_it(model, tmp_path, monkeypatch, ending):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY + ending)
+    async with serving() as service:
+        await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    assert service.keys == {f"Bearer {KEY}"}
+
+
+def test_a_key_that_no_header_carries_is_one_clear_line(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-sécret")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold printable ASCII") as refused:
+        EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
+    assert "cret" not in str(refused.value)
 
 
 def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):

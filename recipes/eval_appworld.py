@@ -49,10 +49,21 @@ from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.base_model import model_digest
 from rollout_server.client import NodeUnreachable, RolloutNodeError
+from rollout_server.folder_lock import lock_run
 from rollout_server.node_process import NodeDied
+from rollout_server.run_files import WriteFailed, writing
 from rollout_server.schema import ConfigError, made_folder
 
-_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, NodeDied, NoRollouts, EvaluationTimeout, MissingState, UnknownTask)
+_NODE_ERRORS = (
+    NodeUnreachable,
+    RolloutNodeError,
+    NodeDied,
+    NoRollouts,
+    EvaluationTimeout,
+    MissingState,
+    UnknownTask,
+    WriteFailed,
+)
 
 
 class EvalAppWorldRecipe:
@@ -90,6 +101,7 @@ class EvalAppWorldRecipe:
 
     def setup(self) -> None:
         """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
+        self._cleanup.enter_context(lock_run(self._output_dir))
         for policy in self._policies:
             if policy.endpoint is not None:
                 check_reached(policy.endpoint)
@@ -103,7 +115,6 @@ class EvalAppWorldRecipe:
             raise ConfigError(f"environment_turns.{error}") from error
         self._groups = task_groups(self._tasks, self._config.groups)
         self._store = ResultStore(self._output_dir / "journal.jsonl")
-        self._cleanup.callback(self._store.close)
 
     def _setup_node(self) -> None:
         node = self._config.rollout_node
@@ -221,7 +232,8 @@ class EvalAppWorldRecipe:
         for item in scored:
             for task, run, reason in item.score.failed:
                 self._console.print(f"no rollout, counted as failed: {item.cell.label}: {task}, run {run}: {reason}")
-        files = write_report(self._output_dir, conf, protocol, scored, comparisons)
+        with writing(self._output_dir):
+            files = write_report(self._output_dir, conf, protocol, scored, comparisons)
         if conf.appworld_experiments:
             self._write_experiments(cells)
         return files

@@ -35,6 +35,8 @@ from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.folder_lock import lock_run
+from rollout_server.run_files import to_json
 from rollout_server.schema import ConfigError, made_folder
 
 
@@ -86,7 +88,7 @@ class WarmStartRecipe:
 
     def setup(self) -> None:
         """Demonstrations, tokenizer, model and optimizers."""
-        made_folder("output_dir", self._output_dir)
+        self._lock = lock_run(made_folder("output_dir", self._output_dir))
         self._demonstrator.prepare()
         self._setup_demonstrations()
         self._setup_model()
@@ -259,7 +261,7 @@ class WarmStartRecipe:
     def _log(self, **values: Any) -> None:
         """One line of metrics.jsonl, and the same on the terminal."""
         with (self._output_dir / METRICS_FILE).open("a") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(f"{to_json(values)}\n")
         shown = {
             (f"{key} {name}" if name else key): number
             for key, value in values.items()

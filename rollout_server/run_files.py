@@ -18,6 +18,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from safetensors import SafetensorError
 
 from rollout_server.rollout import Rollout
 
@@ -159,6 +162,25 @@ def read_rollouts(log: Path) -> list[Rollout]:
     return rollouts
 
 
+class WriteFailed(RuntimeError):
+    """A file of a run could not be written; the message is one line."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one line that ``path`` cannot be written, where that is why the block fails.
+
+    Raises:
+        WriteFailed: the disk is full or broken.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        cure = "free some space there and start the same again (a training run with resume_from_checkpoint=True)"
+        raise WriteFailed(f"cannot write {path}: {reason}; {cure}: nothing that was finished is lost") from error
+
+
 def append_to(path: Path) -> TextIO:
     """Open a file of lines, or a new one, to write at its end; a last line that was cut short is cut off."""
     if path.exists():
@@ -190,6 +212,23 @@ def write_whole(path: Path, text: str) -> Path:
     with whole_file(path) as partial:
         partial.write_text(text)
     return path
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as its standard has it and every reader takes it: a number that is not finite is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
 
 
 def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]) -> Path:

@@ -20,7 +20,7 @@ from rollout_server.client import CollectionFailed
 from rollout_server.collection_request import CollectionRequest, Limits, Progress, Sampling
 from rollout_server.ids import evaluation_id, single_task_id
 from rollout_server.rollout import Rollout
-from rollout_server.run_files import append_to
+from rollout_server.run_files import append_to, to_json, writing
 
 
 class EvaluationTimeout(RuntimeError):
@@ -90,7 +90,8 @@ class ResultStore:
 
     def __init__(self, path: Path) -> None:
         self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
-        self._file = append_to(path)
+        self._path = path
+        append_to(path).close()
         for line in path.read_text().splitlines():
             try:
                 data = json.loads(line)
@@ -107,8 +108,8 @@ class ResultStore:
             return False
         known[result.task_id, result.run] = result
         line = {"cell": cell.request.id, "policy": cell.policy.name, "sampling": cell.sampling.label}
-        self._file.write(json.dumps(line | result.to_dict()) + "\n")
-        self._file.flush()
+        with writing(self._path), append_to(self._path) as file:
+            file.write(f"{to_json(line | result.to_dict())}\n")
         return True
 
     def results(self, cell: Cell) -> list[TaskResult]:
@@ -119,9 +120,6 @@ class ResultStore:
     def missing(self, cell: Cell) -> list[tuple[str, int]]:
         known = self._results.get(cell.request.id, {})
         return [key for key in cell.expected if key not in known]
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Nodes(Protocol):

@@ -27,7 +27,7 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import failures_warning
 from rollout_server.config import EnvironmentConfig
-from rollout_server.run_files import append_to, log_path
+from rollout_server.run_files import append_to, log_path, writing
 from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,8 @@ class EndpointEpisodes:
                 self._failures_by_task[task] += 1
                 continue
             self._finished += 1
-            with append_to(log_path(self._logs, cell.request.id)) as file:
+            log = log_path(self._logs, cell.request.id)
+            with writing(log), append_to(log) as file:
                 file.write(rollout.to_json() + "\n")
             return replace(
                 TaskResult.from_rollout(rollout),

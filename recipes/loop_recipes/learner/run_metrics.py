@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from agent_environments.agent_turns import AgentTurn
 from agent_environments.colbench.behavior import QUESTION_FIGURES, is_conversation, question_metrics
@@ -18,7 +18,7 @@ from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metr
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.rollout import Rollout, by_episode, episode_turns
-from rollout_server.run_files import read_lines, write_whole
+from rollout_server.run_files import append_to, read_lines, to_json, write_whole, writing
 from rollout_server.schema import ConfigError
 
 METRICS: dict[str, str] = {
@@ -89,7 +89,7 @@ METRICS: dict[str, str] = {
     "dev_success": "share of its tasks solved: all unit tests passed, and the agent ended the episode itself",
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
-"""Every key that may stand in metrics.jsonl, and what it means."""
+"""Every key that may stand in metrics.jsonl, and what it means. A number that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
@@ -137,8 +137,8 @@ class RunMetrics:
                 kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
             except ValueError as error:
                 raise ConfigError(f"resume_from_checkpoint: {error}; remove that line") from error
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._file: TextIO = path.open("a")
+            with writing(path):
+                write_whole(path, "".join(f"{to_json(line)}\n" for line in kept))
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Write one iteration.
@@ -149,21 +149,19 @@ class RunMetrics:
         for key in metrics:
             if key not in METRICS:
                 raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
-        self._file.write(json.dumps(metrics) + "\n")
-        self._file.flush()
+        with writing(self._path), append_to(self._path) as file:
+            file.write(f"{to_json(metrics)}\n")
         self._to_loggers(metrics, metrics["iteration"])
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
         """Add what was known only later to the line written last."""
-        self._file.close()
         *lines, last = self._path.read_text().splitlines()
         line = json.loads(last) | metrics
-        write_whole(self._path, "".join(f"{text}\n" for text in [*lines, json.dumps(line)]))
-        self._file = self._path.open("a")
+        with writing(self._path):
+            write_whole(self._path, "".join(f"{text}\n" for text in [*lines, to_json(line)]))
         self._to_loggers(metrics, line["iteration"])
 
     def close(self) -> None:
-        self._file.close()
         for logger in self._loggers:
             logger.close()
 

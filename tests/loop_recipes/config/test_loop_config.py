@@ -14,8 +14,9 @@ from torchtune.config._utils import _merge_yaml_and_cli_args
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.config.files import CONFIGS, load_config, overridden
 from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
+from rollout_server.folder_lock import lock_run
 from rollout_server.schema import ConfigError
-from support.random_policy import write_adapter
+from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 
 
@@ -24,6 +25,11 @@ def workspace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("config_errors")
     replay_config(folder, iterations=1)
     (folder / "empty").mkdir()
+    (folder / "llama").mkdir()
+    (folder / "llama/config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["LlamaForCausalLM"]}))
+    write_adapter(folder / "rslora", seed=0)
+    file = folder / "rslora/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
     return folder
 
 
@@ -50,6 +56,13 @@ def config(workspace, *overrides):
             "loss._component_=loop_recipes.learner.losses.Clipped",
             "loss._component_: cannot use 'loop_recipes.learner.losses.Clipped'",
         ),
+        ("loss={_component_: torch.nn.MSELoss}", "loss: torch.nn.MSELoss has no compares_pairs, sums_tokens, sees_hid"),
+        ("advantage={_component_: types.SimpleNamespace}", "advantage: types.SimpleNamespace cannot be called with"),
+        (
+            "checkpointer.checkpoint_dir=${output_dir}/../llama",
+            "LlamaForCausalLM cannot be trained; take a model whose",
+        ),
+        ("initial_adapter=${output_dir}/../rslora", "rslora: adapter_config.json: 'use_rslora' is True; it must be"),
         ("model.lora_rank=high", "model: torchtune.models.qwen2.lora_qwen2 cannot be built"),
         ("max_iterations=many", "max_iterations must be int, not 'many'"),
         ("collection.rollouts_per_task=1", "collection.rollouts_per_task is 1; leave-one-out needs at least 2"),
@@ -114,6 +127,13 @@ def start(cfg):
         recipe.setup()
     finally:
         recipe.cleanup()
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(workspace):
+    cfg = config(workspace, "output_dir=${output_dir}/../taken")
+    (workspace / "taken").mkdir()
+    with lock_run(workspace / "taken"), pytest.raises(ConfigError, match=r"another run is using .*taken .*process"):
+        start(cfg)
 
 
 def test_an_optimizer_that_takes_no_dense_gradient_is_refused(workspace):

@@ -42,7 +42,11 @@ def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
         return step(*args, **kwargs)
 
     optimizer.step = counted
-    recipe.train()
+    try:
+        recipe.train()
+    except Killed:
+        recipe._lock.close()  # as the kernel does
+        raise
     recipe.cleanup()
 
 

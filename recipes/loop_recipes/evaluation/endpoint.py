@@ -51,7 +51,7 @@ class EndpointEpisodes:
         self._closed = False
         try:
             self._runner.run(self._pool.open())
-        except (OSError, EnvironmentFault) as error:
+        except (OSError, ValueError, EnvironmentFault) as error:
             self.close()
             raise ConfigError(f"the environment does not start: {error}") from error
 

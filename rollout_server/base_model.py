@@ -55,7 +55,7 @@ class BaseModel:
         """
         file = Path(folder) / "config.json"
         try:
-            config = json.loads(file.read_text())
+            config = json.loads(file.read_text(encoding="utf-8"))
             architecture = (config.get("architectures") or ["none"])[0]
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error

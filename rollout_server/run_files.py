@@ -65,7 +65,7 @@ def node_address(root: Path) -> str | None:
     """Where the node on ``root`` listens, as it wrote into ``node.json``; None when it is not running. A node that was
     killed leaves its address behind."""
     try:
-        return json.loads((root / NODE_ADDRESS).read_text())["url"]
+        return json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))["url"]
     except FileNotFoundError:
         return None
 
@@ -190,7 +190,7 @@ def append_to(path: Path) -> TextIO:
             if file.read(1) not in (b"", b"\n"):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-    return path.open("a")
+    return path.open("a", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -210,7 +210,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> Path:
     """Write a text file so that it appears whole or not at all; returns the path."""
     with whole_file(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
     return path
 
 
@@ -295,7 +295,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def write_sums(folder: Path) -> None:
     """Write the SHA-256 of every file in ``folder`` into its ``SHA256SUMS``, as sha256sum does."""
     lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(folder.iterdir())]
-    (folder / _SUMS).write_text("".join(lines))
+    (folder / _SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def check_sums(folder: Path) -> None:
@@ -306,7 +306,7 @@ def check_sums(folder: Path) -> None:
         OSError: one cannot be read.
     """
     file = folder / _SUMS
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+    for line in file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else ():
         digest, _, name = line.partition("  ")
         if name and _sha256(folder / name) != digest:
             raise ValueError(f"{name} is not as it was written")

@@ -95,7 +95,7 @@ class ForkServer:
             await process.wait()
             if not isinstance(error, TimeoutError | ValueError):
                 raise
-            tail = " | ".join(spec.log.read_text(errors="replace").strip().splitlines()[-3:])
+            tail = " | ".join(spec.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-3:])
             why = f"was not warm after {START_TIMEOUT_S:.0f} s" if isinstance(error, TimeoutError) else "did not start"
             raise EnvironmentCrashed(f"the {spec.role} server {why} ({spec.python}): {tail}") from error
         return cls(spec, process, ready)

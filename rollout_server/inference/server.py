@@ -83,7 +83,7 @@ async def _autogroup_goes_last(session: int) -> None:
 
 
 def _set_autogroup(session: int) -> None:
-    Path(f"/proc/{session}/autogroup").write_text(str(NICENESS))
+    Path(f"/proc/{session}/autogroup").write_text(str(NICENESS), encoding="utf-8")
 
 
 class VllmServer:

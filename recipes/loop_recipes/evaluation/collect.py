@@ -92,7 +92,7 @@ class ResultStore:
         self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
         self._path = path
         append_to(path).close()
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 data = json.loads(line)
                 cell, result = data["cell"], TaskResult.from_dict(data)

@@ -41,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         text, data = _compare(options.folders, options.level, options.resamples)
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
-            (options.output / "comparison.md").write_text(text)
-            (options.output / "comparison.json").write_text(to_json(data, indent=1) + "\n")
+            (options.output / "comparison.md").write_text(text, encoding="utf-8")
+            (options.output / "comparison.json").write_text(to_json(data, indent=1) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"compare-evals: {error}", file=sys.stderr)
         return 1

@@ -296,8 +296,8 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
         ValueError: the folder holds no evaluation, or one of another schema.
     """
     try:
-        report = json.loads((folder / "report.json").read_text())
-        lines = (folder / "results.jsonl").read_text().splitlines()
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl): {error}") from error
     schema = report.get("schema") if isinstance(report, dict) else None

@@ -74,7 +74,7 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
         save_file(training.rng, partial / "rng.safetensors")
         if training.critic:
             save_file(training.critic, partial / "critic.safetensors")
-        (partial / "state.json").write_text(to_json(training.state, indent=1))
+        (partial / "state.json").write_text(to_json(training.state, indent=1), encoding="utf-8")
         write_sums(partial)
     return final
 
@@ -103,7 +103,7 @@ def load_training_state(folder: Path) -> TrainingState:
     """
     try:
         check_sums(folder)
-        state = json.loads((folder / "state.json").read_text())
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         adapters = {
             int(match[1]): load_file(path)
             for path in sorted(folder.iterdir())

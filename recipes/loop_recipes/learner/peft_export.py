@@ -95,7 +95,7 @@ def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float,
     }
     with whole_folder(folder) as partial:
         save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder
 
 

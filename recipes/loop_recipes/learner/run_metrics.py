@@ -155,7 +155,7 @@ class RunMetrics:
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
         """Add what was known only later to the line written last."""
-        *lines, last = self._path.read_text().splitlines()
+        *lines, last = self._path.read_text(encoding="utf-8").splitlines()
         line = json.loads(last) | metrics
         with writing(self._path):
             write_whole(self._path, "".join(f"{text}\n" for text in [*lines, to_json(line)]))

@@ -56,13 +56,6 @@ def config(workspace, *overrides):
             "loss._component_=loop_recipes.learner.losses.Clipped",
             "loss._component_: cannot use 'loop_recipes.learner.losses.Clipped'",
         ),
-        ("loss={_component_: torch.nn.MSELoss}", "loss: torch.nn.MSELoss has no compares_pairs, sums_tokens, sees_hid"),
-        ("advantage={_component_: types.SimpleNamespace}", "advantage: types.SimpleNamespace cannot be called with"),
-        (
-            "checkpointer.checkpoint_dir=${output_dir}/../llama",
-            "LlamaForCausalLM cannot be trained; take a model whose",
-        ),
-        ("initial_adapter=${output_dir}/../rslora", "rslora: adapter_config.json: 'use_rslora' is True; it must be"),
         ("model.lora_rank=high", "model: torchtune.models.qwen2.lora_qwen2 cannot be built"),
         ("max_iterations=many", "max_iterations must be int, not 'many'"),
         ("collection.rollouts_per_task=1", "collection.rollouts_per_task is 1; leave-one-out needs at least 2"),
@@ -129,9 +122,42 @@ def start(cfg):
         recipe.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("key", "component", "message"),
+    [
+        (
+            "loss",
+            "torch.nn.Identity",
+            "loss: torch.nn.Identity has no compares_pairs, sums_tokens, sees_hidden_informat",
+        ),
+        ("advantage", "fractions.Fraction", "advantage: fractions.Fraction cannot be called with returns and groups"),
+    ],
+)
+def test_what_the_update_could_not_call_is_refused(workspace, key, component, message):
+    cfg = config(workspace)
+    cfg[key] = {"_component_": component}
+    with pytest.raises(ConfigError) as caught:
+        start(cfg)
+    assert message in str(caught.value)
+
+
+def test_a_model_that_cannot_be_trained_is_refused(workspace):
+    with pytest.raises(
+        ConfigError, match=r"^checkpointer\.checkpoint_dir: .*: LlamaForCausalLM cannot be trained; take"
+    ):
+        start(config(workspace, f"checkpointer.checkpoint_dir={workspace / 'llama'}"))
+
+
+def test_an_adapter_that_no_node_would_take_is_refused(workspace):
+    with pytest.raises(
+        ConfigError, match=r"^initial_adapter .*rslora: adapter_config.json: 'use_rslora' is True; it must"
+    ):
+        start(config(workspace, f"initial_adapter={workspace / 'rslora'}"))
+
+
 def test_a_folder_that_another_run_writes_to_is_refused(workspace):
-    cfg = config(workspace, "output_dir=${output_dir}/../taken")
     (workspace / "taken").mkdir()
+    cfg = config(workspace, f"output_dir={workspace / 'taken'}")
     with lock_run(workspace / "taken"), pytest.raises(ConfigError, match=r"another run is using .*taken .*process"):
         start(cfg)
 
@@ -162,7 +188,7 @@ def test_an_adapter_that_would_act_otherwise_than_where_it_is_served_is_refused(
     stored = json.loads(file.read_text())
     for changed, message in (
         ({"lora_alpha": 7}, r"has lora_alpha 7; make model\.lora_alpha 7, it is 16"),
-        ({"alpha_pattern": {"q_proj": 8}}, r"has layers of several ranks or alphas"),
+        ({"alpha_pattern": {"q_proj": 8}}, r"'alpha_pattern' is .*; it must be absent, off or empty"),
     ):
         file.write_text(json.dumps(stored | changed))
         with pytest.raises(ConfigError, match=message):

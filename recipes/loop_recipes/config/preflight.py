@@ -101,6 +101,8 @@ def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
     Raises:
         ConfigError: it could not.
     """
+    tilde = str(output_dir).startswith("~")
+    require(not tilde, f"{key} {output_dir} begins with ~, which only a shell takes for your home; write the path out")
     folder = output_dir.absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     require(existing.is_dir(), f"{key} {output_dir} cannot be created: {existing} is a file")

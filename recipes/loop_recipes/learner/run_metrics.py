@@ -132,7 +132,9 @@ class RunMetrics:
             ConfigError: the file is damaged; names the line.
         """
         self._path, self._loggers = path, list(loggers)
-        if path.exists():
+        with writing(path):
+            append_to(path).close()
+        if path.stat().st_size:
             try:
                 kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
             except ValueError as error:

@@ -84,6 +84,7 @@ def config(workspace, *overrides):
             "initial_adapter /nowhere is no PEFT adapter: it must hold adapter_config.json",
         ),
         ("output_dir=/proc/run", "output_dir /proc/run cannot be created"),
+        ("output_dir=~/runs/a", "output_dir ~/runs/a begins with ~, which only a shell takes for your home"),
         ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
         ("rollout_node.url=http://127.0.0.1:9", "rollout_node: exactly one of launch: true, url, replay must be given"),
         ("rollout_node.replay=${output_dir}/../empty", "holds no *.jsonl log"),

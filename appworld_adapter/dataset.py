@@ -52,7 +52,7 @@ def dataset_name(root: str | Path) -> str:
     marker = Path(root) / "dataset.json"
     if marker.exists():
         try:
-            return str(json.loads(marker.read_text())["name"])
+            return str(json.loads(marker.read_text(encoding="utf-8"))["name"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f'{marker} must be {{"name": "..."}}: {error!r}') from error
     real = all((tasks / f"{scenario}_1").is_dir() for scenario in PAPER_TRAIN_SCENARIOS)
@@ -97,7 +97,7 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
         names = sorted(path.stem for path in (data / "datasets").glob("*.txt"))
         if split not in names:
             raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {', '.join(names)}")
-        lines = (line.partition(":")[0].strip() for line in listing.read_text().splitlines())
+        lines = (line.partition(":")[0].strip() for line in listing.read_text(encoding="utf-8").splitlines())
         tasks = [line for line in lines if line]
         if not tasks:
             raise UnknownTask(f"split {split!r} of dataset {dataset_name(root)} holds no tasks: {listing} is empty")
@@ -108,7 +108,7 @@ def difficulty_of(root: str | Path, task_id: str) -> int:
     """Difficulty (1, 2 or 3) from the task's metadata, which is part of its ground truth."""
     check_tasks(root, [task_id])
     metadata = _data_folder(root) / "tasks" / task_id / "ground_truth" / "metadata.json"
-    return int(json.loads(metadata.read_text())["difficulty"])
+    return int(json.loads(metadata.read_text(encoding="utf-8"))["difficulty"])
 
 
 def check_tasks(root: str | Path, task_ids: Sequence[str]) -> None:

@@ -57,11 +57,13 @@ from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
+from rollout_server.folder_lock import lock_run
 from rollout_server.node_process import NodeDied
+from rollout_server.run_files import WriteFailed, writing
 from rollout_server.schema import ConfigError, made_folder
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, CollectionFailed, NodeDied, NoRollouts, UnknownTask)
-_ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState)
+_ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)
 
 
 class EvalAppWorldRecipe:
@@ -100,6 +102,7 @@ class EvalAppWorldRecipe:
 
     def setup(self) -> None:
         """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
+        self._cleanup.enter_context(lock_run(self._output_dir))
         for policy in self._policies:
             if policy.endpoint is not None:
                 check_reached(policy.endpoint)
@@ -113,7 +116,6 @@ class EvalAppWorldRecipe:
             raise ConfigError(f"environment_turns.{error}") from error
         self._groups = task_groups(self._tasks, self._config.groups)
         self._store = ResultStore(self._output_dir / "journal.jsonl")
-        self._cleanup.callback(self._store.close)
 
     def _setup_node(self) -> None:
         node = self._config.rollout_node
@@ -230,7 +232,8 @@ class EvalAppWorldRecipe:
         terminal_table(protocol, scored, self._console)
         for line in lost_rollouts(scored):
             self._console.print(line)
-        files = write_report(self._output_dir, conf, protocol, scored, comparisons)
+        with writing(self._output_dir):
+            files = write_report(self._output_dir, conf, protocol, scored, comparisons)
         if conf.appworld_experiments:
             self._write_experiments(cells)
         return files

@@ -44,6 +44,7 @@ from loop_recipes.learner.process_group import (
     any_rank,
     destroy_process_group,
     init_process_group,
+    launched_rank,
     leave,
     on_main_rank,
     single_process,
@@ -54,8 +55,10 @@ from loop_recipes.learner.stored_critic import adapter_from_the_start, critic_ov
 from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.learner.turn_credit import spreader
 from rollout_server.collection_request import CollectionRequest
+from rollout_server.folder_lock import lock_run
 from rollout_server.ids import parse_collection_id
 from rollout_server.rollout import Rollout, by_episode
+from rollout_server.run_files import WriteFailed
 from rollout_server.schema import ConfigError, made_folder
 
 log = utils.get_logger("INFO")
@@ -118,6 +121,8 @@ class LoopAppWorldRecipe:
     def setup(self) -> None:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
         conf = self._config
+        if launched_rank() == 0:
+            self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
         # Rank 0 may wait for the node to come back before it asks, and once more before the answer's end.
         patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
         init_process_group(self._device, patience, always=self._dtype != torch.float32)
@@ -398,7 +403,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe = LoopAppWorldRecipe(extended(cfg))
         recipe.setup()
         recipe.train()
-    except (ConfigError, NonFiniteLoss, *SOURCE_ERRORS) as error:
+    except (ConfigError, NonFiniteLoss, WriteFailed, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
     except StopRequested:
         assert recipe is not None, "nothing is waited for before it is there"

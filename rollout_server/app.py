@@ -242,10 +242,16 @@ async def take_episode(request: web.Request) -> web.Response:
     offer = await node.take_episode(body.get("task_id"), wait_s)
     if offer is None:
         return web.Response(status=204)
-    if request.transport is None or request.transport.is_closing():
+    response = web.json_response({"task_id": offer.task_id, **asdict(offer.connection)})
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionResetError
+    except BaseException:  # whoever asked has gone, before the answer or in the middle of it
         offer.give_back()
-        raise ConnectionResetError
-    return web.json_response({"task_id": offer.task_id, **asdict(offer.connection)})
+        raise
+    return response
 
 
 async def open_key(request: web.Request) -> web.Response:

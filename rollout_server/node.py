@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import time
@@ -32,12 +31,13 @@ from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
 from rollout_server.endpoint.sessions import Sessions
+from rollout_server.folder_lock import lock_folder
 from rollout_server.inference.router import Router
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from rollout_server.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
-from rollout_server.schema import ConfigError, made_folder
+from rollout_server.schema import made_folder
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Node:
         self.root = Path(config.root).resolve()
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
-        self._lock_root()
+        self._lock = lock_folder(self.root, "node.lock", "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
@@ -90,18 +90,6 @@ class Node:
         self.serving = Serving(self.sessions, self._services, config.model.max_context)
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
-
-    def _lock_root(self) -> None:
-        """Two nodes on one root would write the same files; the lock goes when the process does."""
-        self._lock_file = open(self.root / "node.lock", "w")  # noqa: SIM115 - held as long as the node lives
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another rollout node is using {self.root}; stop it or choose another root") from None
-        except OSError as error:
-            why = error.strerror or error
-            cure = "mount its file system with flock, or choose another root"
-            raise ConfigError(f"{self.root} cannot be locked: {why}; {cure}") from error
 
     async def start(self) -> None:
         """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""
@@ -154,7 +142,7 @@ class Node:
         for result in results:
             if isinstance(result, BaseException):
                 logger.error("while stopping: %r", result)
-        self._lock_file.close()
+        self._lock.close()
 
     def health(self) -> dict[str, Any]:
         if self.failure is not None:

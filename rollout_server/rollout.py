@@ -1,7 +1,8 @@
 """The Rollout record: written once, by the episode that was played, read by everyone, edited by nobody.
 
 One rollout is one line of JSON in a collection's log (``<root>/collections/<id>.jsonl``), so the training data of any
-method is ``datasets.load_dataset("json", data_files=...)`` or ``pandas.read_json(path, lines=True)``.
+method is ``datasets.load_dataset("json", data_files=...)`` or ``pandas.read_json(path, lines=True, dtype=False)``.
+Without ``dtype`` pandas takes the task ids 10_1 and 1_01 for one number.
 """
 
 from __future__ import annotations

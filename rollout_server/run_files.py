@@ -18,6 +18,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from safetensors import SafetensorError
 
 from rollout_server.rollout import Rollout
 
@@ -62,7 +65,7 @@ def node_address(root: Path, pid: int | None = None) -> str | None:
     """Where the node on ``root`` listens, as it wrote into ``node.json``; None when it is not running. A node that was
     killed leaves its address behind: with ``pid``, only what the process of this id wrote counts."""
     try:
-        address = json.loads((root / NODE_ADDRESS).read_text())
+        address = json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return address["url"] if pid in (None, address["pid"]) else None
@@ -160,6 +163,25 @@ def read_rollouts(log: Path) -> list[Rollout]:
     return rollouts
 
 
+class WriteFailed(RuntimeError):
+    """A file of a run could not be written; the message is one line."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one line that ``path`` cannot be written, where that is why the block fails.
+
+    Raises:
+        WriteFailed: the disk is full or broken.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        cure = "free some space there and start the same again (a training run with resume_from_checkpoint=True)"
+        raise WriteFailed(f"cannot write {path}: {reason}; {cure}: nothing that was finished is lost") from error
+
+
 def append_to(path: Path) -> TextIO:
     """Open a file of lines, or a new one, to write at its end; a last line that was cut short is cut off."""
     if path.exists():
@@ -169,7 +191,7 @@ def append_to(path: Path) -> TextIO:
             if file.read(1) not in (b"", b"\n"):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-    return path.open("a")
+    return path.open("a", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -189,8 +211,25 @@ def whole_file(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> Path:
     """Write a text file so that it appears whole or not at all; returns the path."""
     with whole_file(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
     return path
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as its standard has it and every reader takes it: a number that is not finite is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
 
 
 def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]) -> Path:
@@ -257,7 +296,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def write_sums(folder: Path) -> None:
     """Write the SHA-256 of every file in ``folder`` into its ``SHA256SUMS``, as sha256sum does."""
     lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(folder.iterdir())]
-    (folder / _SUMS).write_text("".join(lines))
+    (folder / _SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def check_sums(folder: Path) -> None:
@@ -268,7 +307,7 @@ def check_sums(folder: Path) -> None:
         OSError: one cannot be read.
     """
     file = folder / _SUMS
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+    for line in file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else ():
         digest, _, name = line.partition("  ")
         if name and _sha256(folder / name) != digest:
             raise ValueError(f"{name} is not as it was written")

@@ -96,7 +96,7 @@ class ForkServer:
             if not isinstance(error, Stalled | ValueError):
                 raise
             why = f"{error} while it started" if isinstance(error, Stalled) else "did not start"
-            said = spec.log.read_text(errors="replace").strip().splitlines()
+            said = spec.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
             raise EnvironmentCrashed(
                 f"the {spec.role} server {why} ({spec.python}){': ' + said[-1] if said else ''}"
             ) from None

@@ -104,9 +104,10 @@ async def _go_last(root: int, niceness: int) -> None:
 
 
 async def _autogroup_goes_last(session: int, niceness: int) -> None:
+    file = Path(f"/proc/{session}/autogroup")
     for _ in range(5):
         try:
-            return await asyncio.to_thread(Path(f"/proc/{session}/autogroup").write_text, str(niceness))
+            return await asyncio.to_thread(file.write_text, str(niceness), encoding="utf-8")
         except BlockingIOError:
             await asyncio.sleep(AUTOGROUP_RETRY_S)
         except OSError:  # no autogroups here

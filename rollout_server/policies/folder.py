@@ -136,7 +136,7 @@ class PolicyFolder:
         """Note durably that the version in ``folder`` is proven and the latest: :meth:`scan` finds it from now on."""
         self._publications += 1
         with whole_file(folder / _PUBLICATION) as partial:
-            partial.write_text(f"{self._publications}\n")
+            partial.write_text(f"{self._publications}\n", encoding="utf-8")
             sync(partial)
         sync(folder)
 
@@ -177,7 +177,7 @@ class PolicyFolder:
 
 def _read_publication(folder: Path) -> int | None:
     try:
-        return int((folder / _PUBLICATION).read_text())
+        return int((folder / _PUBLICATION).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

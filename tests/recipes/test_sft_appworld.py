@@ -54,7 +54,11 @@ def train(cfg: DictConfig, *overrides: str, die_at_step: int | None = None) -> l
         return step(*args, **kwargs)
 
     recipe._learner.optimizer.step = counted
-    recipe.train()
+    try:
+        recipe.train()
+    except Killed:
+        recipe._lock.close()  # as the kernel does
+        raise
     recipe.cleanup()
     lines = [json.loads(line) for line in Path(cfg.output_dir, "metrics.jsonl").read_text().splitlines()]
     return [

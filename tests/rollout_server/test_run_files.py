@@ -1,15 +1,20 @@
+import errno
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from rollout_server import run_files
 from rollout_server.rollout import Rollout, Turn
 from rollout_server.run_files import (
+    WriteFailed,
     append_to,
     bring_back,
     check_sums,
@@ -22,10 +27,12 @@ from rollout_server.run_files import (
     newest_adapter,
     read_lines,
     read_rollouts,
+    to_json,
     whole_file,
     whole_folder,
     write_sums,
     write_whole,
+    writing,
 )
 from support.random_policy import write_adapter
 
@@ -242,6 +249,38 @@ def test_a_flipped_byte_is_found(tmp_path):
     (tmp_path / "b").unlink()
     with pytest.raises(FileNotFoundError):
         check_sums(tmp_path)
+
+
+def test_json_has_no_number_that_is_not_one():
+    text = to_json({"a": [math.inf, -math.inf, 1.5, {"b": (math.nan, 1)}], "c": "Infinity", "d": True})
+    read = {"a": [None, None, 1.5, {"b": [None, 1]}], "c": "Infinity", "d": True}
+    assert json.loads(text, parse_constant=pytest.fail) == read
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (SafetensorError("I/O error: No space left on device"), "I/O error: No space left on device"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path, error, words):
+    line = f"^cannot write {tmp_path}: {words}; free some space there .* is lost$"
+    with pytest.raises(WriteFailed, match=line), writing(tmp_path):
+        raise error
+    with pytest.raises(KeyError), writing(tmp_path):
+        raise KeyError
+
+
+def test_what_is_written_is_utf_8_whatever_the_locale(tmp_path):
+    """In a process whose locale knows ASCII only."""
+    program = (
+        "import sys; from pathlib import Path; from rollout_server.run_files import append_to, write_whole; "
+        "path = Path(sys.argv[1]); write_whole(path, chr(233) + chr(10)); append_to(path).write(chr(252) + chr(10))"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path / "a"], env=environment, check=True)
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "é\nü\n"
 
 
 def test_an_adapter_is_a_folder_with_both_files(tmp_path):

@@ -133,7 +133,7 @@ def serve(world_class: Callable[[], World]) -> None:
     os.dup2(2, 1)
     # Nor do their child processes read the requests.
     requests = os.fdopen(os.dup(0), encoding="utf-8")
-    with open(os.devnull) as nothing:
+    with open(os.devnull, encoding="utf-8") as nothing:
         os.dup2(nothing.fileno(), 0)
     worker = Worker(world_class())
     for line in requests:

@@ -28,7 +28,7 @@ def run_name(config: LoopConfig, output_dir: Path) -> str:
     if not file.exists():
         stem = re.sub(r"[^A-Za-z0-9._-]", "-", output_dir.name).lstrip("._-") or "run"
         write_whole(file, json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
-    return json.loads(file.read_text())["run_name"]
+    return json.loads(file.read_text(encoding="utf-8"))["run_name"]
 
 
 class CollectionPlan:

@@ -7,16 +7,16 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
 from torchtune import config
 
 from agent_environments.breakage import told
+from rollout_server.config import as_config
 from rollout_server.schema import ConfigError, nearest
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Build what ``component`` names; positional arguments first, ``kwargs`` win over the component's own keys."""
-    return config.instantiate(OmegaConf.create(dict(component)), *args, **kwargs)
+    return config.instantiate(as_config(component), *args, **kwargs)
 
 
 def check_component(

@@ -30,7 +30,7 @@ from rollout_server.collection_request import (
 )
 from rollout_server.ids import evaluation_id, replay_id
 from rollout_server.rollout import Rollout
-from rollout_server.run_files import append_to
+from rollout_server.run_files import append_to, to_json, writing
 
 
 class EvaluationTimeout(RuntimeError):
@@ -110,8 +110,9 @@ class ResultStore:
     def __init__(self, path: Path) -> None:
         self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
         self._losses: Counter[tuple[str, str, int]] = Counter()
-        self._file = append_to(path)
-        for line in path.read_text().splitlines():
+        self._path = path
+        append_to(path).close()
+        for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 data = json.loads(line)
                 cell, result = data["cell"], TaskResult.from_dict(data)
@@ -129,8 +130,8 @@ class ResultStore:
             return False
         known[result.task_id, result.run] = result
         line = {"cell": cell.request.id, "policy": cell.policy.name, "sampling": cell.sampling.label}
-        self._file.write(json.dumps(line | result.to_dict()) + "\n")
-        self._file.flush()
+        with writing(self._path), append_to(self._path) as file:
+            file.write(f"{to_json(line | result.to_dict())}\n")
         return True
 
     def results(self, cell: Cell) -> list[TaskResult]:
@@ -145,9 +146,6 @@ class ResultStore:
     def times_lost(self, cell: Cell) -> int:
         """How many earlier starts ended with a loss among what is missing: the most of any of them."""
         return max((self._losses[cell.request.id, task, run] for task, run in self.missing(cell)), default=0)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class Nodes(Protocol):

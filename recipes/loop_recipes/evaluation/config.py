@@ -304,7 +304,7 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
     if not (folder / "report.json").is_file():
         return folder, ""
     try:
-        return _best_of_report(folder, json.loads((folder / "report.json").read_text()), key)
+        return _best_of_report(folder, json.loads((folder / "report.json").read_text(encoding="utf-8")), key)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:

@@ -30,7 +30,7 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import MAX_ATTEMPTS, failures_warning
 from rollout_server.config import EnvironmentConfig
-from rollout_server.run_files import append_to, log_path
+from rollout_server.run_files import append_to, log_path, writing
 from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class EndpointEpisodes:
         self._closed = False
         try:
             self._runner.run(self._pool.open())
-        except (OSError, EnvironmentFault) as error:
+        except (OSError, ValueError, EnvironmentFault) as error:
             self.close()
             raise ConfigError(f"the environment does not start: {error}") from error
 
@@ -181,7 +181,8 @@ class EndpointEpisodes:
                     await asyncio.sleep(pause_s)
                 continue
             self._finished += 1
-            with append_to(log_path(self._logs, cell.request.id)) as file:
+            log = log_path(self._logs, cell.request.id)
+            with writing(log), append_to(log) as file:
                 file.write(rollout.to_json() + "\n")
             return replace(
                 TaskResult.from_rollout(rollout),

@@ -26,7 +26,7 @@ from loop_recipes.evaluation.comparison import (
 )
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
-from rollout_server.run_files import write_whole
+from rollout_server.run_files import to_json, write_whole
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
@@ -136,7 +136,7 @@ def write_report(
     lines = []
     for item in scored:
         head = {"policy": item.cell.policy.name, "sampling": item.cell.sampling.label}
-        lines += [json.dumps(head | result.to_dict()) for result in item.results]
+        lines += [to_json(head | result.to_dict()) for result in item.results]
     report = {
         "schema": SCHEMA,
         **asdict(protocol),
@@ -166,7 +166,7 @@ def write_report(
     }
     return [
         write_whole(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),
-        write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n"),
+        write_whole(folder / "report.json", to_json(report, indent=1) + "\n"),
         write_whole(folder / "report.md", markdown(protocol, scored, comparisons)),
     ]
 
@@ -321,8 +321,8 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
         ValueError: the folder holds no evaluation, or one of another schema.
     """
     try:
-        report = json.loads((folder / "report.json").read_text())
-        lines = (folder / "results.jsonl").read_text().splitlines()
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no evaluation (report.json, results.jsonl): {error}") from error
     schema = report.get("schema") if isinstance(report, dict) else None

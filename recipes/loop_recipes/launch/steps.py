@@ -52,7 +52,7 @@ class Steps:
         state: dict[str, Any] = {"options": dict(options), "done": []}
         if self._file.exists():
             try:
-                state = {**state, **json.loads(self._file.read_text())}
+                state = {**state, **json.loads(self._file.read_text(encoding="utf-8"))}
             except (ValueError, TypeError) as error:
                 raise ConfigError(f"{self._file} is damaged; remove it to begin again") from error
         other = [name for name in options if state["options"].get(name) != options[name]]
@@ -142,5 +142,5 @@ def run_step(command: Sequence[str], log: Path, deadline_s: float | None = None)
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

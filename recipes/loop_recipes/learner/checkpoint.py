@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loop_recipes.learner.process_group import gather_bytes
-from rollout_server.run_files import bring_back, check_sums, folders_in, whole_folder, write_sums
+from rollout_server.run_files import bring_back, check_sums, folders_in, to_json, whole_folder, write_sums
 from rollout_server.schema import ConfigError
 
 _FOLDER = re.compile(r"iteration_(\d+)")
@@ -74,7 +74,7 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
         save_file(training.rng, partial / "rng.safetensors")
         if training.critic:
             save_file(training.critic, partial / "critic.safetensors")
-        (partial / "state.json").write_text(json.dumps(training.state, indent=1))
+        (partial / "state.json").write_text(to_json(training.state, indent=1), encoding="utf-8")
         write_sums(partial)
     return final
 
@@ -103,7 +103,7 @@ def load_training_state(folder: Path) -> TrainingState:
     """
     try:
         check_sums(folder)
-        state = json.loads((folder / "state.json").read_text())
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         adapters = {
             int(match[1]): load_file(path)
             for path in sorted(folder.iterdir())

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from agent_environments.agent_turns import AgentTurn
 from agent_environments.breakage import told
@@ -20,7 +20,7 @@ from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metr
 from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
 from loop_recipes.paths import METRICS_FILE
 from rollout_server.rollout import Rollout, by_episode, episode_turns
-from rollout_server.run_files import read_lines, write_whole
+from rollout_server.run_files import append_to, read_lines, to_json, write_whole, writing
 from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ METRICS: dict[str, str] = {
     },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
-"""Every key that may stand in metrics.jsonl, and what it means."""
+"""Every key that may stand in metrics.jsonl, and what it means. A number that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
@@ -149,13 +149,15 @@ class RunMetrics:
             ConfigError: the file is damaged; names the line.
         """
         self._path, self._loggers = path, list(loggers)
-        if path.exists():
+        with writing(path):
+            append_to(path).close()
+        if path.stat().st_size:
             try:
                 kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
             except ValueError as error:
                 raise ConfigError(f"resume_from_checkpoint: {error}; remove that line") from error
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._file: TextIO = path.open("a")
+            with writing(path):
+                write_whole(path, "".join(f"{to_json(line)}\n" for line in kept))
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Write one iteration.
@@ -166,25 +168,23 @@ class RunMetrics:
         for key in metrics:
             if key not in METRICS:
                 raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
-        self._file.write(json.dumps(metrics) + "\n")
-        self._file.flush()
+        with writing(self._path), append_to(self._path) as file:
+            file.write(f"{to_json(metrics)}\n")
         self._to_loggers(metrics, metrics["iteration"])
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
         """Add the dev scores of a policy to the line written last. Those of another policy that are there already are
         kept, as ``earlier_dev_*``."""
-        self._file.close()
-        *lines, last = self._path.read_text().splitlines()
+        *lines, last = self._path.read_text(encoding="utf-8").splitlines()
         line = json.loads(last)
         if line.get("dev_iteration", metrics["dev_iteration"]) != metrics["dev_iteration"]:
             line |= {f"earlier_{key}": line[key] for key in metrics if key in line}
         line |= metrics
-        write_whole(self._path, "".join(f"{text}\n" for text in [*lines, json.dumps(line)]))
-        self._file = self._path.open("a")
+        with writing(self._path):
+            write_whole(self._path, "".join(f"{text}\n" for text in [*lines, to_json(line)]))
         self._to_loggers(metrics, line["iteration"])
 
     def close(self) -> None:
-        self._file.close()
         for logger in self._loggers:
             logger.close()
 

@@ -1,13 +1,19 @@
 """Checkpoints: resuming equals never having stopped, bit for bit; damaged ones are refused by name."""
 
+import errno
 import json
+import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors import SafetensorError
 
+import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.learner.checkpoint import (
@@ -42,7 +48,11 @@ def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
         return step(*args, **kwargs)
 
     optimizer.step = counted
-    recipe.train()
+    try:
+        recipe.train()
+    except Killed:
+        recipe._lock.close()  # as the kernel does
+        raise
     recipe.cleanup()
 
 
@@ -168,6 +178,27 @@ def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_p
     shutil.rmtree(later)
     shutil.rmtree(folder)
     assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("where", ["checkpoint.save_file", "run_metrics.append_to"])
+def test_a_full_disk_is_one_line_and_a_resumed_run_has_lost_nothing(tmp_path, monkeypatch, where):
+    def full(*_, **__):
+        if where == "checkpoint.save_file":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    config = replay_config(tmp_path, iterations=2)
+    run(config, f"output_dir={tmp_path / 'whole'}")
+    run(config, "max_iterations=1")
+    with monkeypatch.context() as patches:
+        patches.setattr(f"loop_recipes.learner.{where}", full)
+        patches.setattr(sys, "argv", ["loop_appworld.py", "--config", str(config), "resume_from_checkpoint=True"])
+        with pytest.raises(SystemExit) as ended:
+            loop_appworld.recipe_main()
+    line = r"loop_appworld: cannot write \S+: .*No space left on device.*; free some space .*: nothing .* is lost"
+    assert re.fullmatch(line, ended.value.code)
+    run(config, "resume_from_checkpoint=True")
+    assert deterministic(tmp_path / "run/metrics.jsonl") == deterministic(tmp_path / "whole/metrics.jsonl")
 
 
 def test_a_checkpoint_that_was_just_being_replaced_is_found_where_it_is(tmp_path, monkeypatch):

@@ -194,6 +194,30 @@ async def test_a_program_elsewhere_opens_an_episode_and_closes_it(policy, tmp_pa
     }
 
 
+async def test_an_episode_is_offered_again_if_whoever_took_it_goes_before_the_answer_is_sent(
+    policy, tmp_path, monkeypatch
+):
+    environment = harness(command=None, world=None, tasks={"train": ["t_1"]}, accept_reward=True)
+    token = {"Authorization": f"Bearer {TOKEN}"}
+
+    async def gone(*_):
+        raise ConnectionResetError
+
+    async with (
+        local_node(policy, tmp_path / "node", environment=environment) as running,
+        aiohttp.ClientSession() as http,
+    ):
+        await running.call(running.client.start_collection, request(tasks=["t_1"], rollouts_per_task=1))
+        asked = {"task_id": "t_1", "wait_s": 60}
+        with monkeypatch.context() as patches:
+            patches.setattr("aiohttp.web.Response.prepare", gone)
+            with pytest.raises(aiohttp.ClientError):
+                await http.post(f"{running.url}/v1/episodes", json=asked, headers=token)
+        async with http.post(f"{running.url}/v1/episodes", json=asked, headers=token) as answer:
+            assert (await answer.json())["task_id"] == "t_1"
+        await running.call(running.client.cancel, "c1")
+
+
 async def test_what_is_no_question_for_an_episode_is_refused(policy, tmp_path):
     environment = harness(command=None, world=None, tasks={"train": ["t_1"]}, accept_reward=True)
     token = {"Authorization": f"Bearer {TOKEN}"}

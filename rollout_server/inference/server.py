@@ -105,7 +105,8 @@ async def _go_last(root: int, niceness: int) -> None:
 async def _autogroup_goes_last(session: int, niceness: int) -> None:
     for _ in range(5):
         try:
-            return await asyncio.to_thread(Path(f"/proc/{session}/autogroup").write_text, str(niceness))
+            await asyncio.to_thread(Path(f"/proc/{session}/autogroup").write_text, str(niceness))
+            return
         except BlockingIOError:
             await asyncio.sleep(AUTOGROUP_RETRY_S)
         except OSError:  # no autogroups here

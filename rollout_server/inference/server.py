@@ -107,7 +107,8 @@ async def _autogroup_goes_last(session: int, niceness: int) -> None:
     file = Path(f"/proc/{session}/autogroup")
     for _ in range(5):
         try:
-            return await asyncio.to_thread(file.write_text, str(niceness), encoding="utf-8")
+            await asyncio.to_thread(file.write_text, str(niceness), encoding="utf-8")
+            return
         except BlockingIOError:
             await asyncio.sleep(AUTOGROUP_RETRY_S)
         except OSError:  # no autogroups here

@@ -10,6 +10,7 @@ No voiding
     :class:`EnvironmentCrashed` only for what the agent's code had no part in; that attempt is repeated with the same
     random seeds. A step that broke, or took too long, ends the episode, and nothing that it did is undone. A state that
     cannot be graded has an ``ungradable`` :class:`Grade` of reward 0, which is no more than doing nothing is worth.
+    Nor is an agent charged with what the machine does: :mod:`agent_environments.losses` tells the two apart.
     :mod:`agent_environments.no_voiding` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """

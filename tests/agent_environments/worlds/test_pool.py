@@ -141,6 +141,15 @@ async def test_a_killed_worker_is_told_from_one_that_ended(make_pool, tmp_path):
     assert pool.status().details["losses"] == {"killed": 1, "ended": LOSSES_PER_COMMAND}
 
 
+async def test_a_worlds_java_machine_that_is_killed_is_the_machines_doing(make_pool, tmp_path):
+    """Its worker lives, and finds nobody to ask."""
+    pool = await make_pool()
+    environment = await started(pool)
+    assert await say(environment, "add", f"lose-child {tmp_path / 'lost'}", "add") == ["1", "2", "3"]
+    assert (await environment.grade()).success
+    assert pool.status().details["losses"] == {"killed": 1}
+
+
 def _is_worker(pid):
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return str(FAKE_WORLD).encode() == command[1]

@@ -141,12 +141,13 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page."""
+    """Counters for the node's metrics page. ``losses`` are worlds lost, by kind (:mod:`agent_environments.losses`)."""
 
     open_worlds: int = 0
     waiting: int = 0
     restarts: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+    losses: Mapping[str, int] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -249,8 +249,8 @@ class DatasetPool:
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        details = {"replays": self.replays, "losses": dict(self.losses.counts)}
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, details)
+        losses = dict(self.losses.counts)
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, {"replays": self.replays}, losses)
 
     async def close(self) -> None:
         """End all worlds and servers, and remove the run folder. May be called twice."""

@@ -75,7 +75,7 @@ async def test_worlds_killed_for_want_of_memory_cost_nothing():
                 os.kill(pid, signal.SIGKILL)
 
         assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
-        assert pool.status().details["losses"] == {Loss.KILLED: EPISODES}
+        assert pool.status().losses == {Loss.KILLED: EPISODES}
         assert pool.status().details["replays"] == EPISODES
 
 
@@ -89,7 +89,7 @@ async def test_servers_killed_cost_nothing():
                         os.kill(pid, signal.SIGKILL)
 
         assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
-        assert set(pool.status().details["losses"]) <= {Loss.REFUSED, Loss.KILLED}
+        assert set(pool.status().losses) <= {Loss.REFUSED, Loss.KILLED}
 
 
 async def test_graders_killed_cost_nothing(monkeypatch):
@@ -106,7 +106,7 @@ async def test_graders_killed_cost_nothing(monkeypatch):
 
         monkeypatch.setattr(pool, "_child", killed)
         assert [grade.reward for grade in await grades(pool, nothing)] == [1.0] * EPISODES
-        assert pool.status().details["losses"] == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
+        assert pool.status().losses == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_a_full_disk_costs_nothing(small_disk):
         found = await grades(pool, fill_up)
         await emptying[0]
         assert [grade.reward for grade in found] == [1.0] * EPISODES, found
-        assert pool.status().details["losses"][Loss.NO_ROOM] >= 1
+        assert pool.status().losses[Loss.NO_ROOM] >= 1
 
 
 async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_nothing():

@@ -122,7 +122,7 @@ async def test_a_command_for_which_the_service_hangs_up_each_time_is_worth_nothi
     grade = await breaking.grade()
     assert (grade.reward, grade.success) == (0.0, False)
     assert f"{LOSSES_PER_COMMAND} worlds were lost over one command" in grade.ungradable
-    assert clients.status().details["losses"] == {"cut": LOSSES_PER_COMMAND}
+    assert clients.status().losses == {"cut": LOSSES_PER_COMMAND}
     assert (await neighbour.step(act("add(5)", "finish()"))).done
     assert (await neighbour.grade()).success
     await breaking.close()

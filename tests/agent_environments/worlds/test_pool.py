@@ -124,7 +124,7 @@ async def test_workers_that_the_machine_kills_again_and_again_cost_no_episode_an
     played = await asyncio.gather(*(say(environment, *["add"] * 5) for environment in environments))
     assert played == [["1", "2", "3", "4", "5"]] * len(environments)
     assert all([(await environment.grade()).success for environment in environments])
-    assert pool.status().details["losses"]["killed"] == 4 * LOSSES_PER_COMMAND
+    assert pool.status().losses["killed"] == 4 * LOSSES_PER_COMMAND
 
 
 async def test_a_killed_worker_is_told_from_one_that_ended(make_pool, tmp_path):
@@ -138,7 +138,7 @@ async def test_a_killed_worker_is_told_from_one_that_ended(make_pool, tmp_path):
     marker.touch()
     assert not (await step).done
     await environment.step("die")
-    assert pool.status().details["losses"] == {"killed": 1, "ended": LOSSES_PER_COMMAND}
+    assert pool.status().losses == {"killed": 1, "ended": LOSSES_PER_COMMAND}
 
 
 async def test_a_worlds_java_machine_that_is_killed_is_the_machines_doing(make_pool, tmp_path):
@@ -147,7 +147,7 @@ async def test_a_worlds_java_machine_that_is_killed_is_the_machines_doing(make_p
     environment = await started(pool)
     assert await say(environment, "add", f"lose-child {tmp_path / 'lost'}", "add") == ["1", "2", "3"]
     assert (await environment.grade()).success
-    assert pool.status().details["losses"] == {"killed": 1}
+    assert pool.status().losses == {"killed": 1}
 
 
 def _is_worker(pid):

@@ -88,7 +88,7 @@ def test_a_state_that_ends_every_grader_beside_living_neighbours_is_worth_nothin
     grade = asyncio.run(pool.grade("abc_1", "experiment"))
     assert (grade.reward, grade.success) == (0.0, False)
     assert f"{LOSSES_PER_COMMAND} worlds were lost over one command: the grader died" in grade.ungradable
-    assert pool.status().details["losses"] == {LOSSES[fate]: 2 * LOSSES_PER_COMMAND}
+    assert pool.status().losses == {LOSSES[fate]: 2 * LOSSES_PER_COMMAND}
 
 
 def test_a_state_that_fails_twice_where_the_untouched_one_is_graded_is_worth_nothing(tmp_path):

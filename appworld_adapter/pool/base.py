@@ -31,6 +31,8 @@ GRADE_TIMEOUT_S = 120.0
 """For one grade. Two of them, and one of the untouched state, fit into the protocol's own deadline for grades."""
 GRADER_MEMORY_MB = 1024
 """What a grade may allocate beyond what its process inherits."""
+GRADER_START_S = 150.0
+"""For a grader server that is started again while a state waits for its grade."""
 GRADER_PATIENCE_S = 60.0
 """For a machine that loses graders over one state."""
 DYING_S = 5.0
@@ -213,6 +215,7 @@ class DatasetPool:
             return {"ok": False, "message": str(error)}
 
     async def _graded_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
+        await self._grader_server()
         try:
             connection = await self._child("grader")
         except EnvironmentCrashed as error:
@@ -227,6 +230,23 @@ class DatasetPool:
             raise WorldLost(f"the grader {how}", loss) from error
         finally:
             connection.kill()
+
+    async def _grader_server(self) -> None:
+        """Return when it runs. It goes on starting, though nobody may wait for it any more.
+
+        Raises:
+            EnvironmentCrashed: not in time. The protocol's own deadline for grades would make the state ungradable.
+            WorldLost: it does not start.
+        """
+        starting = asyncio.ensure_future(self._server("grader"))
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            async with asyncio.timeout(GRADER_START_S):
+                await asyncio.shield(starting)
+        except TimeoutError as error:
+            raise EnvironmentCrashed(f"no grader within {GRADER_START_S:g} s") from error
+        except (EnvironmentCrashed, OSError) as error:
+            raise WorldLost(str(error), Loss.REFUSED) from error
 
     def tasks(self, split: str) -> list[str]:
         return task_lists.load_split(self.root, split)

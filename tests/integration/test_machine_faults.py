@@ -7,12 +7,12 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from agent_environments.losses import LOSSES_PER_COMMAND, Loss
 from agent_environments.process_guard import descendants
@@ -23,18 +23,26 @@ from support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(900)]
 
+module_loop = pytest.mark.asyncio(loop_scope="module")
+
 EPISODES = 4
 REMEMBER = "remembered = 1"
 
 
-@contextlib.asynccontextmanager
-async def opened(**options: Any) -> AsyncIterator[Any]:
-    pool = make_pool(max_worlds=EPISODES + 1, **options)
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared():
+    pool = make_pool(max_worlds=EPISODES)
     await pool.open()
-    try:
-        yield pool
-    finally:
-        await pool.close()
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+def pool(shared):
+    """With counts of its own."""
+    shared.losses.counts.clear()
+    shared.replays = 0
+    return shared
 
 
 async def grades(pool: Any, fault: Callable[[], Awaitable[None]], step: str | None = None) -> list[Grade]:
@@ -67,46 +75,52 @@ async def nothing() -> None:
     """No fault."""
 
 
-async def test_worlds_killed_for_want_of_memory_cost_nothing():
-    async with opened() as pool:
+@module_loop
+async def test_worlds_killed_for_want_of_memory_cost_nothing(pool):
+    async def kill() -> None:
+        for pid in episode_processes(pool.world_server.pid):
+            os.kill(pid, signal.SIGKILL)
 
-        async def kill() -> None:
-            for pid in episode_processes(pool.world_server.pid):
-                os.kill(pid, signal.SIGKILL)
-
-        assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
-        assert pool.status().losses == {Loss.KILLED: EPISODES}
-        assert pool.status().details["replays"] == EPISODES
-
-
-async def test_servers_killed_cost_nothing():
-    async with opened() as pool:
-
-        async def kill() -> None:
-            for server in pool._servers.values():
-                for pid in [server.pid, *descendants(server.pid)]:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-        assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
-        assert set(pool.status().losses) <= {Loss.REFUSED, Loss.KILLED}
+    assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
+    assert pool.status().losses.keys() <= {Loss.KILLED}
+    assert pool.replays == EPISODES
 
 
-async def test_graders_killed_cost_nothing(monkeypatch):
-    async with opened() as pool:
-        kills = Counter()
-        once = pool._child
+@module_loop
+async def test_servers_killed_cost_nothing(pool):
+    async def kill() -> None:
+        for server in pool._servers.values():
+            for pid in [server.pid, *descendants(server.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-        async def killed(role: str) -> Any:
-            connection = await once(role)
-            if role == "grader" and kills["grader"] < LOSSES_PER_COMMAND - 1:
-                kills["grader"] += 1
-                os.kill(connection.pid, signal.SIGKILL)
-            return connection
+    assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
+    assert pool.status().losses.keys() <= {Loss.REFUSED, Loss.KILLED}
+    assert pool.status().restarts >= 2
 
-        monkeypatch.setattr(pool, "_child", killed)
-        assert [grade.reward for grade in await grades(pool, nothing)] == [1.0] * EPISODES
-        assert pool.status().losses == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
+
+@module_loop
+async def test_graders_killed_cost_nothing(pool, monkeypatch):
+    child, kills = pool._child, 0
+
+    async def killed(role: str) -> Any:
+        nonlocal kills
+        connection = await child(role)
+        if role == "grader" and kills < LOSSES_PER_COMMAND - 1:
+            kills += 1
+            os.kill(connection.pid, signal.SIGKILL)
+        return connection
+
+    monkeypatch.setattr(pool, "_child", killed)
+    assert [grade.reward for grade in await grades(pool, nothing)] == [1.0] * EPISODES
+    assert pool.status().losses == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
+
+
+@module_loop
+async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_nothing(pool):
+    found = await grades(pool, nothing, step="import os\nos.abort()")
+    assert not any(grade.success for grade in found)
+    assert (pool.replays, pool.status().losses) == (0, {})
 
 
 @pytest.fixture
@@ -129,28 +143,25 @@ def fill(path: Path) -> None:
                     pass
 
 
+@module_loop
 async def test_a_full_disk_costs_nothing(small_disk):
-    async with opened(experiments_root=str(small_disk)) as pool:
-        ballast = small_disk / "ballast"
-        emptying = []
+    pool = make_pool(max_worlds=EPISODES, experiments_root=str(small_disk))
+    await pool.open()
+    ballast = small_disk / "ballast"
+    emptying: list[asyncio.Task[None]] = []
 
-        async def empty() -> None:
-            counts = pool.losses.counts
-            await wait_until(lambda: sum(counts.values()) > 2 * EPISODES)
-            ballast.unlink()
+    async def empty() -> None:
+        await wait_until(lambda: sum(pool.losses.counts.values()) > 2 * EPISODES)
+        ballast.unlink()
 
-        async def fill_up() -> None:
-            fill(ballast)
-            emptying.append(asyncio.create_task(empty()))
+    async def fill_up() -> None:
+        fill(ballast)
+        emptying.append(asyncio.create_task(empty()))
 
+    try:
         found = await grades(pool, fill_up)
         await emptying[0]
-        assert [grade.reward for grade in found] == [1.0] * EPISODES, found
-        assert pool.status().losses[Loss.NO_ROOM] >= 1
-
-
-async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_nothing():
-    async with opened() as pool:
-        found = await grades(pool, nothing, step="import os\nos.abort()")
-        assert not any(grade.success for grade in found)
-        assert pool.status().details["replays"] == 0
+    finally:
+        await pool.close()
+    assert [grade.reward for grade in found] == [1.0] * EPISODES, found
+    assert pool.status().losses[Loss.NO_ROOM] >= 1

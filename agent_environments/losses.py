@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TypeVar
 
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import EnvironmentCrashed
 
 LOSSES_PER_COMMAND = 5
@@ -141,7 +142,8 @@ class Recovery:
             try:
                 return await once()
             except WorldLost as lost:
-                await self._lost(lost)
+                with not_the_agents():
+                    await self._lost(lost)
 
     async def _lost(self, lost: WorldLost) -> None:
         """Return when it is time to try again."""

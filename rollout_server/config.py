@@ -14,8 +14,13 @@ from pydantic.dataclasses import dataclass
 
 from rollout_server.schema import STRICT, ConfigError, from_mapping, require
 
-ALL_ADDRESSES = "0.0.0.0"
-"""As ``host``: listen at every address of this machine."""
+ALL_ADDRESSES = ("0.0.0.0", "::")
+"""As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
+
+
+def node_url(host: str, port: int) -> str:
+    """``http://host:port``; a literal IPv6 address gets its brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -95,7 +100,7 @@ class NodeConfig:
     model: ModelConfig
     environment: EnvironmentConfig
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 is reachable from other machines."""
+    """Address to listen at; 0.0.0.0 (or ::, for IPv6) is reachable from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
     """Port to listen at; 0 takes any free one, and ``<root>/node.json`` then says which."""
     public_url: str | None = None

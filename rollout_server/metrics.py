@@ -26,6 +26,9 @@ class NodeMetrics:
         self._ungradable = Counter(
             "rollout_ungradable_episodes", "Episodes that ended in a state which could not be graded", registry=registry
         )
+        self._broken = Counter(
+            "rollout_broken_episodes", "Episodes in which the environment itself broke", registry=registry
+        )
         self._turns = Counter("rollout_turns", "Agent turns", registry=registry)
         self._sampled = Counter("rollout_sampled_tokens", "Tokens sampled", registry=registry)
         self._dropped = Counter("rollout_dropped_tokens", "Sampled tokens of aborted episodes", registry=registry)
@@ -55,6 +58,9 @@ class NodeMetrics:
 
     def ungradable(self) -> None:
         self._ungradable.inc()
+
+    def broken(self) -> None:
+        self._broken.inc()
 
     def failed(self, reason: str) -> None:
         self._episodes.labels("failed").inc()

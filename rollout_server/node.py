@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.run import CollectionRun, StoredCollection
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import CollectionRequest, is_collection_id
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
@@ -69,6 +68,7 @@ class Node:
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
         self._lock_root()
+        self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
@@ -195,10 +195,10 @@ class Node:
         async with self._opening:
             if collection_id in self._runs:
                 return self._runs[collection_id]
-            known = re.fullmatch(r"[\w.-]+", collection_id) and StoredCollection.exists(self._folder, collection_id)
+            known = is_collection_id(collection_id) and StoredCollection.exists(self._folder, collection_id)
             stored = await asyncio.to_thread(StoredCollection, self._folder, collection_id) if known else None
             if stored is None or stored.request is None:
-                raise RequestError(404, f"no collection {collection_id!r}; start it with POST /v1/collections")
+                raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
             return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
 
     @property
@@ -273,8 +273,9 @@ class Node:
             raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
-        opening = self.tokens.prompt(branch.opening)
-        if branch.token_ids[: len(opening)] != opening:
+        longer = self.tokens.overfill((message.content for message in branch.opening), len(branch.token_ids))
+        opening = [] if longer else self.tokens.prompt(branch.opening)
+        if longer or branch.token_ids[: len(opening)] != opening:
             reason = "its first token_ids are not its opening in this model's tokenizer"
             raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
 

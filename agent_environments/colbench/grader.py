@@ -1,7 +1,8 @@
 """Runs answers in the sandbox and compares what they give with what the reference gives.
 
-Answer and reference run in processes of their own, so an answer can learn of the reference nothing at all; the
-comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its test.
+Each call of answer and reference has a process of its own, so an answer can learn nothing of the reference, nor of the
+other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its
+test.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LEVELS = ("none", "rlimits", "seccomp")
 """Of agent_environments/sandbox; bubblewrap is for servers."""
 START_TIMEOUT_S = 60.0
 MAX_OUTPUT = 1 << 22
+"""Bytes of what one call gives."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -140,7 +142,8 @@ class Grader:
     async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
         """One for each call, ``{}`` where there is none."""
         limits = self._limits
-        process = await self._start(self.level, str(limits.memory_mb), str(limits.call_cpu_s), *packages)
+        sizes = (limits.memory_mb, limits.call_cpu_s, len(calls))
+        process = await self._start(self.level, *map(str, sizes), *packages)
         try:
             stdin, stdout = process.stdin, process.stdout
             if stdin is None or stdout is None:
@@ -156,7 +159,8 @@ class Grader:
             # From here on the answer's code runs: whatever happens is its doing.
             with contextlib.suppress(TimeoutError, OSError, ValueError):
                 async with asyncio.timeout(limits.answer_timeout_s):
-                    stdin.write(json.dumps({"code": code, "calls": list(calls)}).encode())
+                    request = {"code": code, "calls": list(calls), "longest": MAX_OUTPUT}
+                    stdin.write(json.dumps(request).encode())
                     stdin.close()
                     while len(lines) < len(calls) and (line := await stdout.readline()):
                         lines.append(line)
@@ -178,7 +182,7 @@ class Grader:
                 env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
-                limit=MAX_OUTPUT,
+                limit=MAX_OUTPUT + 1,
             )
         except OSError as error:
             raise EnvironmentCrashed(f"the grader cannot start {self._python}: {error}") from error

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
+    Broke,
     EnvironmentCrashed,
     EnvironmentTimeout,
     Grade,
@@ -21,12 +23,13 @@ from agent_environments.protocol import (
     Requirement,
     StepResult,
     TokenSpans,
+    ToolUse,
 )
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 
 logger = logging.getLogger(__name__)
 
-GRADE_PATIENCE_S = 240.0
+GRADE_PATIENCE_S = 900.0
 """For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
 ungradable: that the machine gives no grade is no state's doing."""
 CLOSE_TIMEOUT_S = 30.0
@@ -165,7 +168,7 @@ class RemoteEnvironment:
         except RequestFailed as error:
             self._over = True
             logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
-            return StepResult(STEP_BROKE, done=True, failed=True)
+            return StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", str(error)))
         self._history.append((command, _digest(answer)))
         self._over = answer["done"]
         if answer.get("reason") == EnvironmentTimeout.reason:
@@ -192,7 +195,8 @@ class RemoteEnvironment:
 
         async def once() -> dict[str, Any]:
             if self._line is None or not self._line.alive:
-                await self._bring_back()
+                with not_the_agents():
+                    await self._bring_back()
             try:
                 return await self._leased.call(deadline_s, op, episode=self._number, **fields)
             except LineStuck as error:
@@ -304,7 +308,16 @@ def _grade(answer: dict[str, Any]) -> Grade:
     tampered, ungradable = (
         text if text is None else str(text)[:MAX_TEXT] for text in (answer.get("tampered"), answer.get("ungradable"))
     )
-    return Grade(float(answer["reward"]), bool(answer["success"]), requirements, tampered, ungradable)
+    broke = answer.get("broke")
+    return Grade(
+        float(answer["reward"]),
+        bool(answer["success"]),
+        requirements,
+        tampered,
+        ungradable,
+        broke=None if broke is None else Broke(**broke),
+        tools=tuple(ToolUse(**use) for use in itertools.islice(answer.get("tools", ()), MAX_REQUIREMENTS)),
+    )
 
 
 class _Diverged(Exception):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
+from agent_environments.secret import read_secret
 from agent_environments.services.sessions import UNKNOWN_SESSION
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class ServicePool(RemotePool):
         Raises:
             EnvironmentCrashed: it cannot be reached, or does not speak the protocol.
         """
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = read_secret(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # No proxy, no time-out of its own (every call has a deadline), and no fewer connections than episodes.
         self._http = aiohttp.ClientSession(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import reprlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -61,15 +62,15 @@ class ServedTasks:
 
     def split(self, name: Any) -> list[str]:
         """Raises UnknownTask."""
-        if name not in self.by_split:
-            raise UnknownTask(f"no split {name!r}; there are {', '.join(self.by_split)}")
+        if not isinstance(name, str) or name not in self.by_split:
+            raise UnknownTask(f"no split {reprlib.repr(name)}; there are {', '.join(self.by_split)}")
         return self.by_split[name]
 
     def at(self, index: Any, split: Any = None) -> str:
         """The task at ``index`` of a split, or of all splits one after another; raises UnknownTask."""
         tasks = self._all if split is None else self.split(split)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tasks):
-            raise UnknownTask(f"no task {index!r}: the index is from 0 to {len(tasks) - 1}")
+            raise UnknownTask(f"no task {reprlib.repr(index)}: the index is from 0 to {len(tasks) - 1}")
         return tasks[index]
 
 

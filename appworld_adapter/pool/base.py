@@ -27,13 +27,14 @@ from appworld_adapter.prompt import Prompt, TaskCard
 
 logger = logging.getLogger(__name__)
 
-GRADE_TIMEOUT_S = 120.0
-"""For one grade. Two of them, and one of the untouched state, fit into the protocol's own deadline for grades."""
+GRADE_TIMEOUT_S = 600.0
+"""For one grade, of a state that may be large by the agent's doing. Two of them, and one of the untouched state, fit
+into the protocol's own deadline for grades."""
 GRADER_MEMORY_MB = 1024
 """What a grade may allocate beyond what its process inherits."""
-GRADER_START_S = 150.0
+GRADER_START_S = 400.0
 """For a grader server that is started again while a state waits for its grade."""
-GRADER_PATIENCE_S = 60.0
+GRADER_PATIENCE_S = 200.0
 """For a machine that loses graders over one state."""
 DYING_S = 5.0
 """How long a server that gave no child is given to turn out dead."""
@@ -52,7 +53,6 @@ class DatasetPool:
         observation_max_tokens: an observation's output is cut to this many tokens.
         max_worlds: places; who asks while all are taken waits.
         execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
-        episode_timeout_s: time for a whole episode, from ``start`` on.
         paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
             signed with the engine's published constant. Costs: docs/sandbox.md.
         keep_experiments: leave the worlds' states and logs in ``experiments_root``.
@@ -68,7 +68,6 @@ class DatasetPool:
         observation_max_tokens: int = 3000,
         max_worlds: int = 64,
         execute_timeout_s: float = 100.0,
-        episode_timeout_s: float = 1800.0,
         paper_parity: bool = False,
         keep_experiments: bool = False,
         experiments_root: str | None = None,
@@ -78,15 +77,11 @@ class DatasetPool:
                 raise ValueError(f"environment option {name} must be a path, not {path!r}")
         if keep_experiments and experiments_root is None:
             raise ValueError("keep_experiments needs experiments_root, a folder to keep them in")
-        if max_worlds < 1 or observation_max_tokens < 1 or execute_timeout_s < 1 or episode_timeout_s <= 0:
-            raise ValueError(
-                "max_worlds, observation_max_tokens and execute_timeout_s must be at least 1, episode_timeout_s above 0"
-            )
+        if min(max_worlds, observation_max_tokens, execute_timeout_s) < 1:
+            raise ValueError("max_worlds, observation_max_tokens and execute_timeout_s must be at least 1")
         self.root = Path(root).absolute()
         self.dataset = task_lists.dataset_name(root)
-        self.rules = EpisodeRules(
-            Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s), float(episode_timeout_s)
-        )
+        self.rules = EpisodeRules(Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s))
         self.replays = 0
         self.losses = Losses()
         self._python = os.path.abspath(python)  # servers run in a folder of their own

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +12,7 @@ from typing import Protocol
 from agent_environments.extraction import extract_code
 from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -27,12 +26,14 @@ from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 
 logger = logging.getLogger(__name__)
 
-KILL_GRACE_S = 5.0
-"""How much later than the engine's own alarm a world is killed from outside."""
+KILL_GRACE_S = 30.0
+"""How much later than the engine's own alarm a world is killed from outside: its interpreter has to hear the alarm and
+say so, and the world to save what was done, on a machine that may have much else to do."""
 PATIENCE_S = 300.0
 """For a machine that loses worlds, or has none to give, over one step."""
-SETTLE_S = 10.0
-"""How long a world whose program was cut short is given to save what the program did."""
+SETTLE_S = 120.0
+"""How long a world whose program was cut short is given to save what the program did; what it has not saved then counts
+against the agent."""
 PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
@@ -77,7 +78,6 @@ class EpisodeRules:
     token_spans: TokenSpans
     observation_max_tokens: int
     execute_timeout_s: float
-    episode_timeout_s: float
 
 
 class EpisodeHost(Protocol):
@@ -101,8 +101,6 @@ class AppWorldEnvironment:
     program that ends its interpreter, or is cut short by a deadline, ends the episode with all it did until then; where
     that cannot be saved, there is nothing to grade. That no further world can be had is a fault of the machine (no
     memory, no room, a weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is repeated.
-
-    Bringing a world back is not on the episode's clock.
     """
 
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
@@ -119,21 +117,17 @@ class AppWorldEnvironment:
         """Of the program that runs, or ran last."""
         self._lost: str | None = None
         """Why its world was lost, until another one is where that one was."""
-        self._left_s = 0.0
-        """Of the episode's time, when its world was lost."""
         self._started = False
         self._history: list[str] = []
-        self._deadline = 0.0
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Raises UnknownTask; EnvironmentCrashed or EnvironmentTimeout if no world can be had."""
+        """Raises UnknownTask; EnvironmentCrashed if no world can be had."""
         self._pool.check_tasks([task_id])
         try:
             self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
         except OSError as error:
             raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
-        self._deadline = time.monotonic() + self._rules.episode_timeout_s
         try:
             await self._recovering().run(self._bring_up)
         except CommandsDoing as error:
@@ -151,7 +145,7 @@ class AppWorldEnvironment:
         """Run the action's code.
 
         Raises:
-            EnvironmentTimeout: the code, or the episode, took too long; the episode is over and can be graded.
+            EnvironmentTimeout: the code took too long; the episode is over and can be graded.
             EnvironmentCrashed: the world died, and there was no other to run the episode's code in.
         """
         code = extract_code(action)
@@ -175,7 +169,8 @@ class AppWorldEnvironment:
 
         async def once() -> Execution:
             if self._world is None:
-                await self._replay()
+                with not_the_agents():
+                    await self._replay()
             return await self._execute(code)
 
         try:
@@ -199,22 +194,21 @@ class AppWorldEnvironment:
             if (await self._execute(earlier)).output is None:  # it lived through this before
                 await self._lose(died := "the interpreter died in the replay")
                 raise WorldLost(died, Loss.ENDED)
-        self._lost, self._deadline = None, time.monotonic() + self._left_s
+        self._lost = None
 
     async def _bring_up(self) -> None:
-        async with self._within(self._rules.episode_timeout_s, "starting its world"):
-            try:
-                self._world = await self._pool.bring_up(self._card, self._experiment)
-            except PermissionError as error:
-                raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
-            except (EnvironmentCrashed, OSError) as error:
-                raise WorldLost(f"no world for {self._card.task_id}: {error}", Loss.REFUSED) from error
+        try:
+            self._world = await self._pool.bring_up(self._card, self._experiment)
+        except PermissionError as error:
+            raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
+        except (EnvironmentCrashed, OSError) as error:
+            raise WorldLost(f"no world for {self._card.task_id}: {error}", Loss.REFUSED) from error
 
     async def _execute(self, code: str) -> Execution:
         world = self._world
         if world is None:
             raise WorldLost("there is no world", Loss.GONE)
-        async with self._within(self._rules.execute_timeout_s + KILL_GRACE_S, "running its code"):
+        async with _Deadline(self, self._rules.execute_timeout_s + KILL_GRACE_S):
             try:
                 return await world.execute(code)
             except WorldLost as error:
@@ -222,15 +216,8 @@ class AppWorldEnvironment:
                 raise
 
     async def _lose(self, why: str) -> None:
-        """The world is lost; the episode's clock stands still."""
-        if self._lost is None:
-            self._left_s = self._deadline - time.monotonic()
         self._lost = why
         await self._leave(usable=False)
-
-    def _within(self, seconds: float, doing: str) -> _Deadline:
-        left_s = self._deadline - time.monotonic() if self._lost is None else math.inf
-        return _Deadline(self, seconds, left_s, doing)
 
     def cut_short(self) -> None:
         """The time of what the world is doing is up: no more steps."""
@@ -288,12 +275,12 @@ class AppWorldEnvironment:
 
 
 class _Deadline:
-    """Ends the episode's steps and raises EnvironmentTimeout when a step's or the episode's time is up."""
+    """Ends the episode's steps and raises EnvironmentTimeout when a step's time is up."""
 
-    def __init__(self, episode: AppWorldEnvironment, seconds: float, remaining: float, doing: str) -> None:
+    def __init__(self, episode: AppWorldEnvironment, seconds: float) -> None:
         self._episode = episode
-        self._what = f"{seconds:.0f} s {doing}" if seconds < remaining else f"its episode's time {doing}"
-        self._timeout = asyncio.timeout(max(0.0, min(seconds, remaining)))
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -305,6 +292,6 @@ class _Deadline:
             await self._timeout.__aexit__(kind, raised, trace)
         except TimeoutError as error:
             self._episode.cut_short()
-            raise EnvironmentTimeout(f"the world used up {self._what} and was stopped") from error
+            raise EnvironmentTimeout(f"the world ran its code for {self._seconds:.0f} s and was stopped") from error
         if isinstance(raised, asyncio.CancelledError):
             self._episode.cut_short()

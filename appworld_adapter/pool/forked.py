@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
@@ -40,7 +41,6 @@ WITHSTANDS = {
 }
 """What agent code can do at the levels below bubblewrap."""
 SECCOMP_MISSING = "the kernel or container refuses the seccomp filter, or it does not hold (x86-64 and aarch64 only)"
-START_WORLD_TIMEOUT_S = 120.0
 SERVER_DEATH_SHOWS_S = 1.0
 OUTPUT_CHARACTERS_PER_TOKEN = 64
 """Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
@@ -210,17 +210,14 @@ class AppWorldPool(DatasetPool):
         request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
         connection = await self._child("world")
         try:
-            async with asyncio.timeout(START_WORLD_TIMEOUT_S):
-                answer = await connection.call(request)
+            answer = await while_moving(connection.call(request), connection.server.pid)
             if not answer["ok"]:
                 raise EnvironmentCrashed(f"the interpreter died while it started: {answer['message']}")
         except BaseException as error:
             connection.kill()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, Stalled):
                 connection.server.kill()
-                raise EnvironmentCrashed(
-                    f"no world after {START_WORLD_TIMEOUT_S:.0f} s; the server is ended"
-                ) from error
+                raise EnvironmentCrashed(f"no world: its server {error}, and is ended") from error
             raise
         return ForkedWorld(connection, self.losses)
 

@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 
 from agent_environments import process_guard
+from agent_environments.secret import read_secret
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import (
     ServerStartError,
@@ -103,7 +104,7 @@ class VllmServer:
         self.condemned: str | None = None
         self._model = model
         self._config = config
-        self._api_key = os.environ.get("VLLM_API_KEY", "") if self.external else secrets.token_hex(16)
+        self._api_key = read_secret("VLLM_API_KEY") if self.external else secrets.token_hex(16)
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
         self._admin = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=8, force_close=True))

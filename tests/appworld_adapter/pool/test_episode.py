@@ -35,7 +35,7 @@ class ScriptedPool:
         self.no_world: Exception = EnvironmentCrashed("no world can be had")
         self.settles: str | Exception | None = None
         self.hanging = asyncio.Event()
-        self.rules = EpisodeRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0, 60.0)
+        self.rules = EpisodeRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0)
         self.worlds: list[ScriptedWorld] = []
 
     def check_tasks(self, task_ids):

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from agent_environments import moving
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import fork_client as servers
 from appworld_adapter.pool.base import DatasetPool
@@ -59,9 +60,10 @@ async def test_server_that_dies_on_the_way_is_replaced(tmp_path):
 
 
 async def test_server_that_hangs_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    monkeypatch.setattr(moving, "STALL_S", 0.2)
     async with fork_server(tmp_path / "a", lives_s=60, answer=b"") as hanging:
-        with pytest.raises(EnvironmentCrashed, match=r"gave no child in 0 s; it is ended"):
+        with pytest.raises(EnvironmentCrashed, match=r"gave no child: it used no processor for 0\.2 s, and is ended"):
             await hanging.connect()
         await hanging.wait_end(5)
         assert not hanging.alive

@@ -12,6 +12,7 @@ No voiding
     cannot be graded has an ``ungradable`` :class:`Grade` of reward 0, which is no more than doing nothing is worth.
     That includes a grade that holds what no grade can hold, or contradicts itself
     (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
+    Nor is an agent charged with what the machine does: :mod:`agent_environments.losses` tells the two apart.
     :mod:`agent_environments.no_voiding` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """
@@ -176,12 +177,13 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page."""
+    """Counters for the node's metrics page. ``losses`` are worlds lost, by kind (:mod:`agent_environments.losses`)."""
 
     open_worlds: int = 0
     waiting: int = 0
     restarts: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+    losses: Mapping[str, int] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -100,6 +100,10 @@ class _StatusCollector(Collector):
         ):
             value = status["environment"][key]
             yield GaugeMetricFamily(f"rollout_environment_{key}", text, value=value)
+        losses = CounterMetricFamily("rollout_environment_losses", "Worlds lost, by how", labels=["kind"])
+        for kind, count in status["environment"]["losses"].items():
+            losses.add_metric([kind], count)
+        yield losses
         versions = status["policy_versions"]
         yield GaugeMetricFamily("rollout_policy_version", "Newest policy version", value=max(versions, default=-1))
         yield GaugeMetricFamily("rollout_policy_versions", "Policy versions served", value=len(versions))

@@ -302,7 +302,8 @@ class HarnessPool:
 
     def status(self) -> PoolStatus:
         inner = PoolStatus() if self._world is None else self._world.status()
-        return PoolStatus(self._places.taken, self._places.waiting + inner.waiting, inner.restarts, inner.details)
+        waiting = self._places.waiting + inner.waiting
+        return PoolStatus(self._places.taken, waiting, inner.restarts, inner.details, inner.losses)
 
     async def close(self) -> None:
         self._places.close()

@@ -29,7 +29,7 @@ from agent_environments.remote.line import Line, LineStuck, RequestFailed
 
 logger = logging.getLogger(__name__)
 
-GRADE_PATIENCE_S = 240.0
+GRADE_PATIENCE_S = 900.0
 """For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
 ungradable: that the machine gives no grade is no state's doing."""
 CLOSE_TIMEOUT_S = 30.0

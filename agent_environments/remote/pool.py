@@ -110,10 +110,11 @@ class RemotePool:
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, self._details())
+        losses = dict(self.losses.counts)
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, self._details(), losses)
 
     def _details(self) -> dict[str, Any]:
-        return {"replays": self.replays, "losses": dict(self.losses.counts)}
+        return {"replays": self.replays}
 
     async def close(self) -> None:
         """End all episodes and lines. May be called twice."""

@@ -32,7 +32,9 @@ GRADE_TIMEOUT_S = 600.0
 into the protocol's own deadline for grades."""
 GRADER_MEMORY_MB = 1024
 """What a grade may allocate beyond what its process inherits."""
-GRADER_PATIENCE_S = 60.0
+GRADER_START_S = 400.0
+"""For a grader server that is started again while a state waits for its grade."""
+GRADER_PATIENCE_S = 200.0
 """For a machine that loses graders over one state."""
 DYING_S = 5.0
 """How long a server that gave no child is given to turn out dead."""
@@ -208,6 +210,7 @@ class DatasetPool:
             return {"ok": False, "message": str(error)}
 
     async def _graded_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
+        await self._grader_server()
         try:
             connection = await self._child("grader")
         except EnvironmentCrashed as error:
@@ -222,6 +225,23 @@ class DatasetPool:
             raise WorldLost(f"the grader {how}", loss) from error
         finally:
             connection.kill()
+
+    async def _grader_server(self) -> None:
+        """Return when it runs. It goes on starting, though nobody may wait for it any more.
+
+        Raises:
+            EnvironmentCrashed: not in time. The protocol's own deadline for grades would make the state ungradable.
+            WorldLost: it does not start.
+        """
+        starting = asyncio.ensure_future(self._server("grader"))
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            async with asyncio.timeout(GRADER_START_S):
+                await asyncio.shield(starting)
+        except TimeoutError as error:
+            raise EnvironmentCrashed(f"no grader within {GRADER_START_S:g} s") from error
+        except (EnvironmentCrashed, OSError) as error:
+            raise WorldLost(str(error), Loss.REFUSED) from error
 
     def tasks(self, split: str) -> list[str]:
         return task_lists.load_split(self.root, split)
@@ -244,8 +264,8 @@ class DatasetPool:
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        details = {"replays": self.replays, "losses": dict(self.losses.counts)}
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, details)
+        losses = dict(self.losses.counts)
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, {"replays": self.replays}, losses)
 
     async def close(self) -> None:
         """End all worlds and servers, and remove the run folder. May be called twice."""

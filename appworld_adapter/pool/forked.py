@@ -17,6 +17,7 @@ import hmac
 import json
 import logging
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,5 +232,4 @@ class AppWorldPool(DatasetPool):
 
     def status(self) -> PoolStatus:
         status = super().status()
-        details = {**status.details, "sandbox": self._level}
-        return PoolStatus(status.open_worlds, status.waiting, status.restarts, details)
+        return replace(status, details={**status.details, "sandbox": self._level})

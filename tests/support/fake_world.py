@@ -58,6 +58,12 @@ class Episode:
             case ["fork"]:
                 child = subprocess.Popen(["sleep", "3600"])
                 return Step(str(child.pid), done=False)
+            case ["lose-child", marker]:
+                if not Path(marker).exists():
+                    Path(marker).touch()
+                    subprocess.Popen(["sleep", "3600"]).kill()
+                    raise ConnectionError("the child does not answer")
+                self._value += 1
             case ["count"]:
                 return Step(str(MADE), done=False)
             case ["environment"]:

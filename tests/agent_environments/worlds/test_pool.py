@@ -14,9 +14,10 @@ from agent_environments.losses import LOSSES_PER_COMMAND
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.worlds.pool import WorldKind
+from agent_environments.worlds.worker_process import WorkerProcess
 from support.adapter_support import word_spans
 from support.fake_world_pools import FAKE_WORLD, FakePool
-from support.waiting import block_until, wait_until
+from support.waiting import DEADLINE_S, block_until, wait_until
 
 
 @pytest.fixture
@@ -102,6 +103,51 @@ async def test_a_killed_worker_is_replayed(make_pool):
     assert await say(second, "add") == ["2"]
     assert pool.status().restarts >= 1
     assert (await second.grade()).reward == pytest.approx(2 / 3)
+
+
+async def test_workers_that_the_machine_kills_again_and_again_cost_no_episode_anything(make_pool, monkeypatch):
+    """As a kernel without memory does: more often than a command that does it would be allowed."""
+    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.losses.NEAR_S", DEADLINE_S)
+    pool = await make_pool()
+    environments = [await started(pool, "to_5") for _ in range(4)]
+    round_trip, kills = WorkerProcess._round_trip, 4 * LOSSES_PER_COMMAND
+
+    async def killed(self, request):
+        nonlocal kills
+        if request["op"] == "step" and kills:
+            kills -= 1
+            os.kill(next(pid for pid in descendants(self.pid) if _is_worker(pid)), signal.SIGKILL)
+        return await round_trip(self, request)
+
+    monkeypatch.setattr(WorkerProcess, "_round_trip", killed)
+    played = await asyncio.gather(*(say(environment, *["add"] * 5) for environment in environments))
+    assert played == [["1", "2", "3", "4", "5"]] * len(environments)
+    assert all([(await environment.grade()).success for environment in environments])
+    assert pool.status().losses["killed"] == 4 * LOSSES_PER_COMMAND
+
+
+async def test_a_killed_worker_is_told_from_one_that_ended(make_pool, tmp_path):
+    pool = await make_pool()
+    environment = await started(pool)
+    (worker,) = (pid for pid in descendants(os.getpid()) if _is_worker(pid))
+    marker = tmp_path / "go"
+    step = asyncio.create_task(environment.step(f"wait-for {marker}"))
+    await wait_until(Path(f"{marker}-is-awaited").exists)
+    os.kill(worker, signal.SIGKILL)
+    marker.touch()
+    assert not (await step).done
+    await environment.step("die")
+    assert pool.status().losses == {"killed": 1, "ended": LOSSES_PER_COMMAND}
+
+
+async def test_a_worlds_java_machine_that_is_killed_is_the_machines_doing(make_pool, tmp_path):
+    """Its worker lives, and finds nobody to ask."""
+    pool = await make_pool()
+    environment = await started(pool)
+    assert await say(environment, "add", f"lose-child {tmp_path / 'lost'}", "add") == ["1", "2", "3"]
+    assert (await environment.grade()).success
+    assert pool.status().losses == {"killed": 1}
 
 
 def _is_worker(pid):

@@ -11,6 +11,7 @@ from agent_environments.losses import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import base
 from appworld_adapter.pool.base import DatasetPool
+from support.waiting import DEADLINE_S
 
 GRADED = {"ok": True, "success": True, "num_tests": 1, "passes": [], "failures": []}
 
@@ -55,7 +56,10 @@ def pool_of(fates: list[str], tmp_path) -> DatasetPool:
             raise EnvironmentCrashed("the grader server is gone")
         return Process(fate)
 
-    pool._child = child
+    async def server(role: str) -> None:
+        """It runs."""
+
+    pool._child, pool._server = child, server
     return pool
 
 
@@ -88,12 +92,35 @@ def test_a_state_that_ends_every_grader_beside_living_neighbours_is_worth_nothin
     grade = asyncio.run(pool.grade("abc_1", "experiment"))
     assert (grade.reward, grade.success) == (0.0, False)
     assert f"{LOSSES_PER_COMMAND} worlds were lost over one command: the grader died" in grade.ungradable
-    assert pool.status().details["losses"] == {LOSSES[fate]: 2 * LOSSES_PER_COMMAND}
+    assert pool.status().losses == {LOSSES[fate]: 2 * LOSSES_PER_COMMAND}
 
 
 def test_a_state_that_fails_twice_where_the_untouched_one_is_graded_is_worth_nothing(tmp_path):
     grade = asyncio.run(pool_of(["fails", "graded", "fails"], tmp_path).grade("abc_1", "experiment"))
     assert (grade.reward, grade.ungradable) == (0.0, "MemoryError")
+
+
+def test_a_grader_that_starts_slowly_is_no_states_failure_and_goes_on_starting(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "GRADER_START_S", 0.01)
+    pool = pool_of(["graded"], tmp_path)
+
+    async def grades() -> None:
+        may_start, starts = asyncio.Event(), []
+
+        async def server(role: str) -> None:
+            starts.append(role)
+            await may_start.wait()
+            starts.append("warm")
+
+        pool._server = server
+        with pytest.raises(EnvironmentCrashed, match=r"no grader within 0\.01 s"):
+            await pool.grade("abc_1", "experiment")
+        may_start.set()
+        monkeypatch.setattr(base, "GRADER_START_S", DEADLINE_S)
+        assert (await pool.grade("abc_1", "experiment")).success
+        assert starts == ["grader", "warm", "grader", "warm"]
+
+    asyncio.run(grades())
 
 
 def test_that_nothing_can_be_graded_is_the_machines_failure(tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_environments.observation import FAILURE_HEAD
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
     Broke,
     EnvironmentCrashed,
@@ -29,7 +30,7 @@ LOSSES_PER_REQUEST = 3
 """Lines that may be lost while they work on one request of an episode; after that it is the agent's doing."""
 GONE_PER_REQUEST = 10
 """Lines that may have ended before they were asked, by the doing of others; after that the attempt has failed."""
-CLOSE_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 120.0
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
 
 _numbers = itertools.count(1)
@@ -179,7 +180,8 @@ class RemoteEnvironment:
         for _ in range(GONE_PER_REQUEST):
             try:
                 if self._line is None or not self._line.alive:
-                    await self._bring_back()
+                    with not_the_agents():
+                        await self._bring_back()
                 return await self._leased.call(deadline_s, op, episode=self._number, **fields)
             except LineGone as error:
                 gone = str(error)

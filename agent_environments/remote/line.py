@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
+
+from agent_environments.own_time import not_the_agents
 
 
 class LineGone(Exception):
@@ -67,18 +70,31 @@ class Line:
             exchange.exception()  # its caller may be gone: nobody is left to be told
 
     async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._turn:
+        async with self._in_turn():
             if not self.alive:
                 raise LineGone("the other side has ended")
             try:
-                async with asyncio.timeout(deadline_s):
-                    return await self._round_trip(request)
+                return await self._answer(deadline_s, request)
             except TimeoutError as error:
                 self.kill()
                 raise LineStuck(f"no answer to {request['op']!r} within {deadline_s:g} s") from error
             except LineLost:
                 self.kill()
                 raise
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        with not_the_agents():
+            await self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _answer(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        """:meth:`_round_trip`; raises TimeoutError if it takes too long."""
+        async with asyncio.timeout(deadline_s):
+            return await self._round_trip(request)
 
     async def hang_up(self) -> None:
         """Cut the line, and return when nothing of it is under way."""

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments import process_guard
+from agent_environments.moving import while_moving
 from agent_environments.remote.line import Line, LineLost, RequestFailed
 
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
 MAX_LINE = 64 << 20
 TAIL_BYTES = 4096
+AGENTS_REQUESTS = ("step", "grade")
+"""How long they take may be an agent's doing."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -102,6 +105,12 @@ class WorkerProcess(Line):
             case {"error": str(message)}:
                 raise RequestFailed(message)
         raise LineLost(f"the worker's answer to {request['op']!r} is none: {str(answer)[:200]}")
+
+    async def _answer(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        # What a world does for no command of an agent's it may do slowly; a command could compute for ever.
+        if request["op"] in AGENTS_REQUESTS:
+            return await super()._answer(deadline_s, request)
+        return await while_moving(self._round_trip(request), self.pid, deadline_s)
 
     def kill(self) -> None:
         """End it and all that it started, at once."""

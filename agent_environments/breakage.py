@@ -51,6 +51,8 @@ def place_of(error: BaseException) -> str:
         for frame, line in traceback.walk_tb(each.__traceback__):
             if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
                 found = f"{frame.f_code.co_filename}:{line}"
+        if isinstance(each, SyntaxError) and not (each.filename or "<").startswith(_NOT_THE_USERS):
+            found = f"{each.filename}:{each.lineno}"
         if found:
             break
     return found
@@ -59,7 +61,8 @@ def place_of(error: BaseException) -> str:
 def told(error: BaseException) -> str:
     """One line on an error: what it says, and where the user finds it."""
     raised = error if isinstance(error, Raised) else Raised.by(error)
-    said = str(raised).removeprefix(f"{type(error).__module__}.")
+    said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
+    said = said.removeprefix(f"{type(error).__module__}.")
     said = printable(" ".join(said.split()))[:MOST_CHARACTERS]
     return f"{said} ({raised.place})" if raised.place else said
 

@@ -281,8 +281,10 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     module, _, attribute = target.partition(":")
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        from agent_environments.breakage import told  # which needs this module
+
+        raise ValueError(f"environment {name!r} cannot be imported: {told(error)}") from error
     if not hasattr(found, attribute):
         raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")
     return getattr(found, attribute)

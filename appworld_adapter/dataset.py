@@ -32,11 +32,10 @@ PAPER_TRAIN_SPLIT = "paper_train"
 
 
 def scenario_of(task_id: str) -> str:
-    """``<scenario>`` of ``<scenario>_<n>``; raises UnknownTask for anything else."""
-    scenario, separator, number = task_id.rpartition("_")
-    if not (scenario and separator and number.isdigit()):
-        raise UnknownTask(f"{task_id!r} is not a task id: expected <scenario>_<n>")
-    return scenario
+    """``<scenario>`` of ``<scenario>_<n>``; a task with any other id, as other environments have, is a scenario of its
+    own."""
+    scenario, _, number = task_id.rpartition("_")
+    return scenario if scenario and number.isdecimal() else task_id
 
 
 def dataset_name(root: str | Path) -> str:
@@ -116,7 +115,6 @@ def check_tasks(root: str | Path, task_ids: Sequence[str]) -> None:
     """Raise UnknownTask for the first id that the dataset does not hold."""
     folder = _data_folder(root) / "tasks"
     for task_id in task_ids:
-        scenario_of(task_id)
         is_name = Path(task_id).name == task_id and len(task_id.encode(errors="replace")) <= LONGEST_NAME
         if not (is_name and (folder / task_id / "specs.json").is_file()):
             raise UnknownTask(f"no task {task_id!r} in dataset {dataset_name(root)} at {root}")

@@ -28,7 +28,7 @@ from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
 from rollout_server.policies.store import StillInUse, UnknownPolicy
-from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS
+from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
 from rollout_server.schema import ConfigError, from_mapping
 
 logger = logging.getLogger(__name__)
@@ -145,8 +145,8 @@ async def start_collection(request: web.Request) -> web.Response:
 
 async def cancel_collection(request: web.Request) -> web.Response:
     run = await request.app[NODE].collection(request.match_info["id"])
-    run.cancel()
-    return web.json_response({"id": run.request.id, "state": run.collector.outcome})
+    await run.cancel()
+    return web.json_response({"id": run.request.id, "state": run.end.reason if run.end else run.collector.outcome})
 
 
 async def stream_rollouts(request: web.Request) -> web.StreamResponse:
@@ -165,7 +165,8 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
         # Taken before looking, so that a change between the look and the wait is not missed.
         changed, ended = run.changed, run.end
         records = await asyncio.to_thread(run.stored.rollouts.read, cursor, RECORDS_PER_READ)
-        lines = [b'{"cursor":%d,"rollout":%b}\n' % (cursor + n, record) for n, record in enumerate(records, start=1)]
+        numbered = enumerate(records, start=cursor + 1)
+        lines = [b'{"cursor":%d,"rollout":%b}\n' % (n, record) for n, record in numbered if not is_blank(record)]
         cursor += len(records)
         if not records and ended is not None:
             lines = [json.dumps({"end": asdict(ended)}).encode() + b"\n"]

@@ -47,7 +47,7 @@ class NodeUnreachable(RuntimeError):
 
 
 class CollectionFailed(RuntimeError):
-    """A collection ended without reaching its floors, or was cancelled; ``end`` says how."""
+    """A collection lost too many rollouts, met a full disk or was cancelled; ``end`` says how."""
 
     def __init__(self, message: str, end: CollectionEnd):
         super().__init__(message)
@@ -260,7 +260,7 @@ class RolloutStream:
     taken up again at the cursor.
 
     Raises (while iterating):
-        CollectionFailed: it ended without reaching its floors, after all that was finished has been yielded.
+        CollectionFailed: it failed or was cancelled; raised after all that was finished has been yielded.
         NodeUnreachable: the node stayed away for ``reconnect_s``.
         RolloutNodeError: the node knows no such collection.
     """
@@ -285,7 +285,7 @@ class RolloutStream:
                         case {"heartbeat": True, "progress": dict(progress)}:
                             yield Progress(**progress)
                         case {"end": dict(end)}:
-                            self.end = CollectionEnd(**end)
+                            self.end = CollectionEnd.from_dict(end)
                 if self.end is None:
                     raise httpx.ReadError("the stream broke off")
             except httpx.TransportError as error:

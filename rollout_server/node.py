@@ -273,8 +273,9 @@ class Node:
             raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
-        opening = self.tokens.prompt(branch.opening)
-        if branch.token_ids[: len(opening)] != opening:
+        longer = self.tokens.overfill((message.content for message in branch.opening), len(branch.token_ids))
+        opening = [] if longer else self.tokens.prompt(branch.opening)
+        if longer or branch.token_ids[: len(opening)] != opening:
             reason = "its first token_ids are not its opening in this model's tokenizer"
             raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
 

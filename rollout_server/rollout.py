@@ -229,7 +229,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that came to nothing and, within limits, was replaced."""
+    """An attempt that came to nothing and was replaced, unless it is ``final``: the rollout is lost or refused."""
 
     collection_id: str
     task_id: str
@@ -239,6 +239,7 @@ class Failure:
     message: str
     seconds: float
     sampled_tokens: int = 0
+    final: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

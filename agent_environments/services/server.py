@@ -39,7 +39,7 @@ from agent_environments.http_server import (
     trust,
 )
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
-from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session
+from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session, SessionEnded
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +357,7 @@ def _flags(answer: Answer) -> dict[str, Any]:
 
 
 def _error(error: object) -> dict[str, Any]:
-    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession) else {}
+    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession | SessionEnded) else {}
     return {"error": one_line(error), **reason}
 
 

@@ -28,7 +28,13 @@ UNKNOWN_SESSION = "unknown_session"
 
 
 class NoEpisode(Exception):
-    """The session has no episode that could be stepped or graded, or has ended."""
+    """The session has no episode that could be stepped or graded."""
+
+
+class SessionEnded(NoEpisode):
+    """The session has ended while the call waited for it."""
+
+    reason = UNKNOWN_SESSION
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,12 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
-        """Raises NoEpisode for a call that came after :meth:`close`, or waited for it: nobody would end its episode."""
+        """Raises SessionEnded for a call that came after :meth:`close`, or waited for it: nobody would end its
+        episode.
+        """
         async with self._turn:
             if self._closed:
-                raise NoEpisode("the session has ended")
+                raise SessionEnded("the session has ended")
             try:
                 yield
             finally:

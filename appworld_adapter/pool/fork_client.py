@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_environments.losses import Loss
 from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed
 
@@ -194,15 +195,17 @@ class Connection:
             raise EnvironmentCrashed(f"the connection to the process was lost: {error}") from error
         raise EnvironmentCrashed("the connection to the process was lost")
 
-    async def ended_from_within(self) -> str | None:
-        """For a child that is gone: how it ended, or None if its server went too, or if somebody sent it a SIGKILL."""
+    async def how_it_ended(self) -> tuple[Loss, str]:
+        """Of a child that is gone: by itself (``ENDED``), by a SIGKILL that somebody sent it (``KILLED``), or with its
+        server (``REFUSED``).
+        """
         await self.server.wait_end(DEATH_SHOWS_S, self.ended)
         if not self.ended.done():
-            return None
+            return (Loss.KILLED, "did not say how it ended") if self.server.alive else (Loss.REFUSED, "had no server")
         code = os.waitstatus_to_exitcode(self.ended.result())
         if code == -signal.SIGKILL:
-            return None
-        return f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+            return Loss.KILLED, "was killed"
+        return Loss.ENDED, f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
 
     def kill(self) -> None:
         """Kill the child's process group and hang up."""

@@ -20,6 +20,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from agent_environments.losses import Loss, Losses, WorldLost
 from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
 from appworld_adapter.pool.base import DatasetPool
@@ -64,33 +65,56 @@ def token_key(root: Path) -> bytes:
 class ForkedWorld:
     """A world process with its interpreter, at the other end of a connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, losses: Losses) -> None:
         self._connection = connection
+        self._losses = losses
+        self._busy = False
+        connection.ended.add_done_callback(self._ended)
+
+    def _ended(self, ended: asyncio.Future[int]) -> None:
+        if not self._busy:  # between two programs that is no program's doing
+            self._losses.note(self)
 
     async def execute(self, code: str) -> Execution:
+        self._busy = True
         try:
             answer = await self._connection.call({"code": code})
-        except EnvironmentCrashed:
-            how = await self._connection.ended_from_within()
-            if how is None:
-                raise
-            return Execution(None, completed=False, unsaved=f"the world process {how}")
+        except EnvironmentCrashed as error:
+            loss, how = await self._connection.how_it_ended()
+            if loss is Loss.ENDED:
+                return Execution(None, completed=False, unsaved=f"the world process {how}")
+            raise WorldLost(f"{error}: it {how}", loss) from error
+        finally:
+            self._busy = False
         if answer["ok"]:
             return Execution(answer["output"], answer["completed"])
         # All interpreters die at once when the server does, which is nobody's program's doing.
         await self._connection.server.wait_end(SERVER_DEATH_SHOWS_S)
         if not self._connection.server.alive:
-            raise EnvironmentCrashed("the world server died")
-        return Execution(None, completed=False, unsaved=None if answer["saved"] else answer["message"])
+            raise WorldLost("the world server died", Loss.REFUSED)
+        return Execution(None, completed=False, unsaved=_unsaved(answer))
 
     async def settle(self) -> str | None:
-        answer = await self._connection.call({"end": True})
-        while "saved" not in answer:  # the answer to the program that came too late
-            answer = await self._connection.call(None)
-        return None if answer["saved"] else answer["message"]
+        try:
+            answer = await self._connection.call({"end": True})
+            while "saved" not in answer:  # the answer to the program that came too late
+                answer = await self._connection.call(None)
+        except EnvironmentCrashed as error:
+            loss, how = await self._connection.how_it_ended()
+            raise WorldLost(f"{error}: it {how}", loss) from error
+        return _unsaved(answer)
 
     async def give_back(self, usable: bool) -> None:
         self._connection.kill()
+
+
+def _unsaved(answer: dict[str, Any]) -> str | None:
+    """Why a world could not save its last state; raises WorldLost where the disk is full."""
+    if answer["saved"]:
+        return None
+    if answer.get("no_room"):
+        raise WorldLost(answer["message"], Loss.NO_ROOM)
+    return str(answer["message"])
 
 
 class AppWorldPool(DatasetPool):
@@ -194,7 +218,7 @@ class AppWorldPool(DatasetPool):
                 connection.server.kill()
                 raise EnvironmentCrashed(f"no world: its server {error}, and is ended") from error
             raise
-        return ForkedWorld(connection)
+        return ForkedWorld(connection, self.losses)
 
     def _token_secret(self, task_id: str) -> str:
         """Key for the log-in tokens of a task's worlds: the same in every run."""

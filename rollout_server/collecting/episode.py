@@ -114,7 +114,7 @@ class Episode(Attempt):
         """Bring the world to where the stored rollout had it; returns the messages of the turns replayed.
 
         Raises:
-            BranchRefused: the world answers otherwise than it did then.
+            BranchRefused: the world answers otherwise than it did then, or not in an action's time.
         """
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
@@ -122,8 +122,12 @@ class Episode(Attempt):
         others_time = OwnTime(self._limits.episode_deadline_s)  # of the agent that took these turns
         try:
             for turn, exchange in enumerate(start.exchanges):
-                async with others_time.running():
-                    result = await environment.step(exchange.action)
+                try:
+                    async with others_time.running():
+                        result = await environment.step(exchange.action)
+                except EnvironmentTimeout as error:
+                    rollout_id = start.branch.rollout_id
+                    raise BranchRefused(f"turn {turn} of {rollout_id} now takes too long: {error}") from error
                 if result.done or result.observation != exchange.observation:
                     raise BranchRefused(_difference(start.branch.rollout_id, turn, exchange.observation, result))
                 messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]

@@ -295,15 +295,18 @@ class Session:
             messages = read_messages(request.messages, request.tools or [])
         except BadMessages as error:
             raise ApiError(400, "invalid_request", str(error)) from error
-        if sum(len(message.content) for message in messages) <= ENCODED_AT_ONCE:
-            prompt = self._conversations.prompt(messages)
-        else:
-            prompt = await asyncio.to_thread(self._conversations.prompt, messages)
-        most = self._limits.max_context
-        if len(prompt.token_ids) >= most:
+        texts, most = [message.text for message in messages], self._limits.max_context
+
+        def encoded() -> Prompt | None:
+            return None if self._tokens.overfill(texts, most) else self._conversations.prompt(messages)
+
+        small = sum(map(len, texts)) <= ENCODED_AT_ONCE
+        prompt = encoded() if small else await asyncio.to_thread(encoded)
+        if prompt is None or len(prompt.token_ids) >= most:
             self.refused = "context_limit"
             said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
-            raise ApiError(400, "context_length_exceeded", f"{said} {len(prompt.token_ids)} tokens.")
+            count = f"more than {most}" if prompt is None else len(prompt.token_ids)
+            raise ApiError(400, "context_length_exceeded", f"{said} {count} tokens.")
         return prompt
 
     def _cut(self, generation: Generation, stops: list[str]) -> tuple[Generation, str, str]:

@@ -175,15 +175,47 @@ async def test_an_attempt_that_ends_in_a_cancellation_of_nobodys_is_replaced(run
     assert (len(rollouts), end.reason, end.failures) == (12, "complete", {"environment_error": 2})
 
 
-async def test_unreachable_floor_fails_with_one_error(running):
+async def test_too_many_lost_fail_with_one_error_and_are_attempted_anew_when_asked_again(running):
     running.vllm.fault = lambda body: 400
-    with pytest.raises(CollectionFailed, match=r"can reach 3 of the 4.*server_error.*HTTP 400") as raised:
-        await running.call(collect_or_raise, running.client, counter_request(rollouts_per_task=4))
+    request = counter_request(rollouts_per_task=4, max_lost=1)
+    with pytest.raises(CollectionFailed, match=r"2 of 12 .* lost \(server_error 2\).*400.*, where 1 may be") as raised:
+        await running.call(collect_or_raise, running.client, request)
     assert raised.value.end.reason == "failed"
     assert "\n" not in str(raised.value)
     running.vllm.fault = lambda body: None
-    rollouts, end = await running.collect(counter_request(rollouts_per_task=4))
-    assert (end.reason, len(rollouts)) == ("complete", 12), "asked for again, it is taken up again"
+    rollouts, end = await running.collect(request)
+    assert (end.reason, len(rollouts), end.lost) == ("complete", 12, [])
+
+
+def asks_for(node, text):
+    """Whether a request's prompt holds ``text``."""
+    wanted = node.tokens.encode_text(text)
+    return lambda ids: any(ids[i : i + len(wanted)] == wanted for i in range(len(ids)))
+
+
+async def test_a_lost_rollout_is_told_and_stays_lost_over_a_restart(policy, tmp_path):
+    """The others are played to their end; one that is asked for again after a cancellation is attempted anew."""
+    async with local_node(policy, tmp_path / "node") as local:
+        hopeless, held = (asks_for(local.node, f"from 0 to {target}") for target in (8, 5))
+        local.vllm.fault = lambda body: 400 if hopeless(body["token_ids"]) else None
+        local.vllm.answers = lambda body: not held(body["token_ids"])
+        request = counter_request(rollouts_per_task=2)
+        await local.call(local.client.start_collection, request)
+        run = await local.node.collection("c1")
+        await wait_until(lambda: len(run.collector.lost) == 2)
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        rollouts, end = await local.collect(request)
+        assert (end.reason, len(rollouts), end.failures) == ("complete", 4, {})
+        assert {(lost.task_id, lost.index, lost.reason) for lost in end.lost} == {
+            ("reach8_1", index, "server_error") for index in range(2)
+        }
+        assert all("400" in lost.message for lost in end.lost)
+        assert await local.call(local.client.start_collection, request) == "complete", (
+            "a resumed run finds it as it was"
+        )
+        assert await local.call(local.client.cancel, "c1") == "cancelled"
+        rollouts, end = await local.collect(request)
+        assert (end.reason, len(rollouts), end.lost) == ("complete", 6, [])
 
 
 def collect_or_raise(client, request):

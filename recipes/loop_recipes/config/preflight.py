@@ -20,7 +20,7 @@ from appworld_adapter.dataset import load_split
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
-from loop_recipes.paths import METRICS_FILE
+from loop_recipes.paths import METRICS_FILE, loop_package
 from rollout_server.config import NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
 from rollout_server.schema import ConfigError, require
@@ -164,11 +164,9 @@ def _built(path: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -
 
 def _check_checkpoint_files(config: LearnerConfig) -> None:
     folder = Path(config.checkpointer["checkpoint_dir"])
-    require(
-        (folder / "config.json").is_file(),
-        f"checkpointer.checkpoint_dir {folder} holds no config.json; download the model there (tune download) or, for "
-        "the tiny policy, run `make warm-start`",
-    )
+    shipped = folder.resolve() == loop_package("tiny_policy").resolve()
+    cure = "run `make warm-start`" if shipped else "download it (tune download), or run the warm start that makes it"
+    require((folder / "config.json").is_file(), f"checkpointer.checkpoint_dir {folder} holds no config.json; {cure}")
     files = config.checkpointer["checkpoint_files"]
     if not isinstance(files, list):
         try:

@@ -20,7 +20,7 @@ from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
 from rollout_server.collection_request import Limits
 from rollout_server.config import EnvironmentConfig, NodeConfig
-from rollout_server.run_files import ADAPTER_FILES, adapter_digest, is_adapter
+from rollout_server.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from rollout_server.schema import STRICT, ConfigError, require
 
 _WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
@@ -147,8 +147,8 @@ class EvalConfig:
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: int = 0
     """Each run over the tasks has seeds of its own, made from this one."""
-    retries: NonNegativeInt = 2
-    """How often a task that gave no rollout is asked for again, beyond the attempts that the node makes by itself."""
+    retries: NonNegativeInt = 1
+    """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
     dataset_root: str | None = None
@@ -281,12 +281,12 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter:
-            folders = [Path(path) for path in sorted(glob.glob(policy.adapter)) if is_adapter(Path(path))]
+            folders = [path for path in in_order(map(Path, glob.glob(policy.adapter))) if is_adapter(path)]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
             folder, chosen = _best_of_evaluation(Path(policy.adapter), key)
-            folder = _newest_version(folder)
+            folder = newest_adapter(folder) or folder
             require(
                 is_adapter(folder),
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
@@ -324,9 +324,3 @@ def _best_of_report(folder: Path, report: Mapping[str, Any], key: str) -> tuple[
     score = next(score for score in report["scores"] if score["policy"] == report["best"])
     how = f"best of {len(report['policies'])} on {report['split']} of {report['dataset']}: {report['best']}, "
     return adapter, f"{how}TGC {score['tgc']['mean']:.1f} at {score['sampling']['label']}"
-
-
-def _newest_version(folder: Path) -> Path:
-    """The last adapter of a training run; the folder itself if it is no run."""
-    versions = sorted(path for path in folder.glob("policies/policy-v*") if is_adapter(path))
-    return versions[-1] if versions else folder

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_environments import process_guard
-from rollout_server.run_files import is_adapter, write_whole
+from rollout_server.run_files import newest_adapter, write_whole
 from rollout_server.schema import ConfigError, made_folder, require
 
 GRACE_S = 300.0
@@ -110,10 +110,10 @@ def newest_policy(run: Path) -> Path:
     Raises:
         StepFailed: there is none.
     """
-    adapters = sorted(path for path in (run / "policies").glob("policy-v*") if is_adapter(path))
-    if not adapters:
+    adapter = newest_adapter(run)
+    if adapter is None:
         raise StepFailed(f"{run} holds no policy")
-    return adapters[-1]
+    return adapter
 
 
 def run_step(command: Sequence[str], log: Path, deadline_s: float | None = None) -> None:

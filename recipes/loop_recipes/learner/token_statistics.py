@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollout_server.run_files import in_order
+
 if TYPE_CHECKING:  # the viewer reads these files without torch
     from torch import Tensor
 
@@ -29,7 +31,7 @@ TOKEN_STATISTICS = "token_statistics"
 def statistics_files(folder: Path, collection_id: str) -> list[Path]:
     """What the ranks have written about a collection, rank 0 first."""
     own = folder / f"{collection_id}.jsonl"
-    return [file for file in (own, *sorted(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
+    return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
 
 
 class TokenStatistics:

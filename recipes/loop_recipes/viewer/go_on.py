@@ -65,7 +65,11 @@ def how_it_went(log: Path) -> dict[str, Any]:
     meta = meta_path(log.parent, log.stem)
     for line in read_lines(meta) if meta.is_file() else ():
         if end := line.record.get("end"):
-            reasons = [end["error"], *end.get("refused", {}).values()]
+            reasons = [
+                end["error"],
+                *end.get("refused", {}).values(),
+                *(lost["message"] for lost in end.get("lost", ())),
+            ]
             return {"ended": True, "error": next(filter(None, reasons), None)}
     try:
         _client(log).health()

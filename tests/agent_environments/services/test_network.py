@@ -1,5 +1,6 @@
 """The network to a service is cut: the episode goes on, fails as an attempt, or ends with its reason."""
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -11,7 +12,7 @@ from agent_environments.services.server import EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from support.adapter_support import word_spans
 from support.network import Network
-from support.waiting import wait_until
+from support.waiting import DEADLINE_S, wait_until
 
 TOKEN = "a-token"
 TASK = "reach8_1"
@@ -25,7 +26,8 @@ def act(*calls):
 async def served(request, monkeypatch):
     """The pool behind a service, the network to it, and a pool of clients. No session outlives its client for long."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    monkeypatch.setattr("agent_environments.services.service_pool.RETRY_S", 0.0)
+    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.0)
+    monkeypatch.setattr("agent_environments.services.service_pool.PROBE_S", 0.5)
     monkeypatch.setattr("agent_environments.services.server.HEARTBEAT_S", 1.0)
     pool = CounterPool(lambda text: [])
     server = TestServer(EnvironmentServer(pool, ["train"], TOKEN, idle_timeout_s=5.0).application())
@@ -65,16 +67,33 @@ async def test_without_a_network_the_attempt_has_failed(served):
     environment = await started(clients)
     clients.rules = environment._rules = dataclasses.replace(clients.rules, start_timeout_s=0.5)
     network.go_down()
-    with pytest.raises(EnvironmentCrashed, match=r"no connection to .* within 0\.5 s"):
+    with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
         await environment.step(act("add(5)"))
     await environment.close()
 
 
-async def test_a_network_that_falls_silent_ends_the_episode_with_its_reason(served):
-    """Whether the command was carried out nobody knows, so there is nothing to grade."""
+async def test_a_network_that_falls_silent_is_the_machines_doing(served):
+    """Nothing else is answered either, so it is not the command that hangs."""
     _, network, clients = served
     environment = await started(clients)
     network.fall_silent()
+    clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5, start_timeout_s=0.5)
+    with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
+        await environment.step(act("add(5)", "finish()"))
+    network.flow()
+    await environment.close()
+
+
+async def test_a_command_that_hangs_beside_an_answering_service_ends_the_episode_with_its_reason(served, monkeypatch):
+    """Whether the command was carried out nobody knows, so there is nothing to grade."""
+    _, _, clients = served
+    environment = await started(clients)
+
+    async def hang(self, action):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", hang)
+    monkeypatch.setattr("agent_environments.services.service_pool.PROBE_S", DEADLINE_S)
     clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5)
     with pytest.raises(EnvironmentTimeout, match=r"no answer to 'step' within 0\.5 s"):
         await environment.step(act("add(5)", "finish()"))

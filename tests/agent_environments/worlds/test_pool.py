@@ -11,9 +11,9 @@ import pytest
 
 from agent_environments import moving
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.losses import LOSSES_PER_COMMAND, Losses
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
-from agent_environments.remote import episode as episodes
 from agent_environments.remote.line import LineStuck
 from agent_environments.worlds.pool import WorldKind
 from agent_environments.worlds.worker_process import WorkerProcess
@@ -125,7 +125,7 @@ async def test_a_command_that_kills_every_world_ends_the_episode_ungraded(make_p
     assert (result.done, result.failed) == (True, True)
     grade = await environment.grade()
     assert (grade.reward, grade.success) == (0.0, False)
-    assert f"{episodes.LOSSES_PER_REQUEST} worlds were lost" in grade.ungradable
+    assert f"{LOSSES_PER_COMMAND} worlds were lost" in grade.ungradable
 
 
 async def test_others_are_not_charged_for_it(make_pool):
@@ -169,7 +169,7 @@ async def test_a_step_that_hangs_is_cut_short_and_ungradable(make_pool):
 @pytest.fixture
 async def worker(monkeypatch):
     monkeypatch.setattr(moving, "POLL_S", 0.02)
-    process = await WorkerProcess.start([sys.executable, FAKE_WORLD, "512"], {})
+    process = await WorkerProcess.start([sys.executable, FAKE_WORLD, "512"], {}, Losses())
     yield process
     await process.stop()
 
@@ -185,7 +185,7 @@ async def test_a_world_that_computes_while_it_starts_is_waited_for(worker, tmp_p
 
 
 async def test_a_world_that_hangs_while_it_starts_is_given_up(worker):
-    with pytest.raises(LineStuck, match="no answer to 'start' within 1 s"):
+    with pytest.raises(LineStuck, match="no answer to 'start': the other side used no processor for 1 s"):
         await worker.call(1.0, "start", episode=1, task="hang")
     assert not worker.alive
 

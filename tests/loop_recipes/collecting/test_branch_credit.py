@@ -41,7 +41,7 @@ class Failing:
     def start(self, request):
         pass
 
-    def read(self, request):
+    def read(self, request, deadline_s):
         raise CollectionFailed("too many attempts failed", CollectionEnd("failed", 0, 0, 0, {}, 0.0))
 
 

@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 
 from agent_environments import chat_client
 from eval_appworld import EvalAppWorldRecipe
-from loop_recipes.evaluation.collect import EvaluationTimeout
+from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.viewer.run_data import RunData
-from rollout_server.collecting.collector import MAX_ATTEMPTS
+from rollout_server.collection_request import MAX_ATTEMPTS
 from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError
 from support.random_policy import write_model
@@ -160,12 +160,12 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         cfg = config(model, tmp_path / "out", service.url, retries=1, samplings=[{"runs": 1}])
         report, _ = await asyncio.to_thread(evaluate, cfg)
         (score,) = report["scores"]
-        assert score["tgc"]["mean"] == pytest.approx(100 / 6)
-        ((task, run, reason),) = score["failed"]
+        assert score["tgc"]["mean"] == pytest.approx(100 / 5)
+        ((task, run, reason),) = score["lost"]
         assert (task, run) == ("reach10_3", 0)
         assert "answers 400: no such thing" in reason
-        assert tries["Task: Bring the counter from 0 to 14."] == 2 * MAX_ATTEMPTS
-        assert f"{2 * MAX_ATTEMPTS} of them at task reach10_3" in caplog.text
+        assert tries["Task: Bring the counter from 0 to 14."] == MAX_ATTEMPTS + 1
+        assert f"{MAX_ATTEMPTS + 1} of them at task reach10_3" in caplog.text
         assert caplog.text.count("/chat/completions answers 429: slow down") == 5, (
             "once for two refusals, in five tasks"
         )
@@ -173,8 +173,17 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         service.fault = lambda body: None
         asked = len(service.bodies)
         report, _ = await asyncio.to_thread(evaluate, cfg)
-        assert report["scores"][0]["failed"] == []
+        assert report["scores"][0]["lost"] == []
         assert len(service.bodies) == asked + 2
+
+
+async def test_where_everything_is_lost_there_is_no_score(model, tmp_path):
+    async with serving() as service:
+        service.fault = lambda body: (400, "no such thing")
+        cfg = config(model, tmp_path / "out", service.url, samplings=[{"runs": 1}])
+        with pytest.raises(NoScore, match=r"no score of gpt, T=0: all 6 rollouts lost, such as .* no such thing"):
+            await asyncio.to_thread(evaluate, cfg)
+        assert not (tmp_path / "out/report.json").exists()
 
 
 async def test_budgets_end_an_episode_as_over_budget(model, tmp_path):
@@ -214,7 +223,7 @@ async def test_out_of_time_goes_on_later(model, tmp_path):
         service.bodies.clear()
         report, lines = await asyncio.to_thread(evaluate, cfg)
         assert len(lines) == 12
-        assert report["scores"][0]["failed"] == []
+        assert report["scores"][0]["lost"] == []
         assert not any(map(first, service.bodies)), "both runs of the first task were done and are kept"
 
 

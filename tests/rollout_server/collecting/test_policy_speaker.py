@@ -141,3 +141,18 @@ async def test_latest_mode_holds_each_turns_version_for_its_turn(tokens):
         await speaker.speak(seed=2)
     assert [asked["model"] for asked in router.asked] == ["policy-1", "policy-2"]
     assert (policies.seen, policies.held) == ([1, 2], [])
+
+
+async def test_megabytes_that_cannot_fit_are_not_encoded(tokens, monkeypatch):
+    encoded = []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    huge = "word " * 1_000_000
+    with pytest.raises(ContextFull, match="fill max_context 1000"):
+        speaker_of(tokens, ScriptedRouter()).begin("c/t_1/0.0", [*OPENING, Message("user", huge)])
+    speaker = speaker_of(tokens, ScriptedRouter([tokens.im_end]))
+    speaker.begin("c/t_1/0.0", OPENING)
+    await speaker.speak(seed=1, deadline=99.0)
+    with pytest.raises(ContextFull, match="the observation fills max_context 1000"):
+        speaker.hear(huge)
+    assert sum(encoded) < 50_000

@@ -70,6 +70,15 @@ async def test_server_that_hangs_is_ended(tmp_path, monkeypatch):
         assert not hanging.alive
 
 
+async def test_a_server_lives_that_gives_a_child(tmp_path):
+    async with (
+        fork_server(tmp_path / "a", lives_s=60, answer=b'{"pid": %d}\n' % CHILD) as living,
+        fork_server(tmp_path / "b", lives_s=60) as gone,
+    ):
+        assert await living.gives_children()
+        assert not await gone.gives_children()
+
+
 SLOW = """
 touch begun
 while [ ! -e go ]; do :; done

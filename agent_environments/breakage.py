@@ -7,9 +7,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_environments.observation import printable
-from agent_environments.protocol import Broke
-
 MOST_CHARACTERS = 500
 """Of what is said of one error."""
 _PACKAGES = Path(__file__).resolve().parents[1]
@@ -63,13 +60,8 @@ def told(error: BaseException) -> str:
     raised = error if isinstance(error, Raised) else Raised.by(error)
     said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
     said = said.removeprefix(f"{type(error).__module__}.")
-    said = printable(" ".join(said.split()))[:MOST_CHARACTERS]
+    said = " ".join(said.split()).encode("utf-8", "replace").decode()[:MOST_CHARACTERS]
     return f"{said} ({raised.place})" if raised.place else said
-
-
-def broke(where: str, error: BaseException) -> Broke:
-    """The record of an error; ``where`` names the part of the environment that raised it."""
-    return Broke(where, told(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

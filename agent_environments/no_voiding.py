@@ -9,7 +9,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from agent_environments.breakage import broke, last_line, told
+from agent_environments.breakage import last_line, told
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.own_task import RaisedThere, in_own_task
 from agent_environments.plain_values import plain_grade, plain_messages, plain_result
@@ -84,7 +84,7 @@ class NoVoiding:
                 said = last_line(error).partition(": ")[2]
                 raise EnvironmentTimeout(said or "a step took too long") from error
             logger.error("the environment broke in a step: it ends the episode, which is graded", exc_info=error)
-            result = StepResult(STEP_BROKE, done=True, failed=True, broke=broke("step", error))
+            result = StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", told(error)))
         self._note(result)
         return result
 
@@ -102,7 +102,7 @@ class NoVoiding:
             if isinstance(error, EnvironmentFault) and not isinstance(error, EnvironmentTimeout):
                 raise error from None
             logger.error("the environment broke as it graded", exc_info=error)
-            grade = self._ungradable(broke("grade", error))
+            grade = self._ungradable(Broke("grade", told(error)))
         return replace(grade, broke=self._broke or grade.broke, tools=grade.tools or tuple(self._tools.values()))
 
     def _ungradable(self, what: Broke) -> Grade:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from agent_environments.breakage import told
+
 Role = Literal["system", "user", "assistant"]
 
 TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
@@ -282,8 +284,6 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     try:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        from agent_environments.breakage import told  # which needs this module
-
         raise ValueError(f"environment {name!r} cannot be imported: {told(error)}") from error
     if not hasattr(found, attribute):
         raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")

@@ -81,13 +81,13 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestError as error:
-        return refusal(error.status, error)
+        return _refusal(error.status, error, request.app[NODE])
     except (ConfigError, AdapterError, BadBody) as error:
         return refusal(400, error)
     except UnknownPolicy as error:
         return refusal(404, error)
     except (ServerUnavailable, StillInUse) as error:
-        return refusal(503, error)
+        return _refusal(503, error, request.app[NODE])
     except TimeoutError:
         return refusal(408, "the request's body did not arrive in time")
     except ConnectionError:  # the client is gone; there is nobody to answer
@@ -95,6 +95,11 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     except OSError as error:
         logger.exception("%s", route_of(request))
         return refusal(507, f"the node's disk or network failed: {error.strerror or type(error).__name__}")
+
+
+def _refusal(status: int, error: object, node: Node) -> web.Response:
+    """Who asks again sees by ``moved`` whether what it waits for is alive."""
+    return refusal(status, error, **({"moved": node.servers.moves} if status == 503 else {}))
 
 
 def _authentication(token: str, exempt: Set[str]) -> Any:
@@ -110,11 +115,22 @@ def _authentication(token: str, exempt: Set[str]) -> Any:
         if not hmac.compare_digest(given, expected):
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         trust(request)
-        if not request.app[NODE].ready and request.path not in ("/metrics", "/v1/status"):
-            raise RequestError(503, f"the rollout node is {request.app[NODE].health()['status']}; ask /health")
+        node = request.app[NODE]
+        if not (node.ready and node.failure is None) and request.path not in ("/metrics", "/v1/status"):
+            raise _not_ready(node)
         return await handler(request)
 
     return check
+
+
+def _not_ready(node: Node) -> RequestError:
+    match node.health():
+        case {"status": "failed", "reason": str(reason)}:
+            return RequestError(500, f"it gave up: {reason}")
+        case {"waits_for": [*waits]} if waits:
+            return RequestError(503, f"it is starting: {'; '.join(waits)}")
+        case report:
+            return RequestError(503, f"it is {report['status']}; ask /health")
 
 
 async def health(request: web.Request) -> web.Response:

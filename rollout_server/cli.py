@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 
 from rich.console import Console
 from rich.live import Live
@@ -31,6 +32,8 @@ logger = logging.getLogger("rollout_server")
 
 DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ORPHAN_GRACE_S = 120.0
+FAREWELL_S = 10.0
+"""For how long a node that fails goes on saying why, to whoever waits for it from another machine."""
 OPEN_FILES_PER_EPISODE = 16
 """Of one episode: its world, its program's pipes, its connections to a server and from an agent."""
 
@@ -46,7 +49,19 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             _serve(arguments)
     except (ConfigError, ValueError, RuntimeError, OSError) as error:
-        sys.exit(f"rollout-server: {str(error) or repr(error)}")  # a TimeoutError has no words of its own
+        sys.exit(f"rollout-server: {_one_line(error)}")
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(f"rollout-server: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    """What it says; where it has no words of its own, as a TimeoutError, what and where it is."""
+    if str(error) and isinstance(error, ConfigError | ValueError | RuntimeError | OSError):
+        return " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{' '.join(repr(error).split())}{where}"
 
 
 def _status(arguments: list[str]) -> None:
@@ -161,19 +176,34 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
         loop.add_signal_handler(number, stop.set)
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
+    failing = asyncio.create_task(node.until_given_up())
     shown = asyncio.create_task(_show(node, terminal)) if terminal.is_terminal else None
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            await starting
-            await stopping
+            await _started(node, starting)
+            await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                raise RuntimeError(node.failure)
         logger.info("stopping")
+    except Exception:
+        logger.info("stopping: %s", node.failure)
+        await asyncio.wait([stopping], timeout=FAREWELL_S)
+        raise
     finally:
-        tasks = [task for task in (starting, stopping, shown) if task is not None]
+        tasks = [task for task in (starting, stopping, failing, shown) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # why starting failed is on its way up already
         await node.stop()
+
+
+async def _started(node: Node, starting: asyncio.Task[None]) -> None:
+    try:
+        await starting
+    except Exception as error:
+        node.failure = _one_line(error)
+        raise
 
 
 async def _show(node: Node, terminal: Console) -> None:

@@ -35,11 +35,15 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per req
 
 
 class RolloutNodeError(RuntimeError):
-    """The node refused a request; ``status`` is the HTTP status, ``retry_after`` the header of that name."""
+    """The node refused a request.
 
-    def __init__(self, status: int, message: str, retry_after: str | None = None):
+    ``status`` is the HTTP status, ``retry_after`` the header of that name. ``moved`` changes from one 503 to the next
+    while what the node waits for shows signs of life.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: str | None = None, moved: int | None = None):
         super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+        self.status, self.retry_after, self.moved = status, retry_after, moved
 
 
 class NodeUnreachable(RuntimeError):
@@ -80,6 +84,9 @@ class RolloutClient:
         timeout_s: bound of one ordinary request.
         reconnect_s: how long a call goes on trying while the node cannot be reached or is starting.
         alive: called before every further try; it raises when waiting is in vain, such as ``NodeProcess.check``.
+
+    Attributes:
+        told: called with what is waited for, or why a try was in vain, in one line.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class RolloutClient:
         )
         self._reconnect_s = reconnect_s
         self._alive = alive
+        self.told: Callable[[str], None] = lambda line: None
 
     def health(self) -> dict[str, Any]:
         """The node's state, ready or not. Raises NodeUnreachable at once when there is none."""
@@ -119,19 +127,29 @@ class RolloutClient:
         """Wait until the node is ready; returns its health.
 
         Raises:
-            NodeUnreachable: it was not ready after ``deadline_s``; or whatever ``alive`` raises.
+            NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
         """
-        give_up = time.monotonic() + deadline_s
+        give_up, moved = time.monotonic() + deadline_s, None
         while True:
             (alive or self._alive)()
+            now_moved = moved
             try:
                 report = self.health()
                 if report.get("status") == "ok":
                     return report
-                state = f"is {report['status']}" if "status" in report else f"says {report.get('error')!r}"
+                if report.get("status") == "failed":
+                    raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
+                said = f"is {report['status']}" if "status" in report else f"says {report.get('error')!r}"
+                state = "; ".join([said, *report.get("waits_for", [])])
+                now_moved = report.get("moved")
             except NodeUnreachable as error:
+                if error.__cause__ is None:
+                    raise
                 state = f"does not answer ({error.__cause__})"
-            if time.monotonic() > give_up:
+            self.told(state)
+            if now_moved != moved:  # it has deadlines of its own, for what does not move
+                give_up, moved = time.monotonic() + deadline_s, now_moved
+            elif time.monotonic() > give_up:
                 raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
             time.sleep(0.25)
 
@@ -210,18 +228,23 @@ class RolloutClient:
         return answer
 
     def _refusal(self, response: httpx.Response) -> RolloutNodeError:
-        message = f"rollout node: {self._decoded(response).get('error', '')}"
-        return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"))
+        said = self._decoded(response)
+        message = f"rollout node: {said.get('error', '')}"
+        return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), said.get("moved"))
 
     def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
-        """A function that is told of each failed try: it waits a little, or raises once ``seconds``, which are
-        ``reconnect_s`` if not given, are over."""
+        """A function that is told of each failed try: it waits a little, or raises after ``seconds`` (``reconnect_s``
+        if not given) without a sign of life."""
         limit_s = self._reconnect_s if seconds is None else seconds
-        give_up = time.monotonic() + limit_s
+        give_up, moved = time.monotonic() + limit_s, None
 
         def wait(error: Exception) -> None:
+            nonlocal give_up, moved
             self._alive()
-            if time.monotonic() > give_up:
+            self.told(str(error) or type(error).__name__)
+            if isinstance(error, RolloutNodeError) and error.moved != moved:
+                give_up, moved = time.monotonic() + limit_s, error.moved
+            elif time.monotonic() > give_up:
                 if isinstance(error, RolloutNodeError):  # it answers
                     raise NodeUnreachable(
                         f"the node at {self.url} is not ready after {limit_s:g} s: {error}; see its log"

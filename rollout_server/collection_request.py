@@ -97,8 +97,8 @@ class CollectionRequest:
         )
         for task_id, indices in self.only.items():
             require(task_id in self.tasks, f"only: {task_id} is none of the tasks")
-            sound = indices and len(set(indices)) == len(indices) and max(indices) < most
-            require(sound, f"only: {task_id} must have at least one index, distinct, below rollouts_per_task = {most}")
+            some = bool(indices) and len(set(indices)) == len(indices) and max(indices) < most
+            require(some, f"only: {task_id} must have at least one index, distinct, below rollouts_per_task = {most}")
         require(self.episodes <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
         require(1 <= floor <= most, f"min_rollouts_per_task must be 1 to rollouts_per_task = {most}")
         for branch in self.branches:

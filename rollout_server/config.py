@@ -60,9 +60,11 @@ class ServersConfig:
     """Policy versions that can be sampled from at the same time; at least 2."""
     max_cpu_loras: int = 8
     """Policy versions kept in a server's CPU memory; at least ``max_loras``."""
-    start_timeout_s: PositiveFloat = 300.0
-    """Deadline for a server to start, in seconds; one that ends is noticed at once. Lines in its log do not extend it:
-    one that hangs may go on writing them."""
+    start_timeout_s: PositiveFloat = 3600.0
+    """Last resort for a server that starts, in seconds. One that ends is noticed at once, one that does nothing after
+    two minutes; one that is slow is waited for."""
+    niceness: Annotated[int, Field(ge=0, le=19)] = 5
+    """Of a ready server that computes on the CPU: how far the worlds, which make the requests, go first."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for the command line of every vLLM server."""
     env: dict[str, str] = field(default_factory=dict)

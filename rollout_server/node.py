@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,10 @@ class Node:
         self.metrics = NodeMetrics()
         self.metrics.watch(self.status)
         self.ready = False
+        self.failure: str | None = None
+        """Why the node is about to end by itself, in one line."""
         self.stopping = asyncio.Event()
+        self._opening_since: float | None = None
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
         self.sessions = Sessions()
         self.serving = Serving(self.sessions, self._services, config.model.max_context)
@@ -106,12 +110,34 @@ class Node:
         try:
             # Together, because each takes its time; the first to fail cancels the other.
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.pool.open())
+                group.create_task(self._open_environment())
                 group.create_task(self.servers.start())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         self.ready = True
         logger.info("ready: dataset %s, policy versions %s", self.pool.dataset, self.policies.versions())
+
+    async def _open_environment(self) -> None:
+        self._opening_since = time.monotonic()
+        try:
+            await self.pool.open()
+        except TimeoutError as error:
+            waited = time.monotonic() - self._opening_since
+            why = f": {error}" if str(error) else ""
+            raise TimeoutError(f"{self.config.environment.name} was not open after {waited:.0f} s{why}") from error
+        self._opening_since = None
+
+    async def until_given_up(self) -> None:
+        """Return when no server is left, nor one that might come back; ``failure`` then says why."""
+        self.failure = f"no vLLM server is left: {await self.servers.given_up()}"
+
+    def waits_for(self) -> list[str]:
+        """What is not ready yet, or not any more: a line for each, with what it does and for how long."""
+        lines = self.servers.waits_for()
+        if self._opening_since is not None:
+            waited = time.monotonic() - self._opening_since
+            lines.append(f"environment {self.config.environment.name} opens, for {waited:.0f} s")
+        return lines
 
     async def stop(self) -> None:
         """Abort what runs (it can be taken up again) and end all children; bounded."""
@@ -131,8 +157,12 @@ class Node:
         self._lock_file.close()
 
     def health(self) -> dict[str, Any]:
+        if self.failure is not None:
+            return {"status": "failed", "reason": self.failure}
+        if self.stopping.is_set():
+            return {"status": "stopping"}
         if not self.ready:
-            return {"status": "stopping" if self.stopping.is_set() else "starting"}
+            return {"status": "starting", "waits_for": self.waits_for(), "moved": self.servers.moves}
         return {
             "status": "ok",
             "policy_versions": self.policies.versions(),

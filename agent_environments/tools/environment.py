@@ -8,8 +8,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_environments.breakage import Raised, broke
-from agent_environments.protocol import Grade, Message, PoolStatus, StepResult, TokenSpans
+from agent_environments.breakage import Raised, told
+from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, render_tool_response, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer
 from agent_environments.tools.deadline import DeadlinePassed
@@ -88,8 +88,8 @@ class ToolEnvironment:
             if isinstance(error, DeadlinePassed):
                 self._break_instance()
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
-            what = broke(f"reward {reward.name}", error)
-            return Grade.of_ungradable(what.what, what)
+            what = told(error)
+            return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
 
     def _break_instance(self) -> None:
         """The reward may still be at work on it."""

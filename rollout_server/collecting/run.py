@@ -108,6 +108,17 @@ class _Running:
         self.aborted = True
         self.task.cancel()
 
+    @property
+    def ended_from_outside(self) -> bool:
+        """Whether what its task raises now is the end that this collection gave it, or the end of the event loop.
+
+        Not whether the task is being cancelled, or GeneratorExit is raised: whatever it ran can have asked for that.
+        """
+        try:
+            return self.aborted or asyncio.current_task() is not self.task
+        except RuntimeError:  # no loop: its coroutine is being closed
+            return True
+
 
 @dataclass
 class CollectionRun:
@@ -202,8 +213,7 @@ class CollectionRun:
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
         except BaseException as error:
-            # Not whether the task is being cancelled: whatever it ran could have asked for that.
-            if self._running[key].aborted or isinstance(error, GeneratorExit):
+            if self._running[key].ended_from_outside:
                 raise
             logger.exception("%s failed in an unforeseen way", episode.rollout_id)
             await self._fail(episode, "environment_error", told(error), time.monotonic() - began)

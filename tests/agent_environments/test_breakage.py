@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from agent_environments.breakage import MOST_CHARACTERS, Raised, broke, last_line, place_of, told
-from agent_environments.protocol import Broke
+from agent_environments.breakage import MOST_CHARACTERS, Raised, last_line, place_of, told
 
 
 def raised_by(function):
@@ -41,7 +40,6 @@ def line_of(function):
 def test_the_last_line_and_the_users_own_file_and_line():
     error = raised_by(bad_index)
     assert told(error) == f"IndexError: list index out of range ({line_of(bad_index)})"
-    assert broke("step", error) == Broke("step", told(error))
 
 
 def test_a_frame_of_pythons_own_is_not_the_users():

@@ -65,6 +65,8 @@ def training_config(url, policy, folder):
     cfg.collection.tasks_per_iteration, cfg.collection.rollouts_per_task = 12, 8
     cfg.collection.min_rollouts_per_task, cfg.collection.max_policy_lag = 8, 1
     cfg.dev_evaluation = {"every": 1, "max_turns": 4}
+    cfg["update"] = {"epochs": 1, "minibatch_rollouts": None, "micro_batch_tokens": 4000}
+    cfg.lr_scheduler["_component_"] = "loop_recipes.learner.lr_schedules.constant_with_warmup"
     cfg.max_iterations = 4
     return cfg
 

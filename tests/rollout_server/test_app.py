@@ -283,6 +283,19 @@ def test_no_node_is_one_clear_error():
         RolloutClient("localhost:8700", TOKEN)
 
 
+async def test_a_node_that_gives_up_says_why_to_everybody_who_waits(running):
+    running.node.failure = "no vLLM server is left: 3 times in a row: vllm-0 ended: ValueError: no such model"
+    assert (await running.call(running.client.status))["status"] == "failed"
+    with pytest.raises(NodeUnreachable, match=r"gave up: no vLLM server is left: .*ValueError: no such model"):
+        await running.call(running.client.wait_ready, DEADLINE_S)
+    for call in (lambda: running.client.tasks("train"), lambda: list(running.client.rollouts("c1"))):
+        with pytest.raises(
+            RolloutNodeError, match=r"gave up: no vLLM server is left: .*ValueError: no such model"
+        ) as refused:
+            await running.call(call)
+        assert refused.value.status == 500
+
+
 def test_waiting_ends_when_the_node_died():
     def dead():
         raise RuntimeError("the node died")

@@ -1,5 +1,7 @@
 """What `rollout-server` does to its own process before it serves, and its commands on a node that runs."""
 
+import asyncio
+import io
 import socket
 import subprocess
 import sys
@@ -7,7 +9,9 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
+from rich.console import Console
 
+from rollout_server import cli
 from rollout_server.cli import DEFAULT_TOKEN_ENV, main
 from rollout_server.client import RolloutClient
 from rollout_server.config import node_url
@@ -96,3 +100,44 @@ def test_the_address_of_a_node_is_one_that_its_client_takes(host):
     url = node_url(host, 8700)
     assert (urlsplit(url).hostname, urlsplit(url).port) == (host, 8700)
     RolloutClient(url, TOKEN)
+
+
+class FailingNode:
+    """As much of a node as its program needs to see it fail."""
+
+    def __init__(self, start_error=None):
+        self.failure = None
+        self.stopped = False
+        self._start_error = start_error
+
+    async def start(self):
+        if self._start_error is not None:
+            raise self._start_error
+
+    async def until_given_up(self):
+        if self._start_error is not None:
+            await asyncio.Event().wait()
+        self.failure = "no vLLM server is left: vllm-0 ended"
+
+    async def stop(self):
+        self.stopped = True
+
+
+@pytest.mark.parametrize(
+    ("start_error", "said"),
+    [
+        (None, r"^rollout-server: no vLLM server is left: vllm-0 ended$"),
+        (TimeoutError(), r"^rollout-server: TimeoutError\(\) in start \(.*test_cli.py:\d+\)$"),
+        (KeyError("users"), r"^rollout-server: KeyError\('users'\) in start \(.*test_cli.py:\d+\)$"),
+        (RuntimeError("two\nlines"), r"^rollout-server: two lines$"),
+    ],
+)
+def test_a_node_that_ends_by_itself_says_why_in_one_line(monkeypatch, start_error, said):
+    monkeypatch.setattr(cli, "FAREWELL_S", 0.0)
+    node = FailingNode(start_error)
+    quiet = Console(file=io.StringIO())
+    monkeypatch.setattr(cli, "_serve", lambda arguments: asyncio.run(cli._until_stopped(node, quiet)))
+    with pytest.raises(SystemExit, match=said):
+        main([])
+    assert node.stopped
+    assert node.failure is not None

@@ -329,6 +329,46 @@ async def test_interrupted_collection_is_taken_up_again(policy, tmp_path):
         assert (tmp_path / "node" / "collections" / "c1.jsonl").read_bytes().startswith(before)
 
 
+class WithATypo(CounterEnvironment):
+    async def step(self, action):
+        return [][1]
+
+
+class PoolWithATypo(CounterPool):
+    async def acquire(self, episode_id):
+        await super().acquire(episode_id)
+        return WithATypo(self)
+
+
+async def test_an_environment_that_breaks_is_in_every_record_and_counted(policy, tmp_path):
+    typo = f"{__file__}:{WithATypo.step.__code__.co_firstlineno + 1}"
+    environment = {"name": f"{__name__}:PoolWithATypo", "config": {}}
+    async with local_node(policy, tmp_path / "node", environment=environment) as local:
+        rollouts, end = await local.collect(counter_request())
+        assert (end.reason, len(rollouts)) == ("complete", 12)
+        broke = {"where": "step", "what": f"IndexError: list index out of range ({typo})"}
+        assert all(rollout.broke == broke for rollout in rollouts)
+        assert b"rollout_broken_episodes_total 12.0" in local.node.metrics.render()
+
+
+class EndsLikeACancelledAttempt(CounterPool):
+    """Its places are taken in the task of the attempt itself."""
+
+    async def acquire(self, episode_id):
+        if episode_id.endswith(".0"):
+            if "reach3_1" in episode_id:
+                raise GeneratorExit
+            asyncio.current_task().cancel()
+        return await super().acquire(episode_id)
+
+
+async def test_an_attempt_that_nobody_ended_leaves_a_trace(policy, tmp_path):
+    environment = {"name": f"{__name__}:EndsLikeACancelledAttempt", "config": {}}
+    async with local_node(policy, tmp_path / "node", environment=environment) as local:
+        rollouts, end = await local.collect(counter_request())
+        assert (end.reason, len(rollouts), end.failures) == ("complete", 12, {"environment_error": 12})
+
+
 async def test_second_node_on_the_same_root_is_refused(running, policy):
     with pytest.raises(ConfigError, match="another rollout node is using"):
         async with local_node(policy, running.node.root):

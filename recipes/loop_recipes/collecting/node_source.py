@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from loop_recipes.collecting.source import Collected, NoRollouts
+from loop_recipes.collecting.waiting import Waiting
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
@@ -52,7 +54,19 @@ class NodeSource:
         return self._client.health()
 
     def wait_ready(self) -> list[int]:
-        return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+        with self._waiting("waiting for the rollout node to be ready"):
+            return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Say for what, for how long, and what the node says of it."""
+        before = self._client.told
+        with Waiting(what) as waiting:
+            self._client.told = waiting.told
+            try:
+                yield
+            finally:
+                self._client.told = before
 
     def check_vocabulary(self, size: int) -> None:
         """
@@ -73,7 +87,8 @@ class NodeSource:
         return listing.dataset, list(listing.tasks)
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        self._client.publish_policy(version, folder, canary)
+        with self._waiting(f"publishing policy version {version}"):
+            self._client.publish_policy(version, folder, canary)
 
     def retire(self, version: int) -> None:
         try:

@@ -21,7 +21,8 @@ class RolloutNodeConfig:
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token; a launched node needs none."""
     start_deadline_s: PositiveFloat = 600.0
-    """Seconds until the node must be ready, at the beginning and after it was restarted."""
+    """Seconds without a sign of life after which a node that is not ready is given up, at the beginning and after it
+    was restarted. One that is slow is waited for; its own deadlines are in ``config``."""
     config: NodeConfig | None = None
     """The node that ``launch`` and ``loop-launch rollout-node`` start."""
 

@@ -27,7 +27,7 @@ from agent_environments.protocol import (
 
 logger = logging.getLogger(__name__)
 
-GRADE_DEADLINE_S = 1800.0
+GRADE_DEADLINE_S = 3600.0
 STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran this code. The episode is over."
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.colbench.tasks import ColBenchTask
+from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 PROGRAM = Path(__file__).with_name("run_calls.py")
 LEVELS = ("none", "rlimits", "seccomp")
 """Of agent_environments/sandbox; bubblewrap is for servers."""
-START_TIMEOUT_S = 60.0
 MAX_OUTPUT = 1 << 22
 """Bytes of what one call gives."""
 ENVIRONMENT = {
@@ -70,7 +70,7 @@ class GraderLimits:
     """Memory, beyond that of an empty interpreter."""
     call_cpu_s: float = 2.0
     """Processor time of one call."""
-    answer_timeout_s: float = 60.0
+    answer_timeout_s: float = 300.0
     """Time for all calls of an answer; those that are not over then have failed."""
 
     def __post_init__(self) -> None:
@@ -99,10 +99,9 @@ class Grader:
         """Raises PermissionError below the minimum, and EnvironmentCrashed where the interpreter does not work."""
         process = await self._start("probe")
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                out, err = await process.communicate()
-        except TimeoutError as error:
-            raise EnvironmentCrashed(f"{self._python} did not probe the sandbox in {START_TIMEOUT_S:g} s") from error
+            out, err = await while_moving(process.communicate(), process.pid)
+        except Stalled as error:
+            raise EnvironmentCrashed(f"{self._python} {error} while it probed the sandbox") from error
         finally:
             await _end(process)
         self.level = out.decode(errors="replace").strip()
@@ -149,8 +148,8 @@ class Grader:
             if stdin is None or stdout is None:
                 raise ValueError("the process was started without pipes")
             try:
-                ready = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
-            except TimeoutError:
+                ready = await while_moving(stdout.readline(), process.pid)
+            except Stalled:
                 ready = b""
             if ready != b"ready\n":
                 said = ready.decode(errors="replace").strip() or "it said nothing"

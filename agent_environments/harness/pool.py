@@ -39,7 +39,7 @@ from agent_environments.protocol import (
     is_harness,
 )
 
-GRADE_TIMEOUT_S = 120.0
+GRADE_TIMEOUT_S = 600.0
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 GRADE_PATIENCE_S = 900.0
 """For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
 ungradable: that the machine gives no grade is no state's doing."""
-CLOSE_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 120.0
 MAX_REQUIREMENTS = 1000
 MAX_TEXT = 1000
 """Characters of a requirement, and of why a state is not what it should be."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.own_time import not_the_agents
 
 
 class LineStuck(Exception):
@@ -67,18 +69,32 @@ class Line:
             exchange.exception()  # its caller may be gone: nobody is left to be told
 
     async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._turn:
+        async with self._in_turn():
             if not self.alive:
                 raise WorldLost("the other side had ended before it was asked", Loss.GONE)
             try:
-                async with asyncio.timeout(deadline_s):
-                    return await self._round_trip(request)
+                return await self._in_time(deadline_s, request)
             except TimeoutError as error:
                 self.kill()
-                raise LineStuck(f"no answer to {request['op']!r} within {deadline_s:g} s") from error
+                how = f": the other side {error}" if str(error) else f" within {deadline_s:g} s"
+                raise LineStuck(f"no answer to {request['op']!r}{how}") from error
             except WorldLost:
                 self.kill()
                 raise
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        with not_the_agents():
+            await self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        """:meth:`_round_trip`; raises TimeoutError if it takes too long."""
+        async with asyncio.timeout(deadline_s):
+            return await self._round_trip(request)
 
     async def hang_up(self) -> None:
         """Cut the line, and return when nothing of it is under way."""

@@ -22,7 +22,7 @@ from agent_environments.protocol import (
 )
 
 ACQUIRE_DEADLINE_S = 600.0
-CLOSE_DEADLINE_S = 60.0
+CLOSE_DEADLINE_S = 300.0
 UNKNOWN_SESSION = "unknown_session"
 """Reason of the error about a session that the server does not know (any more)."""
 

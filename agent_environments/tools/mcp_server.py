@@ -32,7 +32,7 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 15.0
 GRACE_S = "1"
 """Between SIGTERM and SIGKILL; the package itself sends SIGKILL after two seconds."""

@@ -63,7 +63,8 @@ class WorldPool(RemotePool):
         max_worlds: episodes at a time; None: as many as one worker plays, or eight where a worker plays one.
         observation_max_tokens: what answers a command is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
-        start_timeout_s: time for a worker, and for a task in it, to start, and for a lost world to come back.
+        start_timeout_s: a worker, or a task in it, that starts and uses no processor for so long hangs; and time for a
+            lost world to come back.
     """
 
     kind: ClassVar[WorldKind]
@@ -74,7 +75,7 @@ class WorldPool(RemotePool):
         python: str,
         max_worlds: int | None = None,
         observation_max_tokens: int = 1000,
-        step_timeout_s: float = 30.0,
+        step_timeout_s: float = 180.0,
         start_timeout_s: float = 120.0,
     ) -> None:
         places = max_worlds if max_worlds is not None else max(self.kind.episodes_per_worker, 8)

@@ -18,6 +18,7 @@ from typing import Any
 
 from agent_environments import process_guard
 from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.moving import while_moving
 from agent_environments.remote.line import Line, RequestFailed
 
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
@@ -25,6 +26,8 @@ KILLED_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Of a guard that got a SIGKILL, and of one whose worker did."""
 MAX_LINE = 64 << 20
 TAIL_BYTES = 4096
+AGENTS_REQUESTS = ("step", "grade")
+"""How long they take may be an agent's doing."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -122,6 +125,12 @@ class WorkerProcess(Line):
         except TimeoutError:  # it lives, and has closed its output
             return Loss.ENDED
         return Loss.KILLED if status in KILLED_STATUSES else Loss.ENDED
+
+    async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        # What a world does for no command of an agent's it may do slowly; a command could compute for ever.
+        if request["op"] in AGENTS_REQUESTS:
+            return await super()._in_time(deadline_s, request)
+        return await while_moving(self._round_trip(request), self.pid, deadline_s)
 
     def kill(self) -> None:
         """End it and all that it started, at once."""

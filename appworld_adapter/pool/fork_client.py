@@ -144,6 +144,17 @@ class ForkServer:
             raise
         return connection
 
+    async def gives_children(self) -> bool:
+        """Whether it lives. It looks for its own interpreter server's end before it forks, so however slow the machine
+        is, one that gives a child had not lost that when it was asked.
+        """
+        try:
+            child = await self.connect()
+        except EnvironmentCrashed:
+            return False
+        child.kill()
+        return True
+
     async def wait_end(self, seconds: float, child: asyncio.Future[int] | None = None) -> None:
         """Return when it, or the given child of it, has ended, or after ``seconds``."""
         waits: list[asyncio.Future[Any]] = [self._watcher] if child is None else [self._watcher, child]

@@ -41,7 +41,6 @@ WITHSTANDS = {
 }
 """What agent code can do at the levels below bubblewrap."""
 SECCOMP_MISSING = "the kernel or container refuses the seccomp filter, or it does not hold (x86-64 and aarch64 only)"
-SERVER_DEATH_SHOWS_S = 1.0
 OUTPUT_CHARACTERS_PER_TOKEN = 64
 """Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
 
@@ -90,8 +89,7 @@ class ForkedWorld:
         if answer["ok"]:
             return Execution(answer["output"], answer["completed"])
         # All interpreters die at once when the server does, which is nobody's program's doing.
-        await self._connection.server.wait_end(SERVER_DEATH_SHOWS_S)
-        if not self._connection.server.alive:
+        if not await self._connection.server.gives_children():
             raise WorldLost("the world server died", Loss.REFUSED)
         return Execution(None, completed=False, unsaved=_unsaved(answer))
 

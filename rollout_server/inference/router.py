@@ -26,7 +26,7 @@ ATTEMPTS = 4
 """How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""
 RETRY_PAUSE_S = 0.2
 POLL_S = 2.0
-LOST_S = 120.0
+LOST_S = 300.0
 """A server that has no request for so long, by its own counters, while we wait for an answer of it, has lost ours."""
 MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVE_S = 2.0

@@ -13,7 +13,7 @@ from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError
 from support.counter_node import counter_request, local_node, read_all
 from support.scripted_vllm import expected_logprob
-from support.waiting import wait_until
+from support.waiting import pass_time, wait_until
 
 
 def check(rollout, vllm):
@@ -92,14 +92,39 @@ async def test_context_limit_ends_the_episode(running):
         assert 1 < len(rollout.turns) < 40
 
 
-async def test_deadline_grades_what_there_is(running):
+async def test_an_agent_whose_actions_take_too_long_is_graded_at_its_deadline(running, monkeypatch):
     running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
-    running.vllm.answers = lambda body: running.vllm.turn(body) == 1
-    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=2.0)
+    step, acted = CounterEnvironment.step, set()
+
+    async def hangs_the_second_time(environment, action):
+        if environment in acted:
+            await asyncio.Event().wait()
+        acted.add(environment)
+        return await step(environment, action)
+
+    monkeypatch.setattr(CounterEnvironment, "step", hangs_the_second_time)
+    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=5.0)
     rollouts, end = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
     assert end.reason == "complete"
     assert {rollout.end_reason for rollout in rollouts} == {"deadline"}
-    assert [len(rollout.turns) for rollout in rollouts] == [1, 1, 1]
+    assert [[turn.failed for turn in rollout.turns] for rollout in rollouts] == [[False, True]] * 3
+
+
+async def test_turns_that_wait_for_a_busy_server_end_no_episode(running, monkeypatch):
+    """Each for longer than the agent's own time: the first was a server error, a later one ended the episode."""
+    sample = running.vllm.sample
+
+    async def slowly(body):
+        await pass_time(700.0)
+        return await sample(body)
+
+    monkeypatch.setattr(running.vllm, "sample", slowly)
+    running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
+    limits = Limits(max_turns=3, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=600.0)
+    request = counter_request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits)
+    rollouts, end = await running.collect(request)
+    assert (end.reason, end.failures) == ("complete", {})
+    assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("turn_limit", 3)]
 
 
 async def test_early_stop_aborts_and_counts_the_rest(running):

@@ -89,6 +89,14 @@ class FakeWorld:
     def start(self, task: str) -> Episode:
         global MADE
         MADE += 1
+        match task.split():
+            case ["hang"]:
+                time.sleep(3600)
+            case ["compute-until", marker]:
+                Path(f"{marker}-is-awaited").touch()
+                while not Path(marker).exists():
+                    pass
+                task = "to_3"
         return Episode(int(task.removeprefix("to_")))
 
     def expert(self, task: str) -> list[str]:

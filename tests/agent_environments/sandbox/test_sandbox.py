@@ -72,7 +72,7 @@ def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
     told |= {"queue": queue, "segment": segment}
     try:
         command += [sealed_calls.__file__, json.dumps(told)]
-        result = subprocess.run(command, input="", capture_output=True, text=True, timeout=120, **identity)
+        result = subprocess.run(command, input="", capture_output=True, text=True, timeout=COMMAND_S, **identity)
         assert result.returncode == 0, result.stderr
         report = json.loads(result.stdout)
         assert report["through"] == []

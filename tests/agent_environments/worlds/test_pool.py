@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments import moving
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
-from agent_environments.losses import LOSSES_PER_COMMAND
+from agent_environments.losses import LOSSES_PER_COMMAND, Losses
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
+from agent_environments.remote.line import LineStuck
 from agent_environments.worlds.pool import WorldKind
 from agent_environments.worlds.worker_process import WorkerProcess
 from support.adapter_support import word_spans
@@ -207,6 +209,30 @@ async def test_a_step_that_hangs_is_cut_short_and_ungradable(make_pool):
     with pytest.raises(EnvironmentTimeout):
         await environment.step("hang")
     assert "cut short" in (await environment.grade()).ungradable
+
+
+@pytest.fixture
+async def worker(monkeypatch):
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    process = await WorkerProcess.start([sys.executable, FAKE_WORLD, "512"], {}, Losses())
+    yield process
+    await process.stop()
+
+
+async def test_a_world_that_computes_while_it_starts_is_waited_for(worker, tmp_path):
+    marker, patience_s = tmp_path / "go", 0.2
+    starting = asyncio.create_task(worker.call(patience_s, "start", episode=1, task=f"compute-until {marker}"))
+    await wait_until(Path(f"{marker}-is-awaited").exists)
+    await asyncio.sleep(5 * patience_s)
+    assert not starting.done()
+    marker.touch()
+    assert "observation" in await starting
+
+
+async def test_a_world_that_hangs_while_it_starts_is_given_up(worker):
+    with pytest.raises(LineStuck, match="no answer to 'start': the other side used no processor for 1 s"):
+        await worker.call(1.0, "start", episode=1, task="hang")
+    assert not worker.alive
 
 
 async def test_a_cancelled_step_is_done_all_the_same(make_pool, tmp_path):

@@ -228,7 +228,8 @@ class ToolProcess:
     def interrupt(self) -> None:
         """End the call that is being made: at once if it lets itself be interrupted, soon with the process else."""
         if self.alive and self._until is not None:
-            self._until.reschedule(asyncio.get_running_loop().time() + KILL_AFTER_S)
+            with contextlib.suppress(RuntimeError):  # it is over already: the process is being ended
+                self._until.reschedule(asyncio.get_running_loop().time() + KILL_AFTER_S)
             self._server.interrupt(self._start, self.pid)
 
     async def end(self) -> str:

@@ -140,7 +140,7 @@ class Session:
             self._check_going_on()  # the step before may have ended the episode
             if not self.turns:
                 # What is done before the first turn could be undone by leaving: the attempt is repeated then.
-                raise ApiError(409, "no_turn", "the policy has not spoken yet: ask it for a turn before you act")
+                raise ApiError(400, "no_turn", "the policy has not spoken yet: ask it for a turn before you act")
             try:
                 async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
                     result = await harness.step(action)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade, Requirement
 from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
@@ -339,3 +339,41 @@ async def test_no_episode_changes_its_task_for_the_next_one(one):
         await environment.step(call("add", name="pear"))
         assert (await environment.grade()).success
         await environment.close()
+
+
+GRADES = """
+import numpy as np
+from agent_environments.protocol import Grade, Requirement
+from agent_environments.tools import reward, tool
+
+
+@tool
+def look() -> str:
+    'Look.'
+
+
+@reward
+def right(answer):
+    held = object() if answer == "object" else None
+    return Grade(np.float32(0.25), np.bool_(False), (Requirement("one", np.bool_(True)),), tampered=held)
+
+
+TASKS = [{"question": "?"}]
+"""
+
+
+async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):
+    pool = await one(GRADES)
+    environment = await pool.acquire("first")
+    await environment.start("train1_1")
+    await environment.step("0.25")
+    grade = await environment.grade()
+    assert grade == Grade(0.25, False, (Requirement("one", True),))
+    assert {type(grade.success), type(grade.requirements[0].passed)} == {bool}
+    await environment.close()
+    environment = await pool.acquire("second")
+    await environment.start("train1_1")
+    await environment.step("object")
+    with pytest.raises(Raised, match="cannot hold what is of type object"):
+        await environment.grade()
+    await environment.close()

@@ -95,6 +95,10 @@ ELSEWHERE = {
         "agent_environments/tools/deadline",
         "agent_environments/tools/tool",
     ],
+    "agent_environments/tools/test_instances.py": [
+        "agent_environments/tools/forked",
+        "agent_environments/tools/tool_process",
+    ],
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],
     "integration/test_adapter_pool.py": ["appworld_adapter/pool/base"],

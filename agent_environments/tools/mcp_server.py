@@ -16,9 +16,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_environments import process_guard
+from agent_environments.program_config import variables as environment_variables
+from agent_environments.program_config import words
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError, WrongArguments
 
@@ -29,6 +31,9 @@ try:
     from mcp_types import CONNECTION_CLOSED
 except ImportError as error:
     raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
+
+if TYPE_CHECKING:
+    from agent_environments.tools.tool_process import ToolProcess
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +63,13 @@ class McpTool(Tool):
         return self._parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments; raises WrongArguments where the schema does not allow them."""
         for error in self._validator.iter_errors(dict(arguments)):
             raise WrongArguments(f"{'.'.join(map(str, error.absolute_path)) or 'arguments'}: {error.message}")
         return dict(arguments)
 
-    async def call(self, arguments: dict[str, Any], instance: Any) -> object:
-        return await self._server.call(self.name, arguments)
+    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+        return await self._server.call(self.name, self.check(arguments))
 
 
 class McpServer:
@@ -88,12 +94,14 @@ class McpServer:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self.name = name
-        self.terminal = tuple(terminal)
+        self.terminal = tuple(words(f"mcp.{name}.terminal", terminal))
         self.deadline_s = deadline_s
-        self._offered = None if tools is None else tuple(tools)
-        guard = ["-I", process_guard.__file__, str(os.getpid()), GRACE_S, *command]
-        self._command = shlex.join(map(str, command))
-        self._parameters = StdioServerParameters(command=sys.executable, args=guard, env=dict(env or {}))
+        self._offered = None if tools is None else tuple(words(f"mcp.{name}.tools", tools))
+        own = words(f"mcp.{name}.command", command)
+        self._command = shlex.join(own)
+        guard = ["-I", process_guard.__file__, str(os.getpid()), GRACE_S, *own]
+        variables = environment_variables(f"mcp.{name}.env", env or {})
+        self._parameters = StdioServerParameters(command=sys.executable, args=guard, env=variables)
         self._connection: _Connection | None = None
 
     async def open(self) -> list[Tool]:

@@ -138,6 +138,9 @@ class Session:
     async def _step(self, harness: HarnessEnvironment, action: str) -> StepResult:
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
+            if not self.turns:
+                # What is done before the first turn could be undone by leaving: the attempt is repeated then.
+                raise ApiError(400, "no_turn", "the policy has not spoken yet: ask it for a turn before you act")
             try:
                 async with self._own_time.running():
                     result = await harness.step(action)

@@ -16,7 +16,7 @@ from support.tool_modules import COUNTER, SUMS, write
 def test_the_parts_of_a_module(tmp_path):
     module = load_module(write(tmp_path, COUNTER))
     assert module.name == "mine"
-    assert list(module.tools) == ["add", "hang", "show"]
+    assert list(module.tools) == ["add", "hang", "power", "search", "leave", "process", "show"]
     assert module.instance_class.__name__ == "Counter"
     assert module.instructions == ""
 
@@ -139,24 +139,24 @@ def test_a_damaged_line_is_named(tmp_path):
 EPISODE = {"answer": "4", "trajectory": [], "instance": None}
 
 
-async def test_what_a_reward_may_return():
+def test_what_a_reward_may_return(alarm):
     task = {"id": "a_1", "target": 4}
-    assert await reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
-    assert await reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
+    assert reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
+    assert reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
 
     for numpys, grade in ((np.bool_(True), Grade(1.0, True)), (np.float32(0.25), Grade(0.25, False))):
-        assert await reward(lambda numpys=numpys: numpys).grade(task, **EPISODE) == grade
+        assert reward(lambda numpys=numpys: numpys).grade(task, **EPISODE) == grade
 
     @reward
     async def own(target, bonus=0.0):
         return Grade(0.5 + bonus, True)
 
-    assert await own.grade(task, **EPISODE) == Grade(0.5, True)
+    assert own.grade(task, **EPISODE) == Grade(0.5, True)
     for bad in ("1", 2.0, float("nan"), None):
         with pytest.raises(ValueError, match="which is no number from 0 to 1"):
-            await reward(lambda bad=bad: bad).grade(task, **EPISODE)
+            reward(lambda bad=bad: bad).grade(task, **EPISODE)
     with pytest.raises(Raised, match="ZeroDivisionError"):
-        await reward(lambda target: target / 0).grade(task, **EPISODE)
+        reward(lambda target: target / 0).grade(task, **EPISODE)
 
 
 def test_a_reward_is_still_the_function():

@@ -11,6 +11,7 @@ import pytest
 from agent_environments import losses as rule
 from agent_environments.losses import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
 from agent_environments.no_voiding import NoVoiding
+from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
 from appworld_adapter.pool import episode as episodes
 from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, EpisodeRules, Execution
@@ -210,19 +211,19 @@ async def test_a_replay_that_is_cut_short_after_a_second_loss_leaves_nothing_to_
     assert "its world was lost (the world dies) and not brought back in time" in grade.ungradable
 
 
-async def test_bringing_a_world_back_is_not_on_the_episodes_clock(root, monkeypatch):
+async def test_bringing_a_world_back_is_not_the_agents_time(root):
     pool = ScriptedPool(root, [LIVES, SERVER_DIES])
     environment, _ = await play(pool, ["one"])
-    bring_up = pool.bring_up
+    bring_up, own_time, ran = pool.bring_up, OwnTime(3600.0), []
 
-    async def slow(card, experiment):
-        inner = environment.inner
-        inner._deadline -= 1000.0  # as if it took so long
+    async def noted(card, experiment):
+        ran.append(own_time._since is not None)
         return await bring_up(card, experiment)
 
-    pool.bring_up = slow
-    for program in ("two", "three"):
-        assert not (await environment.step(f"```python\n{program}\n```")).done
+    pool.bring_up = noted
+    async with own_time.running():
+        assert not (await environment.step("```python\ntwo\n```")).done
+    assert ran == [False]
 
 
 async def test_a_replay_in_which_a_program_hangs_is_the_machines_failure(root):

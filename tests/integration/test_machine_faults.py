@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -124,14 +125,15 @@ async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_not
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
+def small_disk():
+    folder = Path(tempfile.mkdtemp(prefix="disk-"))  # short, for the sockets in it
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
+        folder.rmdir()
         pytest.skip("no tmpfs can be mounted here")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    subprocess.run(["umount", str(folder)], check=True)
+    folder.rmdir()
 
 
 def fill(path: Path) -> None:

@@ -215,7 +215,7 @@ async def test_a_replay_that_is_cut_short_after_a_second_loss_leaves_nothing_to_
 async def test_bringing_a_world_back_is_not_on_the_episodes_clock(root):
     pool = ScriptedPool(root, [LIVES, SERVER_DIES])
     environment, _ = await play(pool, ["one"])
-    bring_up, own_time, ran = pool.bring_up, OwnTime(3600.0), []
+    bring_up = pool.bring_up
 
     async def slow(card, experiment):
         await pass_time(1000.0)

@@ -152,7 +152,7 @@ async def test_megabytes_that_cannot_fit_are_not_encoded(tokens, monkeypatch):
         speaker_of(tokens, ScriptedRouter()).begin("c/t_1/0.0", [*OPENING, Message("user", huge)])
     speaker = speaker_of(tokens, ScriptedRouter([tokens.im_end]))
     speaker.begin("c/t_1/0.0", OPENING)
-    await speaker.speak(seed=1, deadline=99.0)
+    await speaker.speak(seed=1)
     with pytest.raises(ContextFull, match="the observation fills max_context 1000"):
         speaker.hear(huge)
     assert sum(encoded) < 50_000

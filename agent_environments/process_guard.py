@@ -30,6 +30,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 KILL_DEADLINE_S = 30.0
+LONGEST_TMPDIR = 40
+"""Bytes. A Unix socket's path has at most 107, of which vLLM's own part below the guard's folder takes up to 50."""
 
 
 def set_process_control(option: int, value: int) -> None:
@@ -103,10 +105,16 @@ def start(command: list[str]) -> int:
     os._exit(127)
 
 
+def _short_folder() -> str:
+    """Where temporary files go, or /tmp where that has so long a path that a Unix socket's in it might not fit."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= LONGEST_TMPDIR else "/tmp"
+
+
 def main() -> int:
     owner, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # before there is a folder that a signal could leave behind
-    folder = tempfile.mkdtemp(prefix="guard-")  # short: a Unix socket's path may have 107 characters
+    folder = tempfile.mkdtemp(prefix="guard-", dir=_short_folder())
     os.environ["TMPDIR"] = folder
     try:
         return run(owner, grace, command)

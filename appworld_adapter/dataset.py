@@ -22,6 +22,9 @@ PAPER_TRAIN_SCENARIOS = (
 # fmt: on
 """The 24 scenarios (72 tasks, difficulty 1 and 2) of AppWorld's train split that the LOOP paper trains on."""
 
+LONGEST_NAME = 255
+"""Bytes of a file's name. Asking for a longer one is an error of the file system, not an answer."""
+
 UNNAMED_DATASET = "unknown (no dataset.json)"
 
 PAPER_TRAIN_SPLIT = "paper_train"
@@ -29,11 +32,10 @@ PAPER_TRAIN_SPLIT = "paper_train"
 
 
 def scenario_of(task_id: str) -> str:
-    """``<scenario>`` of ``<scenario>_<n>``; raises UnknownTask for anything else."""
-    scenario, separator, number = task_id.rpartition("_")
-    if not (scenario and separator and number.isdigit()):
-        raise UnknownTask(f"{task_id!r} is not a task id: expected <scenario>_<n>")
-    return scenario
+    """``<scenario>`` of ``<scenario>_<n>``; a task with any other id, as other environments have, is a scenario of its
+    own."""
+    scenario, _, number = task_id.rpartition("_")
+    return scenario if scenario and number.isdecimal() else task_id
 
 
 def dataset_name(root: str | Path) -> str:
@@ -50,7 +52,7 @@ def dataset_name(root: str | Path) -> str:
     marker = Path(root) / "dataset.json"
     if marker.exists():
         try:
-            return str(json.loads(marker.read_text())["name"])
+            return str(json.loads(marker.read_text(encoding="utf-8"))["name"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f'{marker} must be {{"name": "..."}}: {error!r}') from error
     real = all((tasks / f"{scenario}_1").is_dir() for scenario in PAPER_TRAIN_SCENARIOS)
@@ -91,11 +93,11 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
             raise UnknownTask(f"dataset {dataset_name(root)} holds none of the paper's training scenarios")
     else:
         listing = data / "datasets" / f"{split}.txt"
-        # A split is a bare name: a path in it must not reach other files.
-        if Path(split).name != split or not listing.exists():
-            names = ", ".join(sorted(path.stem for path in (data / "datasets").glob("*.txt")))
-            raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {names}")
-        lines = (line.partition(":")[0].strip() for line in listing.read_text().splitlines())
+        # Looked up among the names: a path, a NUL or thousands of letters reach no file system.
+        names = sorted(path.stem for path in (data / "datasets").glob("*.txt"))
+        if split not in names:
+            raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {', '.join(names)}")
+        lines = (line.partition(":")[0].strip() for line in listing.read_text(encoding="utf-8").splitlines())
         tasks = [line for line in lines if line]
         if not tasks:
             raise UnknownTask(f"split {split!r} of dataset {dataset_name(root)} holds no tasks: {listing} is empty")
@@ -106,15 +108,15 @@ def difficulty_of(root: str | Path, task_id: str) -> int:
     """Difficulty (1, 2 or 3) from the task's metadata, which is part of its ground truth."""
     check_tasks(root, [task_id])
     metadata = _data_folder(root) / "tasks" / task_id / "ground_truth" / "metadata.json"
-    return int(json.loads(metadata.read_text())["difficulty"])
+    return int(json.loads(metadata.read_text(encoding="utf-8"))["difficulty"])
 
 
 def check_tasks(root: str | Path, task_ids: Sequence[str]) -> None:
     """Raise UnknownTask for the first id that the dataset does not hold."""
     folder = _data_folder(root) / "tasks"
     for task_id in task_ids:
-        scenario_of(task_id)
-        if Path(task_id).name != task_id or not (folder / task_id / "specs.json").is_file():
+        is_name = Path(task_id).name == task_id and len(task_id.encode(errors="replace")) <= LONGEST_NAME
+        if not (is_name and (folder / task_id / "specs.json").is_file()):
             raise UnknownTask(f"no task {task_id!r} in dataset {dataset_name(root)} at {root}")
 
 

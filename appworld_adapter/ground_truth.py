@@ -46,7 +46,7 @@ def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
     if not file.is_file():
         raise UnknownTask(f"{file} does not exist: only train and dev come with ground-truth solutions")
     try:
-        return solution_turns(file.read_text())
+        return solution_turns(file.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from error
 

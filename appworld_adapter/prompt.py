@@ -38,7 +38,9 @@ class TaskCard:
 
     @classmethod
     def load(cls, root: str | Path, task_id: str) -> TaskCard:
-        specs: Mapping[str, Any] = json.loads((Path(root) / "data" / "tasks" / task_id / "specs.json").read_text())
+        specs: Mapping[str, Any] = json.loads(
+            (Path(root) / "data" / "tasks" / task_id / "specs.json").read_text(encoding="utf-8")
+        )
         supervisor = specs["supervisor"]
         return cls(
             task_id=task_id,
@@ -69,7 +71,7 @@ class Prompt:
         if Path(name).name != name or not path.exists():
             names = ", ".join(sorted(path.stem for path in PROMPT_FOLDER.glob("*.txt")))
             raise ValueError(f"no prompt {name!r}; there are {names}")
-        parts = _HEADER.split(path.read_text())
+        parts = _HEADER.split(path.read_text(encoding="utf-8"))
         if parts[0].strip():
             raise ValueError(f"prompt {name!r}: text before the first === line")
         self._messages: list[tuple[Role, str]] = []

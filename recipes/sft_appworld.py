@@ -36,6 +36,7 @@ from loop_recipes.learner.process_group import (
     any_rank,
     destroy_process_group,
     init_process_group,
+    launched_rank,
     leave,
     on_main_rank,
     single_process,
@@ -43,6 +44,8 @@ from loop_recipes.learner.process_group import (
 from loop_recipes.learner.run_metrics import rollout_metrics
 from loop_recipes.learner.stop_request import StopRequest
 from loop_recipes.learner.turn_critic import HiddenPrefix
+from rollout_server.folder_lock import lock_run
+from rollout_server.run_files import WriteFailed
 from rollout_server.schema import ConfigError, made_folder, require
 
 log = utils.get_logger("INFO")
@@ -110,6 +113,8 @@ class SftAppWorldRecipe:
     def setup(self) -> None:
         """Rollouts, model, optimizer and run state."""
         conf = self._config
+        if launched_rank() == 0:
+            self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
         fixed_set = read_fixed_set(conf.rollouts)
         samples = fixed_set.samples(conf.update)
         prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
@@ -231,7 +236,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe = SftAppWorldRecipe(extended(cfg, "sft_appworld"))
         recipe.setup()
         recipe.train()
-    except (ConfigError, NonFiniteLoss) as error:
+    except (ConfigError, NonFiniteLoss, WriteFailed) as error:
         return f"sft_appworld: {error}"
     except RemoteError:
         return 1

@@ -35,6 +35,8 @@ from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
 from rollout_server.chat_tokens import ChatTokens
+from rollout_server.folder_lock import lock_run
+from rollout_server.run_files import to_json
 from rollout_server.schema import ConfigError, made_folder
 
 
@@ -86,7 +88,7 @@ class WarmStartRecipe:
 
     def setup(self) -> None:
         """Demonstrations, tokenizer, model and optimizers."""
-        made_folder("output_dir", self._output_dir)
+        self._lock = lock_run(made_folder("output_dir", self._output_dir))
         self._demonstrator.prepare()
         self._setup_demonstrations()
         self._setup_model()
@@ -108,7 +110,7 @@ class WarmStartRecipe:
         """Two passes, because observations are cut by tokens and the tokenizer is made of observations."""
         options, fingerprint = self._config.demonstrations, self._fingerprint()
         mark, kept = self._cache / "fingerprint", self._cache / "demonstrations.jsonl"
-        if not (mark.exists() and mark.read_text() == fingerprint):
+        if not (mark.exists() and mark.read_text(encoding="utf-8") == fingerprint):
             self._cache.mkdir(parents=True, exist_ok=True)
             mark.unlink(missing_ok=True)
             first = self._play(options.split, self._config.tokenizer.demonstrations, tiny_tokenizer.piece_spans)
@@ -122,7 +124,7 @@ class WarmStartRecipe:
             usual = self._play(options.split, options.count, spans, seed=1, flawed_share=options.flawed_share)
             habitual = self._play(options.split, options.habit_count, spans, seed=2, habits=options.habits)
             demonstration.save([*clean, *usual, *habitual], kept)
-            mark.write_text(fingerprint)
+            mark.write_text(fingerprint, encoding="utf-8")
         self._tokens = ChatTokens(self._cache)
         played = demonstration.load(kept)
         self._held_out = played[: options.held_out]
@@ -258,8 +260,8 @@ class WarmStartRecipe:
 
     def _log(self, **values: Any) -> None:
         """One line of metrics.jsonl, and the same on the terminal."""
-        with (self._output_dir / METRICS_FILE).open("a") as file:
-            file.write(json.dumps(values) + "\n")
+        with (self._output_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{to_json(values)}\n")
         shown = {
             (f"{key} {name}" if name else key): number
             for key, value in values.items()

@@ -7,7 +7,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = ("Qwen2ForCausalLM",)
+"""What can be served and trained: a learner that names or orders weights otherwise would train another policy."""
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The layers of a decoder that LoRA can wrap."""
 MAX_HEADER_BYTES = 16 << 20
 _MODEL_FILES = (".json", ".jinja", ".safetensors", ".bin")
 _DIGESTED_BYTES = 1 << 20
@@ -52,10 +55,14 @@ class BaseModel:
         """
         file = Path(folder) / "config.json"
         try:
-            config = json.loads(file.read_text())
+            config = json.loads(file.read_text(encoding="utf-8"))
             architecture = (config.get("architectures") or ["none"])[0]
-            if architecture not in ARCHITECTURES:
-                raise ValueError(f"{file}: architecture {architecture} is not one of {', '.join(ARCHITECTURES)}")
+        except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
+            raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ValueError(f"{file}: {architecture} cannot be trained; take a model whose architecture is {known}")
+        try:
             width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
             return cls(
                 layers=int(config["num_hidden_layers"]),
@@ -67,7 +74,7 @@ class BaseModel:
                 vocabulary=int(config["vocab_size"]),
                 tied=bool(config.get("tie_word_embeddings")),
             )
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
 
     @property

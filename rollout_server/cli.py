@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -16,11 +15,12 @@ import threading
 import time
 import traceback
 
-from aiohttp import web
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 
+from agent_environments.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
+from agent_environments.secret import read_secret
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
@@ -34,8 +34,6 @@ DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ORPHAN_GRACE_S = 120.0
 FAREWELL_S = 10.0
 """For how long a node that fails goes on saying why, to whoever waits for it from another machine."""
-OPEN_FILES = 256
-"""Files that the node has open whatever it plays: servers, logs, uploads, clients."""
 OPEN_FILES_PER_EPISODE = 16
 """Of one episode: its world, its program's pipes, its connections to a server and from an agent."""
 
@@ -109,7 +107,7 @@ def _serve(arguments: list[str]) -> None:
 
 
 def _token(variable: str) -> str:
-    token = os.environ.get(variable, "").strip()
+    token = read_secret(variable)
     if not token:
         raise ConfigError(f"no bearer token: set the environment variable {variable} to a secret of your choice")
     return token
@@ -117,16 +115,12 @@ def _token(variable: str) -> str:
 
 def _raise_open_files(episodes: int) -> None:
     """Raise the limit of open files as far as these episodes need, or say that the system's own limit is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = OPEN_FILES + episodes * OPEN_FILES_PER_EPISODE
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
+    needed = FEWEST_FILES + MAX_STRANGERS + episodes * OPEN_FILES_PER_EPISODE
+    if (allowed := raise_open_files(needed)) < needed:
         logger.warning(
             "at most %d files may be open, and %d episodes may need %d: raise the hard limit (ulimit -Hn, LimitNOFILE) "
             "or lower max_concurrent_episodes",
-            hard,
+            allowed,
             episodes,
             needed,
         )
@@ -159,7 +153,7 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, config.host, config.port).start()
+            await Site(runner, config.host, config.port).start()
         except OSError as error:
             cure = f"{error.strerror or error}; choose another port or host"
             raise ConfigError(f"cannot listen on {node_url(config.host, config.port)}: {cure}") from error

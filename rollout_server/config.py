@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,11 @@ from rollout_server.schema import STRICT, ConfigError, from_mapping, require
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
 """As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
+HIGHEST_RANK = 512
+"""Of an adapter, on any node."""
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+_MISSING = re.compile(r"\\*\?\?\?")
+"""What OmegaConf takes for another value, or for none, unless a backslash is before it."""
 
 
 def node_url(host: str, port: int) -> str:
@@ -33,7 +39,7 @@ class ModelConfig:
     """Precision in which vLLM computes and keeps the weights."""
     max_context: Annotated[int, Field(ge=16)] = 32768
     """The longest sequence vLLM serves, in tokens, prompt and sampled ones together."""
-    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    lora_rank: Annotated[int, Field(ge=1, le=HIGHEST_RANK)] = 16
     """The highest rank of an adapter that can be published."""
 
 
@@ -145,4 +151,24 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
 
 def write_node_config(config: NodeConfig, file: Path) -> None:
     """Write what :func:`load_node_config` reads."""
-    OmegaConf.save(OmegaConf.create(asdict(config)), file)
+    OmegaConf.save(as_config(asdict(config)), file)
+
+
+def as_config(data: Mapping[str, Any]) -> DictConfig:
+    """A config whose texts mean themselves, whatever they hold: it gives back ``data`` when it is resolved, also after
+    it was saved and loaded."""
+    return OmegaConf.create(_escaped(dict(data)))
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _escaped(item) for key, item in value.items()}
+        case list():
+            return [_escaped(item) for item in value]
+        case str() if _MISSING.fullmatch(value):
+            return f"\\{value}"
+        case str():
+            return _INTERPOLATION.sub(r"\1\1\\${", value)
+        case _:
+            return value

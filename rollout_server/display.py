@@ -44,7 +44,7 @@ def status_tables(url: str, status: dict[str, Any]) -> Group:
             str(item["restarts"]),
             (item["last_error"] or "").splitlines()[0] if item["last_error"] else "",
         )
-    columns = ("id", "state", "finished", "needed", "running", "waiting", "dropped", "failed")
+    columns = ("id", "state", "finished", "needed", "running", "waiting", "dropped", "failed", "lost")
     collections = Table(*columns, title="Collections")
     for item in status["collections"]:
         collections.add_row(*(str(item[column]) for column in columns))

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
-import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,17 +26,18 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.run import CollectionRun, StoredCollection
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import CollectionRequest, is_collection_id
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
 from rollout_server.endpoint.sessions import Sessions
+from rollout_server.folder_lock import lock_folder
 from rollout_server.inference.router import Router
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
 from rollout_server.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
-from rollout_server.schema import ConfigError, made_folder
+from rollout_server.schema import made_folder
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Node:
         self.root = Path(config.root).resolve()
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
-        self._lock_root()
+        self._lock = lock_folder(self.root, "node.lock", "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
@@ -91,18 +90,6 @@ class Node:
         self.serving = Serving(self.sessions, self._services, config.model.max_context)
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
-
-    def _lock_root(self) -> None:
-        """Two nodes on one root would write the same files; the lock goes when the process does."""
-        self._lock_file = open(self.root / "node.lock", "w")  # noqa: SIM115 - held as long as the node lives
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another rollout node is using {self.root}; stop it or choose another root") from None
-        except OSError as error:
-            why = error.strerror or error
-            cure = "mount its file system with flock, or choose another root"
-            raise ConfigError(f"{self.root} cannot be locked: {why}; {cure}") from error
 
     async def start(self) -> None:
         """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""
@@ -155,7 +142,7 @@ class Node:
         for result in results:
             if isinstance(result, BaseException):
                 logger.error("while stopping: %r", result)
-        self._lock_file.close()
+        self._lock.close()
 
     def health(self) -> dict[str, Any]:
         if self.failure is not None:
@@ -226,10 +213,10 @@ class Node:
         async with self._opening:
             if collection_id in self._runs:
                 return self._runs[collection_id]
-            known = re.fullmatch(r"[\w.-]+", collection_id) and StoredCollection.exists(self._folder, collection_id)
+            known = is_collection_id(collection_id) and StoredCollection.exists(self._folder, collection_id)
             stored = await asyncio.to_thread(StoredCollection, self._folder, collection_id) if known else None
             if stored is None or stored.request is None:
-                raise RequestError(404, f"no collection {collection_id!r}; start it with POST /v1/collections")
+                raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
             return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
 
     @property
@@ -304,8 +291,9 @@ class Node:
             raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
-        opening = self.tokens.prompt(branch.opening)
-        if branch.token_ids[: len(opening)] != opening:
+        longer = self.tokens.overfill((message.content for message in branch.opening), len(branch.token_ids))
+        opening = [] if longer else self.tokens.prompt(branch.opening)
+        if longer or branch.token_ids[: len(opening)] != opening:
             reason = "its first token_ids are not its opening in this model's tokenizer"
             raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
 

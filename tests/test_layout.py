@@ -21,7 +21,6 @@ ELSEWHERE = {
         "agent_environments/services/service_pool",
     ],
     "agent_environments/worlds/test_pool.py": [
-        "agent_environments/remote/episode",
         "agent_environments/remote/line",
         "agent_environments/worlds/worker_process",
     ],
@@ -95,6 +94,10 @@ ELSEWHERE = {
         "agent_environments/tools/answer",
         "agent_environments/tools/deadline",
         "agent_environments/tools/tool",
+    ],
+    "agent_environments/tools/test_instances.py": [
+        "agent_environments/tools/forked",
+        "agent_environments/tools/tool_process",
     ],
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],

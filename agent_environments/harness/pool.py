@@ -24,6 +24,8 @@ from typing import Any
 from agent_environments.harness.program import Ended, run_program
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
+from agent_environments.program_config import variables as environment_variables
+from agent_environments.program_config import words
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -39,7 +41,7 @@ from agent_environments.protocol import (
     is_harness,
 )
 
-GRADE_TIMEOUT_S = 120.0
+GRADE_TIMEOUT_S = 600.0
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
 
@@ -205,11 +207,12 @@ class HarnessPool:
             raise ValueError("a harness needs tasks: give `world`, or `tasks` by split")
         if (world is not None) + (grade_command is not None) + accept_reward != 1:
             raise ValueError("one of `world`, `grade_command` and `accept_reward` says who grades")
-        self.command = None if command is None else [*prefix, *_found(command)]
-        self.grade_command = None if grade_command is None else _found(grade_command)
+        before = words("harness: prefix", prefix)
+        self.command = None if command is None else [*before, *_found(words("harness: command", command))]
+        self.grade_command = None if grade_command is None else _found(words("harness: grade_command", grade_command))
         self.accept_reward = accept_reward
-        self.variables = dict(variables or {})
-        self._tasks = {split: list(ids) for split, ids in (tasks or {}).items()}
+        self.variables = environment_variables("harness: variables", variables or {})
+        self._tasks = {split: words(f"harness: tasks.{split}", ids) for split, ids in (tasks or {}).items()}
         self._world: EnvironmentPool | None = None
         if world is not None:
             if is_harness(world["name"]):
@@ -302,7 +305,8 @@ class HarnessPool:
 
     def status(self) -> PoolStatus:
         inner = PoolStatus() if self._world is None else self._world.status()
-        return PoolStatus(self._places.taken, self._places.waiting + inner.waiting, inner.restarts, inner.details)
+        waiting = self._places.waiting + inner.waiting
+        return PoolStatus(self._places.taken, waiting, inner.restarts, inner.details, inner.losses)
 
     async def close(self) -> None:
         self._places.close()

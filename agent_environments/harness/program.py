@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agent_environments import process_guard
 
@@ -15,6 +16,9 @@ GRACE_S = 2.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 KEPT_OUTPUT = 4096
 READ_AT_ONCE = 1 << 16
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""Programs read one or the other."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 READ_REST_S = 2.0
 """How long after the end of a command its last output is read, if a process that it left holds the pipe open."""
 
@@ -33,7 +37,8 @@ async def run_program(
     """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
 
     Args:
-        variables: added to those of this process that are no secrets of its own.
+        variables: added to those of this process that are no secrets of its own. The host of ``OPENAI_BASE_URL`` is
+            reached without a proxy.
         folder: where it starts.
         timeout_s: after which it is ended; None waits.
 
@@ -48,7 +53,7 @@ async def run_program(
         process = await asyncio.create_subprocess_exec(
             *guard,
             cwd=folder,
-            env={**_inherited(), **variables},
+            env=_past_proxies({**_inherited(), **variables}),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=write_end,
             stderr=asyncio.subprocess.STDOUT,
@@ -103,3 +108,12 @@ def _inherited() -> dict[str, str]:
     """This process's variables, without what names a token, a key, a secret or a password."""
     secret = ("TOKEN", "KEY", "SECRET", "PASSWORD")
     return {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in secret)}
+
+
+def _past_proxies(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables, with the node's host and loopback among the hosts that no proxy of the internet is asked for."""
+    node = urlsplit(variables.get("OPENAI_BASE_URL", "")).hostname
+    direct = [*LOOPBACK, *([node] if node else [])]
+    given = next((variables[name] for name in NO_PROXY if name in variables), "")
+    hosts = given if given.strip() == "*" else ",".join([*filter(None, [given]), *direct])
+    return {**variables, **dict.fromkeys(NO_PROXY, hosts)}

@@ -6,39 +6,48 @@ stored conversation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_environments.observation import printable
-from agent_environments.protocol import EnvironmentTimeout
-from agent_environments.tool_calls import BadCall, ToolCall
+from agent_environments.breakage import Raised, told
+from agent_environments.observation import printable, truncate
+from agent_environments.protocol import EnvironmentTimeout, TokenSpans, ToolUse
+from agent_environments.tool_calls import BadCall, ToolCall, render_tool_response
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import Lease
-from agent_environments.tools.tool import Tool, ToolError, WrongArguments, as_text
+from agent_environments.tools.tool import Tool, ToolError, WrongArguments
+from agent_environments.tools.tool_process import ProcessEnded
 
 BAD_CALL = "Error: this is no tool call: "
 UNKNOWN_TOOL = "Error: there is no tool "
 WRONG_ARGUMENTS = "Error: wrong arguments for "
 FAILED = "Error: the tool failed: "
 NO_CALL = "Error: there is no tool call. Write one, or several, within <tool_call></tool_call>."
+_OPENS, _CLOSES = render_tool_response("").splitlines()[0], render_tool_response("").splitlines()[-1]
 CUT = "\n... (the result is too long and is not fully shown)"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy reads, and the whole result of a terminal tool, which ends the episode; None if it goes on."""
+    """What the policy reads.
+
+    ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if it goes on. ``over``: the
+    episode ends for another reason. ``use`` counts the call, unless the tool was never asked.
+    """
 
     text: str
     failed: bool = False
     ended_with: str | None = None
+    over: bool = False
+    use: ToolUse | None = None
 
 
 async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lease) -> Answer:
     """Make a call and say what came of it.
 
     Raises:
-        EnvironmentTimeout: a stateful tool took too long; its instance may still be changing.
+        EnvironmentTimeout: a stateful tool took too long; its instance may be half changed.
     """
     if isinstance(call, BadCall):
         return _mistake(f"{BAD_CALL}{call.error}")
@@ -46,35 +55,53 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     if tool is None:
         return _mistake(f"{UNKNOWN_TOOL}{call.name!r}; there are {', '.join(tools)}")
     try:
-        arguments = tool.check(call.arguments)
+        result = await _call(tool, call.arguments, lease)
     except WrongArguments as error:
         return _mistake(f"{WRONG_ARGUMENTS}{tool.name}: {error}")
-    try:
-        result = as_text(await _call(tool, arguments, lease))
     except (ToolError, DeadlinePassed) as error:
-        return _mistake(f"{FAILED}{error}", tool.max_characters)
-    except ValueError as error:  # of the result: nothing that is text or JSON
-        return _mistake(f"{FAILED}its result cannot be shown: {error}", tool.max_characters)
-    return Answer(_shown(result, tool.max_characters), ended_with=printable(result) if tool.terminal else None)
+        return _failure(tool, str(error), told(error.__cause__) if isinstance(error.__cause__, Raised) else str(error))
+    except ProcessEnded as error:
+        return _failure(tool, str(error), str(error), over=lease.holds_instance)
+    ended_with = printable(result) if tool.terminal else None
+    return Answer(_shown(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
 
 
-async def _call(tool: Tool, arguments: dict[str, Any], lease: Lease) -> object:
+async def _call(tool: Tool, arguments: Mapping[str, Any], lease: Lease) -> str:
+    process = await lease.process()
     if not tool.stateful:
-        return await tool.call(arguments, None)
-    lease.broken = True  # unless the call returns: one that was cancelled may still be at work
+        return await tool.call(arguments, process)
+    if lease.lost:
+        raise EnvironmentTimeout("the instance is gone, with its process")
+    lease.broken = True  # unless the call returns: one that was cancelled may have been half made
     try:
-        result = await tool.call(arguments, lease.instance)
+        result = await tool.call(arguments, process)
     except DeadlinePassed as error:
         raise EnvironmentTimeout(f"tool {tool.name} {error}") from error
-    except ToolError:
+    except (ToolError, WrongArguments):
         lease.broken = False
         raise
     lease.broken = False
     return result
 
 
-def _mistake(text: str, max_characters: int = 500) -> Answer:
-    return Answer(_shown(text, max_characters), failed=True)
+def shown_together(results: Sequence[str], max_tokens: int, token_spans: TokenSpans) -> str:
+    """The observation that answers the calls of a turn: their results in order, cut together to so many tokens."""
+    whole = render_tool_response(*results)
+    cut = truncate(whole, max_tokens, token_spans)
+    if cut == whole:
+        return whole
+    is_open = cut.rfind(_OPENS) > cut.rfind(_CLOSES)  # what is not cut off is read as what it was
+    return f"{cut}\n{_CLOSES}" if is_open else cut
+
+
+def _mistake(text: str) -> Answer:
+    return Answer(_shown(text, 500), failed=True)
+
+
+def _failure(tool: Tool, shown: str, what: str, over: bool = False) -> Answer:
+    """What the policy is shown of a call that failed, and what the record says of it."""
+    use = ToolUse(tool.name, 1, 1, printable(what))
+    return Answer(_shown(f"{FAILED}{shown}", tool.max_characters), failed=True, over=over, use=use)
 
 
 def _shown(text: str, max_characters: int) -> str:

@@ -1,75 +1,95 @@
-"""Calls a user's function, sync or async, and waits no longer than its deadline.
+"""Calls a user's function in the main thread of a tool process, for no longer than its deadline.
 
-A sync function runs in a thread of its own, so that it holds up no other episode. A thread cannot be ended from
-outside: one that passes its deadline is left behind (as a daemon, so it does not keep the process), and what it worked
-on must not be used again. An async function is cancelled.
+At the deadline an alarm raises in the middle of the function, be it in a loop, asleep or within a regular expression.
+What cannot be interrupted so (one operation of a library that looks at no signal, code that catches everything) is
+ended from outside, with its process (:mod:`agent_environments.tools.tool_process`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import inspect
-import threading
-import traceback
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from types import FrameType
 from typing import Any
 
-from agent_environments.no_voiding import ends_this_task
+from agent_environments.breakage import Raised as Raised  # part of what `call` raises
 
 
 class DeadlinePassed(Exception):
-    """The call was not over in time; a sync function may still be running."""
+    """The call was not over in time."""
 
 
-class Raised(Exception):
-    """The function raised; the message is its error's, as the last line of a traceback has it."""
+class _Alarm(BaseException):
+    """Out of reach of ``except Exception``."""
 
 
-async def call(function: Callable[..., Any], arguments: dict[str, Any], deadline_s: float) -> Any:
-    """``function(**arguments)``, awaited if it is async.
+class _State:
+    """Of the one call that is made at a time."""
+
+    running = False
+    late = False
+
+
+def install() -> None:
+    """Have SIGALRM end the call that is being made, whoever sends it; where there is none, it does nothing."""
+    signal.signal(signal.SIGALRM, _raise)
+
+
+def call(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    deadline_s: float,
+    through: tuple[type[Exception], ...] = (),
+) -> Any:
+    """``function(**arguments)``, awaited if it is async; in the main thread, after :func:`install`.
 
     Raises:
-        DeadlinePassed: it took longer than ``deadline_s``.
+        through: as they were raised.
+        DeadlinePassed: it took longer than ``deadline_s``, or was ended by SIGALRM before.
         Raised: anything at all that it raised, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of
-            its own included: what an agent makes a tool do must end neither the node nor an episode.
+            its own included.
     """
+    _State.late = False
     try:
-        async with asyncio.timeout(deadline_s) as deadline:
-            if inspect.iscoroutinefunction(function):
-                return await function(**arguments)
-            result, error = await _in_thread(lambda: function(**arguments))
+        try:
+            _State.running = True
+            signal.setitimer(signal.ITIMER_REAL, deadline_s)
+            result = function(**arguments)
+            if inspect.iscoroutine(result):
+                result = _await(result)
+        finally:
+            _State.running = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:
-        if ends_this_task(error):
-            raise
-        if deadline.expired():
-            raise DeadlinePassed(f"took longer than {deadline_s:g} s") from error
-        raise Raised(_last_line(error)) from error
-    if error is not None:
-        raise Raised(_last_line(error)) from error
+        if not _State.late:
+            if isinstance(error, through):
+                raise
+            raise Raised.by(error) from error
+    if _State.late:
+        raise DeadlinePassed(f"took longer than {deadline_s:g} s")
     return result
 
 
-def _in_thread(function: Callable[[], Any]) -> asyncio.Future[tuple[Any, BaseException | None]]:
-    """What ``function`` returns and what it raises, from a thread that nobody joins."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not future.done():
-            future.set_result((result, error))
-
-    def run() -> None:
-        try:
-            outcome: tuple[Any, BaseException | None] = (function(), None)
-        except BaseException as error:
-            outcome = (None, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, daemon=True, name="tool").start()
-    return future
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _State.running:
+        _State.late = True
+        raise _Alarm
 
 
-def _last_line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One for all calls: what a module opens in one of them, such as a session, lives on in the next."""
+    return asyncio.new_event_loop()
+
+
+def _await(work: Coroutine[Any, Any, Any]) -> Any:
+    task = _loop().create_task(work)
+    try:
+        return _loop().run_until_complete(task)
+    except _Alarm:
+        task.cancel()
+        _loop().run_until_complete(asyncio.wait([task]))
+        raise

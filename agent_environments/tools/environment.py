@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_environments.protocol import Grade, Message, PoolStatus, StepResult, TokenSpans
-from agent_environments.tool_calls import parse_tool_calls, render_tool_response, tools_section
-from agent_environments.tools.answer import NO_CALL, Answer, answer
+from agent_environments.breakage import Raised, told
+from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
+from agent_environments.tool_calls import parse_tool_calls, tools_section
+from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.tasks import Task
+from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
+from agent_environments.tools.tool_process import ProcessEnded, ToolServer, read_grade
 
 if TYPE_CHECKING:
     from agent_environments.tools.mcp_server import McpServer
+
+logger = logging.getLogger(__name__)
 
 
 class ToolEnvironment:
@@ -26,20 +31,21 @@ class ToolEnvironment:
     is terminal, a turn without a call does, and its text is the answer.
     """
 
-    def __init__(self, module: ToolModule, lease: Lease) -> None:
+    def __init__(self, module: ToolModule, lease: Lease, shown: Callable[[Sequence[str]], str]) -> None:
         self._module = module
         self._lease = lease
-        self._task: Task = {}
+        self._shown = shown
+        self._task_id = ""
         self._answer = ""
         self._trajectory: list[dict[str, str]] = []
         self._ends_by_tool = any(tool.terminal for tool in module.tools.values())
 
     async def start(self, task_id: str) -> list[Message]:
         module = self._module
-        self._task = copy.deepcopy(module.tasks[task_id])  # a reward may change its fields
-        shown = [str(self._task.get("question", ""))]
+        self._task_id = task_id
+        shown = [str(module.tasks[task_id].get("question", ""))]
         if module.instance_class is not None:
-            shown.append(await self._lease.reset(self._task))
+            shown.append(await self._lease.reset(task_id))
         system = [module.instructions, tools_section([tool.schema for tool in module.tools.values()])]
         messages = [Message("system", _paragraphs(system)), Message("user", _paragraphs(shown))]
         self._trajectory = [{"role": message.role, "content": message.content} for message in messages]
@@ -54,17 +60,18 @@ class ToolEnvironment:
         answers: list[Answer] = []
         for call in calls:
             answers.append(await answer(call, self._module.tools, self._lease))
-            ended_with = answers[-1].ended_with
-            if ended_with is not None:
-                self._answer = ended_with
+            last = answers[-1]
+            self._answer = last.ended_with or ""
+            if last.over or last.ended_with is not None:
                 break
-        observation = render_tool_response(*(item.text for item in answers)) if calls else NO_CALL
+        observation = self._shown([item.text for item in answers]) if calls else NO_CALL
         self._note("user", observation)
         return StepResult(
             observation,
-            done=bool(answers) and answers[-1].ended_with is not None,
+            done=bool(answers) and (answers[-1].over or answers[-1].ended_with is not None),
             failed=any(item.failed for item in answers),
             empty_action=not calls,
+            tools=tuple(item.use for item in answers if item.use is not None),
         )
 
     def _note(self, role: str, content: str) -> None:
@@ -72,13 +79,25 @@ class ToolEnvironment:
 
     async def grade(self) -> Grade:
         reward, lease = self._module.reward, self._lease
+        process = await lease.process()
+        if lease.lost and reward.takes_instance:
+            return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
+        episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory}
         try:
-            return await reward.grade(
-                self._task, answer=self._answer, trajectory=self._trajectory, instance=lease.instance
-            )
-        except (DeadlinePassed, asyncio.CancelledError):
-            lease.broken = lease.broken or reward.takes_instance  # on which it may still be at work
+            return read_grade(await process.ask("grade", REWARD_DEADLINE_S, **episode))
+        except asyncio.CancelledError:
+            self._break_instance()
             raise
+        except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
+            if isinstance(error, DeadlinePassed):
+                self._break_instance()
+            logger.error("reward %s gives no grade", reward.name, exc_info=error)
+            what = told(error)
+            return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
+
+    def _break_instance(self) -> None:
+        """The reward may still be at work on it."""
+        self._lease.broken = self._lease.broken or self._module.reward.takes_instance
 
     async def close(self) -> None:
         self._lease.end()
@@ -95,8 +114,10 @@ class ToolPool:
         module: the user's: path of a Python file, or a dotted module path.
         tasks: a JSONL file, or one for each split, in place of the module's ``TASKS``.
         dataset: the name printed with every score; the module's own unless given.
-        max_worlds: episodes at the same time, and instances that stateful tools work on.
+        max_worlds: episodes at the same time, each with a process of its own, and an instance that stateful tools
+            work on.
         instance_deadline_s: for making, resetting and closing an instance.
+        observation_max_tokens: the results of a turn's calls are cut to this many tokens together.
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
             :class:`~agent_environments.tools.mcp_server.McpServer`.
 
@@ -112,14 +133,16 @@ class ToolPool:
         dataset: str | None = None,
         max_worlds: int = 64,
         instance_deadline_s: float = 60.0,
+        observation_max_tokens: int = 3000,
         mcp: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        if max_worlds < 1:
-            raise ValueError(f"max_worlds must be at least 1, not {max_worlds}")
+        if max_worlds < 1 or observation_max_tokens < 1:
+            raise ValueError("max_worlds and observation_max_tokens must be at least 1")
         self._module = load_module(module, tasks)
         self.dataset = dataset or self._module.name
-        make: Any = self._module.instance_class or (lambda: None)
-        self._instances = InstancePool(make, max_worlds, instance_deadline_s)
+        self._instances = InstancePool(ToolServer(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
+        self._made_at_once = 1 if self._module.instance_class is None else max_worlds
+        self._shown = functools.partial(shown_together, max_tokens=observation_max_tokens, token_spans=token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
         if not (self._module.tools or self._servers):
             raise ValueError(f"{module}: there are no tools: write a function with @tool, or name an MCP server")
@@ -127,7 +150,7 @@ class ToolPool:
     async def open(self) -> None:
         for server in self._servers:
             self._module = self._module.with_tools(await server.open())
-        await self._instances.open()
+        await self._instances.open(self._made_at_once)
 
     def tasks(self, split: str) -> list[str]:
         return self._module.tasks.split(split)
@@ -137,7 +160,7 @@ class ToolPool:
             self._module.tasks[task_id]
 
     async def acquire(self, episode_id: str) -> ToolEnvironment:
-        return ToolEnvironment(self._module, await self._instances.acquire())
+        return ToolEnvironment(self._module, await self._instances.acquire(), self._shown)
 
     def status(self) -> PoolStatus:
         pool = self._instances

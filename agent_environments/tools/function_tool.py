@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, get_type_hints, overload
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -18,7 +18,10 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from agent_environments.tools import deadline
-from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments
+from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments, as_text
+
+if TYPE_CHECKING:
+    from agent_environments.tools.tool_process import ToolProcess
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -97,6 +100,11 @@ class FunctionTool(Tool):
         return schema
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the function wants them.
+
+        Raises:
+            WrongArguments: it does not take them.
+        """
         try:
             checked = self._model.model_validate(dict(arguments))
         except ValidationError as error:
@@ -108,12 +116,27 @@ class FunctionTool(Tool):
             if name in checked.model_fields_set
         }
 
-    async def call(self, arguments: dict[str, Any], instance: Any) -> object:
-        function = types.MethodType(self.function, instance) if self.stateful else self.function
+    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+        asked = {"tool": self.name, "arguments": dict(arguments)}
         try:
-            return await deadline.call(function, arguments, self.deadline_s)
+            return str(await process.ask("call", self.deadline_s, **asked))
         except deadline.Raised as error:
             raise ToolError(str(error)) from error
+
+    def run(self, arguments: Mapping[str, Any], instance: Any) -> str:
+        """Check the arguments and make the call, here and now; the result as text.
+
+        Raises:
+            WrongArguments, Raised, DeadlinePassed: as they are called.
+            ToolError: the result is nothing that can be shown.
+        """
+        function = types.MethodType(self.function, instance) if self.stateful else self.function
+        checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
+        result = deadline.call(function, checked, self.deadline_s)
+        try:
+            return str(deadline.call(as_text, {"result": result}, self.deadline_s, through=(ValueError,)))
+        except ValueError as error:
+            raise ToolError(f"its result cannot be shown: {error}") from error
 
 
 class _Untitled(GenerateJsonSchema):

@@ -12,7 +12,7 @@ from agent_environments.tools import deadline
 
 OWN_NAMES = ("answer", "trajectory", "instance")
 """Parameters that are filled from the episode; all others from the task's fields."""
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 """For a call; the node itself waits 300 s for a grade."""
 
 
@@ -45,8 +45,8 @@ class Reward:
             if parameter.name not in known and parameter.default is parameter.empty
         ]
 
-    async def grade(self, task: Mapping[str, Any], **episode: Any) -> Grade:
-        """The grade of an episode.
+    def grade(self, task: Mapping[str, Any], **episode: Any) -> Grade:
+        """The grade of an episode, computed here and now.
 
         Args:
             task: the task's fields.
@@ -58,7 +58,7 @@ class Reward:
         """
         values = {**task, **episode}
         arguments = {name: values[name] for name in self._parameters if name in values}
-        result = await deadline.call(self.function, arguments, DEADLINE_S)
+        result = deadline.call(self.function, arguments, DEADLINE_S)
         if isinstance(result, Grade):
             return result
         if getattr(result, "shape", None) == ():

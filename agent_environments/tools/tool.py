@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+
+if TYPE_CHECKING:
+    from agent_environments.tools.tool_process import ToolProcess
 
 MAX_CHARACTERS = 2048
 """Of a result, unless the tool says otherwise; AgentFly's figure."""
@@ -53,20 +56,14 @@ class Tool(ABC):
         return {"type": "function", "function": function}
 
     @abstractmethod
-    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the tool wants them.
+    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+        """The result of a call, as text; ``process`` is the episode's own.
 
         Raises:
-            WrongArguments: it does not take them.
-        """
-
-    @abstractmethod
-    async def call(self, arguments: dict[str, Any], instance: Any) -> object:
-        """The result of a call with checked arguments; ``instance`` is the episode's own, or None.
-
-        Raises:
+            WrongArguments: it does not take these; nothing was called.
             ToolError: it failed.
             DeadlinePassed: it took longer than :attr:`deadline_s`.
+            ProcessEnded: it ended its process.
         """
 
 

@@ -17,16 +17,15 @@ from agent_environments.tool_calls import (
     ToolCall,
     parse_tool_calls,
     render_tool_call,
-    render_tool_response,
     tools_section,
 )
-from agent_environments.tools.answer import BAD_CALL, FAILED, NO_CALL, UNKNOWN_TOOL
+from agent_environments.tools.answer import BAD_CALL, FAILED, NO_CALL, UNKNOWN_TOOL, shown_together
 from agent_environments.worlds.pool import WorldPool
 
 
 class ToolWorldPool(WorldPool):
     """A pool whose commands are JSON lists of calls and whose observations are JSON lists of results
-    (``workers/worker_loop.py``). ``observation_max_tokens`` holds for the result of each call.
+    (``workers/worker_loop.py``).
     """
 
     no_command = NO_CALL
@@ -60,8 +59,8 @@ class ToolWorldPool(WorldPool):
         return "\n".join(render_tool_call(ToolCall(call["name"], call["arguments"])) for call in json.loads(command))
 
     def shown(self, observation: str) -> str:
-        cut = super().shown
-        return render_tool_response(*(cut(_text(item)) for item in json.loads(observation)))
+        results = [printable(_text(item)) for item in json.loads(observation)]
+        return shown_together(results, self.rules.observation_max_tokens, self.rules.token_spans)
 
 
 def _text(item: dict[str, str]) -> str:

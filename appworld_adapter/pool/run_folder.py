@@ -64,7 +64,7 @@ class RunFolder:
         data = dataset_root.resolve() / "data"
         _require_room(parent, sum(_size(data / shared) for shared in SHARED), worlds)
         path = Path(tempfile.mkdtemp(prefix="run-", dir=parent)).resolve()
-        if len(str(path / "world.sock")) > MAX_SOCKET_PATH:
+        if len(os.fsencode(path / "world.sock")) > MAX_SOCKET_PATH:
             path.rmdir()
             raise OSError(f"experiments_root {parent} is too long a path for Unix sockets; choose a shorter one")
         lock = os.open(path / "owner.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -91,13 +91,25 @@ def fetch(appworld: Path, root: Path) -> str:
             shutil.rmtree(temporary / leftover, ignore_errors=True)
         (temporary / VERIFIED_MARK).write_text(verdict + "\n")
         temporary.chmod(0o755)
+        replaced = _replaced(root)
+        shutil.rmtree(replaced, ignore_errors=True)
         if root.exists():
-            root.rename(temporary.with_name(temporary.name + "-old"))
+            root.rename(replaced)
         temporary.rename(root)
-        shutil.rmtree(temporary.with_name(temporary.name + "-old"), ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return verdict
+
+
+def bring_back(root: Path) -> None:
+    """Give ``root`` its name back, if :func:`fetch` was killed just when other data was to take its place."""
+    if not root.exists() and _replaced(root).exists():
+        _replaced(root).rename(root)
+
+
+def _replaced(root: Path) -> Path:
+    return root.with_name(f".{root.name}.replaced")
 
 
 def last_line(printed: str) -> str:
@@ -109,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Download and verify the AppWorld data.")
     parser.add_argument("--root", type=Path, required=True, help="folder to hold data/; the later APPWORLD_ROOT")
     root = parser.parse_args().root.resolve()
+    bring_back(root)
     mark = root / VERIFIED_MARK
     if mark.is_file() and (root / "data" / "datasets").is_dir():
         print(f"{root}: already there ({mark.read_text().strip()})")

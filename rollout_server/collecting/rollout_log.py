@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines that survives a SIGKILL at any byte and a full disk.
+"""An append-only file of JSON lines that survives a SIGKILL at any byte, a full disk and damage to some of its lines.
 
 A record counts once its line is whole and fsynced; only then does :attr:`AppendLog.count` include it, so whoever reads
 by cursor is never told of a record that a crash could take back. Cursor n is the n-th line, counted from 1.
@@ -6,69 +6,97 @@ by cursor is never told of a record that a crash could take back. Cursor n is th
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_server.run_files import sync
+from rollout_server.run_files import is_blank, sync
 
 logger = logging.getLogger(__name__)
 
 
 class AppendLog:
-    """One such file. Opening it recovers it: from the first line that is no whole record on, it is cut off.
+    """One such file, for any number of threads. Opening it recovers it.
 
-    After a power cut that line need not be the last, because the records of one write reach the disk in any order; but
-    nobody was told of those that followed it.
+    What follows the last whole record is a write that a crash cut short: nobody was told of it, and it is cut off. A
+    line before that was told of, and damaged since. It is set aside in ``<file>.damaged`` and blanked, so that the
+    records after it keep their places.
 
     Args:
         path: created when missing; its folder must be there.
         visit: called with every record (decoded) that is already in the file, in order; it raises ValueError for one
-            that is not whole. It returns whether the file may end there: a record that is nothing without those after
-            it is cut off with them.
+            that is not whole, or that goes on from one that is not there. It returns whether the file may end there: a
+            record that is nothing without those after it shares their fate.
     """
 
     def __init__(self, path: Path, visit: Callable[[Any], bool]):
         self.path = path
         self._ends: list[int] = []
+        self._lock = threading.Lock()
         self._recover(visit)
 
     @property
     def count(self) -> int:
-        """Records that are on disk for good."""
+        """Lines that are on disk for good."""
         return len(self._ends)
 
     def _recover(self, visit: Callable[[Any], bool]) -> None:
         created = not self.path.exists()
         with open(self.path, "ab+") as file:
             file.seek(0)
-            end, whole, why = 0, 0, "others that belong to it are missing"
-            for line in file:
+            end, whole, damaged, why = 0, 0, list[int](), "others that belong to it are missing"
+            group: list[int] = []  # numbers, from 0, of the lines that are nothing without the next
+            bad: list[int] = []  # since the last whole record
+            for number, line in enumerate(file):
+                end += len(line)
+                self._ends.append(end)
                 try:
                     if not line.endswith(b"\n"):
                         raise ValueError("no line end")
+                    if is_blank(line):
+                        continue
+                    group.append(number)
                     may_end = visit(json.loads(line))
                 except ValueError as error:
                     why = str(error)
-                    break
-                end += len(line)
-                self._ends.append(end)
+                    bad, group = sorted({*bad, *group, number}), []
+                    continue
                 if may_end:
-                    whole = self.count
+                    whole, damaged, bad, group = self.count, damaged + bad, [], []
+            size = end
             del self._ends[whole:]
-            end, size = self._ends[-1] if self._ends else 0, os.fstat(file.fileno()).st_size
+            end = self._ends[-1] if self._ends else 0
             if end < size:
-                number = self.count + 1
                 logger.warning(
-                    "%s: record %d is torn (%s), dropping the last %d bytes", self.path, number, why, size - end
+                    "%s: record %d is torn (%s), dropping the last %d bytes", self.path, whole + 1, why, size - end
                 )
             os.ftruncate(file.fileno(), end)
+            if damaged:
+                self._set_aside(damaged)
             os.fsync(file.fileno())
         if created:
             sync(self.path.parent)
+
+    def _set_aside(self, damaged: Sequence[int]) -> None:
+        """Move the lines, by their numbers from 0, out of the file, whose other lines stay where they are."""
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        numbers = ", ".join(str(number + 1) for number in damaged)
+        logger.warning("%s is damaged in line %s: set aside in %s; the others are kept", self.path, numbers, aside)
+        places = [(self._ends[number - 1] if number else 0, self._ends[number] - 1) for number in damaged]
+        with open(aside, "ab") as kept, open(self.path, "rb+") as log:
+            for start, end in places:
+                log.seek(start)
+                kept.write(log.read(end - start) + b"\n")
+            kept.flush()
+            os.fsync(kept.fileno())
+            for start, end in places:
+                log.seek(start)
+                log.write(b" " * (end - start))
 
     def append(self, lines: Sequence[str]) -> None:
         """Write the records and fsync them, all or none.
@@ -76,27 +104,25 @@ class AppendLog:
         Raises:
             OSError: the disk is full or broken; the file is as it was before.
         """
-        end = self._ends[-1] if self._ends else 0
-        ends = []
-        data = bytearray()
-        for line in lines:
-            data += line.encode() + b"\n"
-            ends.append(end + len(data))
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, end)
-            raise
-        finally:
-            os.close(descriptor)
-        self._ends += ends
+        records = [f"{line}\n".encode() for line in lines]
+        data = b"".join(records)
+        with self._lock:
+            end = self._ends[-1] if self._ends else 0
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, end)
+                raise
+            finally:
+                os.close(descriptor)
+            self._ends += list(itertools.accumulate(map(len, records), initial=end))[1:]
 
     def read(self, after: int, most: int) -> list[bytes]:
-        """Up to ``most`` records (lines without their ends) that follow cursor ``after``."""
+        """Up to ``most`` lines without their ends that follow cursor ``after``; one that was damaged is blank."""
         last = min(after + most, self.count)
         if after >= last:
             return []

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from agent_environments import process_guard
+from agent_environments.secret import read_secret
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import (
     BASE_MODEL_NAME,
@@ -113,9 +114,10 @@ def _niceness(pid: int) -> int:
 
 
 async def _autogroup_goes_last(session: int, niceness: int) -> None:
+    file = Path(f"/proc/{session}/autogroup")
     for _ in range(5):
         try:
-            await asyncio.to_thread(Path(f"/proc/{session}/autogroup").write_text, str(niceness))
+            await asyncio.to_thread(file.write_text, str(niceness), encoding="utf-8")
             return
         except BlockingIOError:
             await asyncio.sleep(AUTOGROUP_RETRY_S)
@@ -152,7 +154,7 @@ class VllmServer:
         self.condemned: str | None = None
         self._model = model
         self._config = config
-        self._api_key = os.environ.get("VLLM_API_KEY", "") if self.external else secrets.token_hex(16)
+        self._api_key = read_secret("VLLM_API_KEY") if self.external else secrets.token_hex(16)
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
         self._doing, self._since = "starts", time.monotonic()

@@ -8,15 +8,14 @@ and torch is not imported.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
 
-from rollout_server.base_model import BaseModel
+from rollout_server.base_model import LORA_MODULES, BaseModel
 from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -28,30 +27,45 @@ FLOATS: dict[str, tuple[type, int]] = {
     "F16": (np.uint16, 0x7C00),
 }
 
-# Settings of PEFT that change what an adapter means and that must be off: vLLM does not apply them, or the expected
-# names and shapes would be others.
-_MUST_BE_OFF = (
-    "modules_to_save",
-    "use_dora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
-    "layers_pattern",
-    "layer_replication",
-    "fan_in_fan_out",
-    "exclude_modules",
-    "target_parameters",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-    "megatron_config",
-    "use_bdlora",
-    "use_qalora",
+# Settings of PEFT that do not change what an adapter means, or are checked one by one.
+_MAY_BE_ANYTHING = frozenset(
+    {
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "target_modules",
+        "bias",
+        "init_lora_weights",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "lora_dropout",
+        "megatron_core",
+        "qalora_group_size",
+    }
 )
+# All others must be off, those of a later PEFT too: vLLM does not apply them, the learner does not, or the names and
+# shapes of the tensors would be others. These are off where they are false; none is where it is 0.
+_SWITCHES = frozenset(
+    {"fan_in_fan_out", "use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "ensure_weight_tying"}
+)
+_LARGEST_ALPHA = 1e9
 
 
 class AdapterError(ValueError):
     """An adapter that must not be served; the message is the one reason."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What an adapter's config says: plain LoRA of one ``rank`` and ``alpha`` on ``target_modules``, ascending."""
+
+    target_modules: list[str]
+    rank: int
+    alpha: float
 
 
 def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
@@ -62,8 +76,10 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
     Raises:
         AdapterError: with the first reason found.
     """
-    target_modules, rank = _check_config(folder / ADAPTER_CONFIG, base, rank_limit)
-    _check_weights(folder / ADAPTER_WEIGHTS, base.adapter_shapes(target_modules, rank))
+    config = read_adapter_config(folder)
+    if config.rank > rank_limit:
+        raise AdapterError(f"{ADAPTER_CONFIG}: rank {config.rank} is over the limit {rank_limit} (model.lora_rank)")
+    _check_weights(folder / ADAPTER_WEIGHTS, base.adapter_shapes(config.target_modules, config.rank))
 
 
 def all_finite(data: bytes | bytearray, dtype: str) -> bool:
@@ -72,40 +88,48 @@ def all_finite(data: bytes | bytearray, dtype: str) -> bool:
     return not bool(np.any((np.frombuffer(data, dtype=view) & exponent) == exponent))
 
 
-def _check_config(file: Path, base: BaseModel, rank_limit: int) -> tuple[list[str], int]:
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """The config of a PEFT adapter, which must be plain LoRA as vLLM and the learner apply it alike.
+
+    Raises:
+        AdapterError: it is not; the first reason.
+    """
     try:
-        config = json.loads(file.read_text())
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{ADAPTER_CONFIG} is not JSON: {error}") from error
-    if not isinstance(config, Mapping):
+    if not isinstance(config, dict):
         raise AdapterError(f"{ADAPTER_CONFIG} must be a JSON object")
     if config.get("peft_type") != "LORA":
         raise AdapterError(f"{ADAPTER_CONFIG}: peft_type is {_short(config.get('peft_type'))}, must be 'LORA'")
     rank = config.get("r")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise AdapterError(f"{ADAPTER_CONFIG}: r is {_short(rank)}, must be a whole number above 0")
-    if rank > rank_limit:
-        raise AdapterError(f"{ADAPTER_CONFIG}: rank {rank} is over the limit {rank_limit} (model.lora_rank)")
     alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha <= 0:
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= _LARGEST_ALPHA:
         raise AdapterError(f"{ADAPTER_CONFIG}: lora_alpha is {_short(alpha)}, must be a number above 0")
-    modules = config.get("target_modules")
-    if not isinstance(modules, list) or not modules or not all(isinstance(module, str) for module in modules):
-        raise AdapterError(f"{ADAPTER_CONFIG}: target_modules must be a list of module names")
-    unknown = sorted(set(modules) - set(base.modules))
-    if unknown:
-        known = ", ".join(base.modules)
-        raise AdapterError(f"{ADAPTER_CONFIG}: unknown target module {_short(unknown[0])}; known: {known}")
+    for key, value in config.items():
+        switched_off = key in _SWITCHES and value is False
+        if not (key in _MAY_BE_ANYTHING or value is None or switched_off or value in ([], {}, "")):
+            raise AdapterError(f"{ADAPTER_CONFIG}: {_short(key)} is {_short(value)}; it must be absent, off or empty")
     if config.get("bias", "none") != "none":
         raise AdapterError(f"{ADAPTER_CONFIG}: bias is {_short(config['bias'])}, must be 'none'")
-    if config.get("init_lora_weights", True) not in (True, False, "gaussian"):
-        raise AdapterError(
-            f"{ADAPTER_CONFIG}: init_lora_weights {_short(config['init_lora_weights'])} changes the base model"
-        )
-    for key in _MUST_BE_OFF:
-        if config.get(key):
-            raise AdapterError(f"{ADAPTER_CONFIG}: {key} is {_short(config[key])}; it must be absent or empty")
-    return sorted(set(modules)), rank
+    initial = config.get("init_lora_weights", True)
+    if not (isinstance(initial, bool) or initial == "gaussian"):
+        raise AdapterError(f"{ADAPTER_CONFIG}: init_lora_weights {_short(initial)} changes the base model")
+    return AdapterConfig(_target_modules(config.get("target_modules")), rank, float(alpha))
+
+
+def _target_modules(modules: Any) -> list[str]:
+    if not isinstance(modules, list) or not modules or not all(isinstance(module, str) for module in modules):
+        raise AdapterError(f"{ADAPTER_CONFIG}: target_modules must be a list of module names")
+    unknown = sorted(set(modules) - set(LORA_MODULES))
+    if unknown:
+        known = ", ".join(LORA_MODULES)
+        raise AdapterError(f"{ADAPTER_CONFIG}: unknown target module {_short(unknown[0])}; known: {known}")
+    if len(set(modules)) < len(modules):
+        raise AdapterError(f"{ADAPTER_CONFIG}: target_modules names a module twice")
+    return sorted(modules)
 
 
 def _check_weights(file: Path, expected: dict[str, tuple[int, int]]) -> None:

@@ -71,7 +71,11 @@ class PolicyFolder:
         Raises:
             AdapterError: the first reason not to serve it.
         """
-        source = source.resolve()
+        try:
+            source = source.resolve()
+            source.is_dir()
+        except (ValueError, RuntimeError, OSError) as error:  # a NUL in it, a circle of links, a name too long
+            raise AdapterError(f"the path is that of no folder: {type(error).__name__}") from error
         self._check_source(source)
         folder = self.root / f".incoming-{uuid.uuid4().hex}"
         try:
@@ -132,7 +136,7 @@ class PolicyFolder:
         """Note durably that the version in ``folder`` is proven and the latest: :meth:`scan` finds it from now on."""
         self._publications += 1
         with whole_file(folder / _PUBLICATION) as partial:
-            partial.write_text(f"{self._publications}\n")
+            partial.write_text(f"{self._publications}\n", encoding="utf-8")
             sync(partial)
         sync(folder)
 
@@ -173,7 +177,7 @@ class PolicyFolder:
 
 def _read_publication(folder: Path) -> int | None:
     try:
-        return int((folder / _PUBLICATION).read_text())
+        return int((folder / _PUBLICATION).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -118,7 +118,12 @@ def test_a_bad_configuration_is_one_line(environments, complaint):
 
 
 async def test_an_environment_that_does_not_open_is_an_error_of_the_mixture(tmp_path):
-    broken = write(tmp_path, COUNTER.replace("self.made.append(self)", "raise OSError('no room')"))
+    broken = write(
+        tmp_path,
+        COUNTER.replace(
+            "class Counter:", "class Counter:\n    def __init__(self):\n        raise OSError('no room')\n"
+        ),
+    )
     sections = {"a": {"name": "tools", "config": {"module": broken}}, "b": COUNTER_SECTION}
     pool = create_pool("mixed", {"environments": sections}, word_spans)
     with pytest.raises(EnvironmentCrashed, match="an instance could not be made: OSError: no room"):

@@ -45,6 +45,13 @@ def test_guard_removes_what_its_command_left_in_the_temporary_folder(tmp_path):
         assert not folder.parent.exists()
 
 
+def test_sockets_fit_into_the_temporary_folder_however_long_the_path_of_the_usual_one_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("ü" * 60)))
+    Path(os.environ["TMPDIR"]).mkdir()
+    code = "import os, socket, uuid; socket.socket(socket.AF_UNIX).bind(os.environ['TMPDIR'] + f'/{uuid.uuid4()}')"
+    assert run_guard(sys.executable, "-c", code).wait(DEADLINE_S) == 0
+
+
 def test_guard_of_a_dead_owner_starts_nothing(tmp_path):
     marker = tmp_path / "started"
     code = [sys.executable, process_guard.__file__, "1", "0", sys.executable, "-c", f"open({str(marker)!r}, 'w')"]

@@ -11,7 +11,7 @@ import urllib.parse
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollout_server import app
+from agent_environments import http_server
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import Progress
@@ -390,7 +390,7 @@ def test_port_in_use_ends_in_one_line(yaml):
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_a_connection_on_which_nothing_is_asked_is_closed(policy, tmp_path, monkeypatch, asks):
-    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.2)
     async with local_node(policy, tmp_path / "node", publish=False) as running:
         parts = urllib.parse.urlsplit(running.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

@@ -8,9 +8,17 @@ from support.random_policy import HEADS, KV_HEADS, MODEL_CONFIG
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
-def test_unknown_architecture_is_named(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["GPT2LMHeadModel"]}))
-    with pytest.raises(ValueError, match="architecture GPT2LMHeadModel is not one of Qwen2ForCausalLM"):
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"])
+def test_an_architecture_that_cannot_be_trained_is_named(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": [name]}))
+    with pytest.raises(ValueError, match=rf"config.json: {name} cannot be trained; take .* architecture is Qwen2For"):
+        BaseModel.read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"architectures": 1}', '{"architectures": {"a": 1}}', "[" * 100_000])
+def test_what_is_no_configuration_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"^\S*config.json cannot be read as a model's configuration: .*$"):
         BaseModel.read(tmp_path)
 
 

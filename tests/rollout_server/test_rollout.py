@@ -1,8 +1,11 @@
 """The record's invariants, of token ids and of text alone."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
+import pandas
 import pytest
 
 from rollout_server.ids import segment_id
@@ -96,3 +99,20 @@ def test_the_sequences_of_an_episode_are_found_together():
 
     first, second, other = segment("t_1", 0), segment("t_1", 1), segment("t_2", 0)
     assert by_episode([second, other, first]) == [[first, second], [other]]
+
+
+PROJECT = Path(__file__).parents[2]
+PAGES = [PROJECT / "README.md", PROJECT / "rollout_server/rollout.py", *sorted((PROJECT / "docs").glob("*.md"))]
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+ONE_LINERS = sorted(set(re.findall(r"read_json\(.*?\)", TEXT)))
+
+
+@pytest.mark.parametrize("one_liner", ONE_LINERS)
+def test_the_documented_line_reads_what_was_written(tmp_path, one_liner):
+    ids = ["10_1", "1_01", "1e3", "007", "2026-01-01"]
+    written = [rollout(task_id=name, rollout_id=f"c/{name}/0.0", started_at=1.7e9) for name in ids]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f"{one.to_json()}\n" for one in written))
+    call = re.sub(r'\(("[^"]*"|path)', "(path", one_liner)
+    table = eval(f"pandas.{call}", {"pandas": pandas, "path": path})
+    assert [table[key].tolist() for key in ("task_id", "started_at", "seed")] == [ids, [1.7e9] * 5, [1] * 5]

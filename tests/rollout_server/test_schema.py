@@ -4,6 +4,8 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import Field, PositiveFloat
 from pydantic.dataclasses import dataclass
 
@@ -98,5 +100,28 @@ def test_a_node_reads_what_its_parent_wrote(tmp_path):
             "servers": {"env": {"OMP_NUM_THREADS": "1"}, "gpus": [[0]], "kv_cache_bytes": 1 << 28},
         },
     )
+    write_node_config(config, tmp_path / "node.yaml")
+    assert load_node_config(tmp_path / "node.yaml") == config
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(
+    st.sampled_from(["${", "}", "\\", "$", "{", "???", "${oc.env:HOME}", "a", "'", '"', "#", "- ", "~", "\n", "\r"])
+    | st.sampled_from(
+        [":", "yes", "no", "null", "1e3", "0x10", "1_000", "12:30:45", "\u2028", "\x85", "\ufeff", " ", "\t"]
+    )
+).map("".join)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXT, st.dictionaries(TEXT, PLAIN, max_size=3))
+def test_whatever_a_config_holds_is_read_back_as_it_was_written(tmp_path, text, options):
+    environment = {"name": text, "config": options}
+    node = {"root": text, "model": {"path": text}, "environment": environment, "servers": {"env": {text: text}}}
+    config = from_mapping(NodeConfig, node)
     write_node_config(config, tmp_path / "node.yaml")
     assert load_node_config(tmp_path / "node.yaml") == config

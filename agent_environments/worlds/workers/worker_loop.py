@@ -36,10 +36,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
+
+CHILD_DEATH_SHOWS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ class Worker:
         try:
             return {"ok": operations[request["op"]](request)}
         except Exception as error:  # of the world, which may be any: the client decides what it means
+            if killed_child():
+                os.kill(os.getpid(), signal.SIGKILL)  # this is no error of the world's, but the machine's doing
             return {"error": f"{type(error).__name__}: {error}"[:1000]}
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +126,19 @@ class Worker:
         return {}
 
 
+def killed_child() -> bool:
+    """Whether a child, such as a Java machine, got a SIGKILL. It is seen a moment after its pipes have ended."""
+    give_up = time.monotonic() + CHILD_DEATH_SHOWS_S
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        if ended is not None or time.monotonic() > give_up:
+            return ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status == signal.SIGKILL
+        time.sleep(0.05)
+
+
 def serve(world_class: Callable[[], World]) -> None:
     """Answer requests until standard input ends.
 
@@ -133,7 +152,7 @@ def serve(world_class: Callable[[], World]) -> None:
     os.dup2(2, 1)
     # Nor do their child processes read the requests.
     requests = os.fdopen(os.dup(0), encoding="utf-8")
-    with open(os.devnull) as nothing:
+    with open(os.devnull, encoding="utf-8") as nothing:
         os.dup2(nothing.fileno(), 0)
     worker = Worker(world_class())
     for line in requests:

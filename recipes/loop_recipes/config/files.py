@@ -150,7 +150,8 @@ def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> 
         ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
     """
     try:
-        plain = OmegaConf.to_container(OmegaConf.create(dict(cfg)), resolve=True, throw_on_missing=True)
+        config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
     return from_mapping(section, plain)

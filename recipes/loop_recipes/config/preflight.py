@@ -20,10 +20,15 @@ from appworld_adapter.dataset import load_split
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
-from loop_recipes.paths import METRICS_FILE
-from rollout_server.config import NodeConfig
+from loop_recipes.paths import METRICS_FILE, loop_package
+from rollout_server.base_model import BaseModel
+from rollout_server.config import HIGHEST_RANK, NodeConfig
+from rollout_server.policies.adapter_check import check_adapter
 from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
 from rollout_server.schema import ConfigError, require
+
+_OF_A_LOSS = ("compares_pairs", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "forward")
+"""What the update asks of every loss beside its value."""
 
 
 def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
@@ -39,8 +44,10 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
     check_learner(config, starts_now=starts_now)
     if config.critic is not None:
         check_component("critic", config.critic, positional=1)
-        pairs = getattr(build(config.loss), "compares_pairs", False)
-        require(not pairs, "critic must be null: the loss compares pairs of rollouts, which have no use for it")
+        require(
+            not build(config.loss).compares_pairs,
+            "critic must be null: the loss compares pairs of rollouts, which have no use for it",
+        )
         by_token = hasattr(build(config.advantage), "of_tokens")
         require(not by_token, "critic must be null: the advantage gives each token its own already")
     if config.turn_credit is not None:
@@ -50,7 +57,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
 
 def _check_turn_credit(config: LoopConfig, credit: TurnCreditConfig) -> None:
     advantage, loss = build(config.advantage), build(config.loss)
-    fit = not hasattr(advantage, "of_tokens") and not getattr(loss, "compares_pairs", False)
+    fit = not hasattr(advantage, "of_tokens") and not loss.compares_pairs
     require(fit, "turn_credit must be null: it spreads the one advantage of a rollout, and there are others or none")
     if credit.critic is not None:
         file = Path(credit.critic) / "config.yaml"
@@ -74,12 +81,18 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
 def check_initial_adapter(config: LearnerConfig) -> None:
     """
     Raises:
-        ConfigError: ``initial_adapter`` is given, and is none.
+        ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take.
     """
+    if not config.initial_adapter:
+        return
+    folder = Path(config.initial_adapter)
     require(
-        not config.initial_adapter or is_adapter(Path(config.initial_adapter)),
-        f"initial_adapter {config.initial_adapter} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}",
+        is_adapter(folder), f"initial_adapter {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}"
     )
+    try:
+        check_adapter(folder, BaseModel.read(config.checkpointer["checkpoint_dir"]), HIGHEST_RANK)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"initial_adapter {folder}: {error}") from error
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
@@ -88,6 +101,8 @@ def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
     Raises:
         ConfigError: it could not.
     """
+    tilde = str(output_dir).startswith("~")
+    require(not tilde, f"{key} {output_dir} begins with ~, which only a shell takes for your home; write the path out")
     folder = output_dir.absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     require(existing.is_dir(), f"{key} {output_dir} cannot be created: {existing} is a file")
@@ -115,12 +130,23 @@ def _check_components(config: LearnerConfig) -> None:
     for path in ("advantage", "loss", "log_probs"):
         check_component(path, getattr(config, path))
         built[path] = _built(path, getattr(config, path))  # cheap, and they check their own arguments
+    lacking = [name for name in _OF_A_LOSS if not hasattr(built["loss"], name)]
     require(
-        config.update.loss_divisor != "tokens" or getattr(built["loss"], "sums_tokens", False),
+        not lacking,
+        f"loss: {config.loss['_component_']} has no {', '.join(lacking)}; derive it from "
+        'loop_recipes.learner.losses.PolicyLoss (docs/development.md, "How to add")',
+    )
+    require(
+        callable(built["advantage"]),
+        f"advantage: {config.advantage['_component_']} cannot be called with returns and groups; see "
+        "loop_recipes.learner.advantages",
+    )
+    require(
+        config.update.loss_divisor != "tokens" or built["loss"].sums_tokens,
         f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
     )
     require(
-        not getattr(built["loss"], "compares_pairs", False) or hasattr(built["advantage"], "pairs"),
+        not built["loss"].compares_pairs or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
         "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",
     )
@@ -164,11 +190,13 @@ def _built(path: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -
 
 def _check_checkpoint_files(config: LearnerConfig) -> None:
     folder = Path(config.checkpointer["checkpoint_dir"])
-    require(
-        (folder / "config.json").is_file(),
-        f"checkpointer.checkpoint_dir {folder} holds no config.json; download the model there (tune download) or, for "
-        "the tiny policy, run `make warm-start`",
-    )
+    shipped = folder.resolve() == loop_package("tiny_policy").resolve()
+    cure = "run `make warm-start`" if shipped else "download it (tune download), or run the warm start that makes it"
+    require((folder / "config.json").is_file(), f"checkpointer.checkpoint_dir {folder} holds no config.json; {cure}")
+    try:
+        BaseModel.read(folder)
+    except ValueError as error:
+        raise ConfigError(f"checkpointer.checkpoint_dir: {error}") from error
     files = config.checkpointer["checkpoint_files"]
     if not isinstance(files, list):
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
+from agent_environments.secret import read_secret
 from rollout_server.config import NodeConfig
-from rollout_server.schema import STRICT, require
+from rollout_server.schema import STRICT, ConfigError, require
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -47,4 +46,16 @@ def check_token(variable: str) -> None:
     Raises:
         ConfigError: the environment variable ``variable`` does not hold the token of a node that runs elsewhere.
     """
-    require(os.environ.get(variable), f"the environment variable {variable} must hold the rollout node's bearer token")
+    require(read_token(variable), f"the environment variable {variable} must hold the rollout node's bearer token")
+
+
+def read_token(variable: str) -> str:
+    """As :func:`~agent_environments.secret.read_secret`.
+
+    Raises:
+        ConfigError: no HTTP header can carry it.
+    """
+    try:
+        return read_secret(variable)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -20,6 +20,7 @@ from rich.markdown import Markdown
 
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
+from rollout_server.run_files import to_json
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         text, data = _compare(options.folders, options.level, options.resamples)
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
-            (options.output / "comparison.md").write_text(text)
-            (options.output / "comparison.json").write_text(json.dumps(data, indent=1) + "\n")
+            (options.output / "comparison.md").write_text(text, encoding="utf-8")
+            (options.output / "comparison.json").write_text(to_json(data, indent=1) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"compare-evals: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,6 @@ import dataclasses
 import glob
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -16,11 +15,12 @@ from omegaconf import DictConfig
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from agent_environments.chat_client import url_problem
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
+from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
 from rollout_server.collection_request import Limits
 from rollout_server.config import EnvironmentConfig, NodeConfig
-from rollout_server.run_files import ADAPTER_FILES, adapter_digest, is_adapter
+from rollout_server.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from rollout_server.schema import STRICT, ConfigError, require
 
 _WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
@@ -45,8 +45,8 @@ class EndpointConfig:
     """Merged into the body of every request, for what one service wants and another refuses; null leaves a key out."""
 
     def __post_init__(self) -> None:
-        sound = self.url.startswith(("http://", "https://"))
-        require(sound, f"url {self.url!r} must begin with http:// or https://")
+        if (problem := url_problem(self.url)) is not None:
+            raise ConfigError(f"url {problem}")
 
     @property
     def digest(self) -> str:
@@ -57,11 +57,11 @@ class EndpointConfig:
         """What authorizes a request.
 
         Raises:
-            ConfigError: the environment variable is not set.
+            ConfigError: the environment variable is not set, or holds what no header can carry.
         """
         if self.api_key_env is None:
             return {}
-        key = os.environ.get(self.api_key_env)
+        key = read_token(self.api_key_env)
         if not key:
             raise ConfigError(
                 f"the environment variable {self.api_key_env} must hold the endpoint's key (api_key_env: null for none)"
@@ -147,8 +147,8 @@ class EvalConfig:
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: int = 0
     """Each run over the tasks has seeds of its own, made from this one."""
-    retries: NonNegativeInt = 2
-    """How often a task that gave no rollout is asked for again, beyond the attempts that the node makes by itself."""
+    retries: NonNegativeInt = 1
+    """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
     dataset_root: str | None = None
@@ -281,12 +281,12 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
         elif "*" in policy.adapter:
-            folders = [Path(path) for path in sorted(glob.glob(policy.adapter)) if is_adapter(Path(path))]
+            folders = [path for path in in_order(map(Path, glob.glob(policy.adapter))) if is_adapter(path)]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]
         else:
             folder, chosen = _best_of_evaluation(Path(policy.adapter), key)
-            folder = _newest_version(folder)
+            folder = newest_adapter(folder) or folder
             require(
                 is_adapter(folder),
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
@@ -304,7 +304,7 @@ def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
     if not (folder / "report.json").is_file():
         return folder, ""
     try:
-        return _best_of_report(folder, json.loads((folder / "report.json").read_text()), key)
+        return _best_of_report(folder, json.loads((folder / "report.json").read_text(encoding="utf-8")), key)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
@@ -324,9 +324,3 @@ def _best_of_report(folder: Path, report: Mapping[str, Any], key: str) -> tuple[
     score = next(score for score in report["scores"] if score["policy"] == report["best"])
     how = f"best of {len(report['policies'])} on {report['split']} of {report['dataset']}: {report['best']}, "
     return adapter, f"{how}TGC {score['tgc']['mean']:.1f} at {score['sampling']['label']}"
-
-
-def _newest_version(folder: Path) -> Path:
-    """The last adapter of a training run; the folder itself if it is no run."""
-    versions = sorted(path for path in folder.glob("policies/policy-v*") if is_adapter(path))
-    return versions[-1] if versions else folder

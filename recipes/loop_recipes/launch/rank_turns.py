@@ -62,14 +62,14 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
     from loop_recipes.collecting.fixed_set import read_fixed_set
     from loop_recipes.collecting.turn_candidates import candidate_requests, pairs_of, sample_candidates
     from loop_recipes.learner.batching import Sample
-    from loop_recipes.learner.stored_critic import critic_config, load_turn_critic, newest_adapter
+    from loop_recipes.learner.stored_critic import critic_adapter, critic_config, load_turn_critic
 
     for name, least in (("candidates", 2), ("pairs", 1), ("every", 1), ("most", 1)):
         value = getattr(options, name)
         require(value is None or value >= least, f"--{name} is {value}; it must be at least {least}")
     rollouts = read_fixed_set(FixedSetConfig(options.logs)).rollouts[: options.most]
     critic_config(options.critic)
-    adapter = newest_adapter(options.critic)  # the one that there is now
+    adapter = critic_adapter(options.critic)  # the one that there is now
     with served_policy(options.config, options.overrides) as served:
         collection, seed = served.conf.collection, served.conf.seed
         how = HowToSample(options.candidates, POLICY_VERSION, collection.sampling, collection.limits, seed)

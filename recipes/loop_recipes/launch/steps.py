@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_environments import process_guard
-from rollout_server.run_files import is_adapter, write_whole
+from rollout_server.run_files import newest_adapter, write_whole
 from rollout_server.schema import ConfigError, made_folder, require
 
 GRACE_S = 300.0
@@ -52,7 +52,7 @@ class Steps:
         state: dict[str, Any] = {"options": dict(options), "done": []}
         if self._file.exists():
             try:
-                state = {**state, **json.loads(self._file.read_text())}
+                state = {**state, **json.loads(self._file.read_text(encoding="utf-8"))}
             except (ValueError, TypeError) as error:
                 raise ConfigError(f"{self._file} is damaged; remove it to begin again") from error
         other = [name for name in options if state["options"].get(name) != options[name]]
@@ -110,10 +110,10 @@ def newest_policy(run: Path) -> Path:
     Raises:
         StepFailed: there is none.
     """
-    adapters = sorted(path for path in (run / "policies").glob("policy-v*") if is_adapter(path))
-    if not adapters:
+    adapter = newest_adapter(run)
+    if adapter is None:
         raise StepFailed(f"{run} holds no policy")
-    return adapters[-1]
+    return adapter
 
 
 def run_step(command: Sequence[str], log: Path, deadline_s: float | None = None) -> None:
@@ -142,5 +142,5 @@ def run_step(command: Sequence[str], log: Path, deadline_s: float | None = None)
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -6,6 +6,7 @@
         optimizer.safetensors      "<parameter>/<attribute>" full tensors
         critic.safetensors         the critic's weights, where there is one
         rng.safetensors            torch (and CUDA) generator states, one per rank
+        SHA256SUMS                 of all of them; `sha256sum -c SHA256SUMS` there says which is damaged
 
 Nothing in it is pickled, so a checkpoint from elsewhere is safe to open.
 """
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loop_recipes.learner.process_group import gather_bytes
-from rollout_server.run_files import whole_folder
+from rollout_server.run_files import bring_back, check_sums, folders_in, to_json, whole_folder, write_sums
 from rollout_server.schema import ConfigError
 
 _FOLDER = re.compile(r"iteration_(\d+)")
@@ -50,12 +51,19 @@ def checkpoint_folder(root: Path, iteration: int) -> Path:
 
 def latest_checkpoint(root: Path) -> Path | None:
     """The complete checkpoint of the highest iteration under ``root``, if there is one."""
-    found = [(int(match[1]), path) for path in root.glob("*") if (match := _FOLDER.fullmatch(path.name))]
-    return max(found)[1] if found else None
+    found = _checkpoints(root)
+    return found[-1][1] if found else None
+
+
+def _checkpoints(root: Path) -> list[tuple[int, Path]]:
+    """The complete checkpoints under ``root`` with their iterations, ascending."""
+    named = folders_in(root).items()
+    return sorted((int(match[1]), path) for name, path in named if (match := _FOLDER.fullmatch(name)))
 
 
 def save_training_state(root: Path, iteration: int, training: TrainingState) -> Path:
     """Write the checkpoint of ``iteration``; a crash on the way leaves none."""
+    bring_back(root)
     for leftover in root.glob(".*partial*"):
         shutil.rmtree(leftover)
     final = checkpoint_folder(root, iteration)
@@ -66,7 +74,8 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
         save_file(training.rng, partial / "rng.safetensors")
         if training.critic:
             save_file(training.critic, partial / "critic.safetensors")
-        (partial / "state.json").write_text(json.dumps(training.state, indent=1))
+        (partial / "state.json").write_text(to_json(training.state, indent=1), encoding="utf-8")
+        write_sums(partial)
     return final
 
 
@@ -90,10 +99,11 @@ def load_training_state(folder: Path) -> TrainingState:
     """Read a checkpoint.
 
     Raises:
-        ConfigError: a file is missing or damaged; names it.
+        ConfigError: a file is missing or damaged; names it, and the checkpoint before, from which a run could go on.
     """
     try:
-        state = json.loads((folder / "state.json").read_text())
+        check_sums(folder)
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         adapters = {
             int(match[1]): load_file(path)
             for path in sorted(folder.iterdir())
@@ -101,12 +111,13 @@ def load_training_state(folder: Path) -> TrainingState:
         }
         optimizer, rng = load_file(folder / "optimizer.safetensors"), load_file(folder / "rng.safetensors")
         critic = load_file(folder / "critic.safetensors") if (folder / "critic.safetensors").exists() else {}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(
-            f"checkpoint {folder} cannot be read ({error}); remove it to go on from the one before"
-        ) from error
-    if state["policy_version"] not in adapters:
-        raise ConfigError(f"checkpoint {folder} lacks the adapter of its policy version {state['policy_version']}")
+        if state["policy_version"] not in adapters:
+            raise ValueError(f"it lacks the adapter of its policy version {state['policy_version']}")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        paths = [path for _, path in _checkpoints(folder.parent)]
+        before = paths[paths.index(folder) - 1] if folder in paths[1:] else None
+        begin = f"go on from {before.name}" if before else "start from the beginning: there is none before it"
+        raise ConfigError(f"checkpoint {folder} cannot be read ({error}); remove it to {begin}") from error
     return TrainingState(state, adapters, optimizer, rng, critic)
 
 
@@ -120,8 +131,7 @@ def save_and_prune(
 
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
     """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``."""
-    found = sorted((int(match[1]), path) for path in root.glob("*") if (match := _FOLDER.fullmatch(path.name)))
-    for iteration, path in found[:-keep_last]:
+    for iteration, path in _checkpoints(root)[:-keep_last]:
         if iteration not in keep:
             shutil.rmtree(path)
 

@@ -68,7 +68,7 @@ def check_driver(cuda: str | None, version_file: Path) -> None:
     if not version_file.is_file():
         # WSL and some containers hide it; whether there is a device is asked next.
         return
-    driver, major = version_file.read_text().strip(), int(str(cuda).split(".")[0])
+    driver, major = version_file.read_text(encoding="utf-8").strip(), int(str(cuda).split(".")[0])
     oldest = OLDEST_DRIVER.get(major, max(OLDEST_DRIVER.values()))
     require(
         int(driver.split(".")[0]) >= oldest,

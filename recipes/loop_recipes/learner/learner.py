@@ -35,6 +35,8 @@ from loop_recipes.learner.run_metrics import RunMetrics
 from loop_recipes.learner.sharding import full_tensors, place_critic, place_model
 from loop_recipes.learner.token_statistics import TokenStatistics
 from loop_recipes.paths import METRICS_FILE
+from rollout_server.config import as_config
+from rollout_server.run_files import writing
 
 
 class Learner:
@@ -118,8 +120,9 @@ class Learner:
 
     def open_metrics(self, after_iteration: int) -> RunMetrics:
         """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0."""
-        config = OmegaConf.create(asdict(self.conf))
-        OmegaConf.save(config, self._output_dir / "config.yaml")
+        config = as_config(asdict(self.conf))
+        with writing(self._output_dir / "config.yaml"):
+            OmegaConf.save(config, self._output_dir / "config.yaml")
         loggers = [build(logger) for logger in self.conf.metric_logger]
         for logger in loggers:
             logger.log_config(config)
@@ -135,14 +138,16 @@ class Learner:
     def export(self, version: int, adapter: Mapping[str, Tensor]) -> Path:
         """Write a version's full tensors in PEFT's format under ``policies/``; returns its folder. For rank 0."""
         rank, alpha = lora_scale(self.model)
-        return export_adapter(
-            adapter,
-            self._output_dir / "policies" / f"policy-v{version:04d}",
-            rank=rank,
-            alpha=alpha,
-            base_model=self.conf.checkpointer["checkpoint_dir"],
-            dtype=DTYPES[self.conf.adapter_dtype],
-        )
+        folder = self._output_dir / "policies" / f"policy-v{version:04d}"
+        with writing(folder):
+            return export_adapter(
+                adapter,
+                folder,
+                rank=rank,
+                alpha=alpha,
+                base_model=self.conf.checkpointer["checkpoint_dir"],
+                dtype=DTYPES[self.conf.adapter_dtype],
+            )
 
     def save_checkpoint(self, state: Mapping[str, Any], keep: Collection[int] = ()) -> None:
         """Write the checkpoint of ``state["iteration"]`` and remove old ones; all ranks must call it.
@@ -157,4 +162,9 @@ class Learner:
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)
         root, keep_last = self._output_dir / "checkpoints", self.conf.keep_last_checkpoints
-        on_main_rank(lambda: save_and_prune(root, state["iteration"], saved, keep_last, keep))
+
+        def save() -> None:
+            with writing(root):
+                save_and_prune(root, state["iteration"], saved, keep_last, keep)
+
+        on_main_rank(save)

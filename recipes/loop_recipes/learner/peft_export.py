@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollout_server.base_model import BaseModel
+from rollout_server.policies.adapter_check import read_adapter_config
 from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, whole_folder
 
 # torchtune module (inside `layers.{i}.`) -> Hugging Face module (inside `model.layers.{i}.`)
@@ -93,7 +95,7 @@ def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float,
     }
     with whole_folder(folder) as partial:
         save_file(dict(weights), partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -101,15 +103,14 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
     """Read a PEFT adapter: (LoRA weights by their torchtune names, rank, alpha).
 
     Raises:
-        ValueError: a file is missing, or the adapter is not plain LoRA on decoder layers.
+        ValueError: a file is missing or damaged, or a rollout node would refuse the adapter's config.
     """
     for name in ADAPTER_FILES:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
-    config = json.loads((folder / ADAPTER_CONFIG).read_text())
-    if config.get("peft_type") != "LORA" or config.get("use_rslora") or config.get("use_dora"):
-        raise ValueError(f"{folder} is not a plain LoRA adapter (peft_type LORA, without rslora or dora)")
-    if config.get("rank_pattern") or config.get("alpha_pattern"):
-        raise ValueError(f"{folder} has layers of several ranks or alphas (rank_pattern, alpha_pattern); make it one")
-    tensors = {tune_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
-    return tensors, int(config["r"]), float(config["lora_alpha"])
+    try:
+        config = read_adapter_config(folder)
+        tensors = {tune_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"adapter {folder}: {error}") from error
+    return tensors, config.rank, config.alpha

@@ -34,6 +34,8 @@ from loop_recipes.learner.sharding import clip_grad_norm
 from loop_recipes.learner.token_statistics import TokenStatistics
 
 FP16_LOSS_SCALE = 2.0**16
+FP16_GROWTH_STEPS = 2000
+"""As torch.amp.GradScaler: the loss scale doubles after so many steps in a row without an overflow."""
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
 
 
@@ -93,10 +95,10 @@ class PolicyUpdate:
         self._clipped = self._clipped_together()
         self._ranks = get_world_size_and_rank()
         # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
-        # stay within fp16's range; it is halved whenever they overflow.
-        self._loss_scale = (
-            FP16_LOSS_SCALE if model.get_parameter("tok_embeddings.weight").dtype == torch.float16 else 1.0
-        )
+        # stay within fp16's range; it is halved whenever they overflow, and grows back.
+        self._scales = model.get_parameter("tok_embeddings.weight").dtype == torch.float16
+        self._loss_scale = FP16_LOSS_SCALE if self._scales else 1.0
+        self._steps_at_scale = 0
 
     def _clipped_together(self) -> list[tuple[list[nn.Parameter], float | None]]:
         """Parameters whose gradients have one norm, and its limit: all, or the policy's and then the critic's."""
@@ -110,11 +112,12 @@ class PolicyUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; what one update hands to the next beside the model and the optimizer."""
-        return {"loss_scale": self._loss_scale}
+        return {"loss_scale": self._loss_scale, "steps_at_loss_scale": self._steps_at_scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._loss_scale = float(state["loss_scale"])
+        self._steps_at_scale = int(state.get("steps_at_loss_scale", 0))  # earlier versions only halved it
 
     def run(
         self,
@@ -340,6 +343,8 @@ class PolicyUpdate:
         limit = self.config.max_trajectory_log_ratio
         if limit is not None and abs(log_ratio) > limit:
             self.optimizer.zero_grad(set_to_none=True)
+            if self.token_statistics is not None:
+                self.token_statistics.drop()
             return None
         if preferences is not None:  # the weighted log-likelihood has the pairs' gradient, but not their loss
             loss = preferences.losses.sum().item() / divisor
@@ -347,15 +352,23 @@ class PolicyUpdate:
         finite_gradient = all(map(math.isfinite, norms))
         if math.isfinite(loss) and not finite_gradient and self._loss_scale > 1.0:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
-            self._loss_scale /= 2.0
+            self._loss_scale, self._steps_at_scale = self._loss_scale / 2.0, 0
             self.optimizer.zero_grad(set_to_none=True)
             return self._step(minibatch, statistics, iteration)
         if not (math.isfinite(loss) and finite_gradient):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
         statistics.join(seen)
+        if self.token_statistics is not None:
+            self.token_statistics.keep()
         self.optimizer.step()
+        self._grow_loss_scale()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(loss, squared_error, norms[0], preferences)
+
+    def _grow_loss_scale(self) -> None:
+        self._steps_at_scale += self._scales
+        if self._steps_at_scale == FP16_GROWTH_STEPS:
+            self._loss_scale, self._steps_at_scale = self._loss_scale * 2.0, 0
 
     def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
         """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""

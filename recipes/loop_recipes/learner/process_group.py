@@ -72,6 +72,11 @@ def destroy_process_group() -> None:
     _waiting = None
 
 
+def launched_rank() -> int:
+    """This process's rank in its torchrun job, which it knows before it has joined it; 0 without one."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def single_process() -> bool:
     """Whether there is no other rank."""
     return not dist.is_initialized() or dist.get_world_size() == 1

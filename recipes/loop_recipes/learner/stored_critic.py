@@ -14,22 +14,23 @@ from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.model import DTYPES, load_adapter, load_base
 from loop_recipes.learner.process_group import init_process_group
 from loop_recipes.learner.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
-from rollout_server.run_files import is_adapter
+from rollout_server.run_files import newest_adapter
 from rollout_server.schema import ConfigError, require
 
 LONGEST_WAIT_S = 1800.0
 """For another rank."""
 
 
-def newest_adapter(run: Path) -> Path:
-    """The last one in a run's ``policies``.
+def critic_adapter(run: Path) -> Path:
+    """The newest adapter of a run.
 
     Raises:
         ConfigError: there is none.
     """
-    adapters = [folder for folder in sorted((run / "policies").glob("policy-v*")) if is_adapter(folder)]
-    require(adapters, f"{run / 'policies'} holds no adapter yet")
-    return adapters[-1]
+    adapter = newest_adapter(run)
+    if adapter is None:
+        raise ConfigError(f"{run / 'policies'} holds no adapter yet")
+    return adapter
 
 
 def adapter_from_the_start(run: Path, before: str | None) -> Path:
@@ -40,7 +41,7 @@ def adapter_from_the_start(run: Path, before: str | None) -> Path:
         ConfigError: there is none.
     """
     run = run.resolve()
-    return Path(before) if before is not None and Path(before).parents[1] == run else newest_adapter(run)
+    return Path(before) if before is not None and Path(before).parents[1] == run else critic_adapter(run)
 
 
 def stored_config(run: Path) -> SftConfig:
@@ -104,7 +105,7 @@ def critic_over(
     conf, loss = critic_config(run)
     theirs, ours = (Path(each.checkpointer["checkpoint_dir"]).resolve() for each in (conf, learner.conf))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
-    tensors = load_adapter(adapter or newest_adapter(run), learner.model)
+    tensors = load_adapter(adapter or critic_adapter(run), learner.model)
     reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
     prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
     return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

@@ -11,10 +11,11 @@ algorithm; with a critic, the mean over its tokens.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rollout_server.run_files import in_order, to_json, write_whole, writing
 
 if TYPE_CHECKING:  # the viewer reads these files without torch
     from torch import Tensor
@@ -29,7 +30,7 @@ TOKEN_STATISTICS = "token_statistics"
 def statistics_files(folder: Path, collection_id: str) -> list[Path]:
     """What the ranks have written about a collection, rank 0 first."""
     own = folder / f"{collection_id}.jsonl"
-    return [file for file in (own, *sorted(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
+    return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
 
 
 class TokenStatistics:
@@ -38,16 +39,26 @@ class TokenStatistics:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._suffix = "" if rank == 0 else f".rank{rank}"
+        self._step: dict[str, tuple[Tensor, Tensor]] = {}
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(self, batch: MicroBatch, output: LossOutput) -> None:
-        """Remember the ratios of a micro-batch; a later epoch replaces an earlier one."""
+        """Remember the ratios of a micro-batch until its step is taken (:meth:`keep`) or not (:meth:`drop`)."""
         if not len(batch.targets):
             return
         ratios = batch.split(output.log_ratio.float().clamp(max=20.0).exp()[output.ratio_index].cpu())
         clipped = batch.split(output.clipped[output.ratio_index].cpu())
         for rollout_id in ratios:
-            self._seen[rollout_id] = (ratios[rollout_id], clipped[rollout_id])
+            self._step[rollout_id] = (ratios[rollout_id], clipped[rollout_id])
+
+    def keep(self) -> None:
+        """The step was taken: what was added for it counts, and replaces what an earlier step with a rollout added."""
+        self._seen |= self._step
+        self._step = {}
+
+    def drop(self) -> None:
+        """The step was not taken: what was added for it never was."""
+        self._step = {}
 
     def write(self, samples: Sequence[Sample]) -> None:
         """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
@@ -62,11 +73,12 @@ class TokenStatistics:
                     "ratios": [round(value, 5) for value in ratios.tolist()],
                     "clipped": [int(value) for value in clipped.tolist()],
                 }
-                lines.setdefault(sample.collection_id, []).append(json.dumps(record) + "\n")
+                lines.setdefault(sample.collection_id, []).append(f"{to_json(record)}\n")
         self._seen.clear()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for collection, text in lines.items():
-            (self._folder / f"{collection}{self._suffix}.jsonl").write_text("".join(text))
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for collection, text in lines.items():
+                write_whole(self._folder / f"{collection}{self._suffix}.jsonl", "".join(text))
 
 
 def _advantage(sample: Sample) -> float:

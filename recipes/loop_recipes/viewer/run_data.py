@@ -35,9 +35,11 @@ class _Indexed:
     """One log: places of its lines, their summaries, and how far it has been read."""
 
     path: Path
-    offsets: list[int] = field(default_factory=list)
+    offsets: dict[int, int] = field(default_factory=dict)
+    """By the number of the line, from 1."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
     read_to: int = 0
+    lines: int = 0
 
 
 class RunData:
@@ -165,6 +167,7 @@ class RunData:
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
             "ungradable": record["ungradable"],
+            "broke": record.get("broke"),
             "segment": record["segment"],
             "segments": record["segments"],
             "branch_of": self._origin(record["branch_of"]),
@@ -196,10 +199,10 @@ class RunData:
         """
         log = self._logs[collection]
         self._read_on(log)
-        if not 1 <= cursor <= len(log.offsets):
+        if cursor not in log.offsets:
             raise KeyError(f"no rollout {cursor} in {collection}")
         with log.path.open("rb") as file:
-            file.seek(log.offsets[cursor - 1])
+            file.seek(log.offsets[cursor])
             return log.path, file.readline()
 
     def search(self, collection: str, text: str) -> list[int]:
@@ -213,7 +216,7 @@ class RunData:
         wanted = text.casefold()
         found = []
         for line in read_lines(log.path):
-            if line.number > len(log.offsets):
+            if line.number > log.lines:
                 break
             if any(wanted in message["content"].casefold() for message in line.record["messages"]):
                 found.append(line.number)
@@ -225,10 +228,10 @@ class RunData:
         return bool(self._logs)
 
     def _read_on(self, log: _Indexed) -> None:
-        for line in read_lines(log.path, log.read_to, len(log.offsets) + 1):
-            log.offsets.append(line.start)
+        for line in read_lines(log.path, log.read_to, log.lines + 1):
+            log.offsets[line.number] = line.start
             log.summaries.append(_summary(line.record, line.number))
-            log.read_to = line.end
+            log.read_to, log.lines = line.end, line.number
 
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
         """What a rollout goes on from, with the place of that rollout among the logs, if it is there."""

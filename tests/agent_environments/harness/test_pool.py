@@ -46,6 +46,10 @@ async def played(harness_pool):
         ({"grade_command": ["true"]}, "who grades"),
         ({"world": {"name": "counter"}}, "who grades"),
         ({"accept_reward": False, "world": {"name": "harness"}}, "the world of a harness cannot be a harness"),
+        ({"command": "python my_agent.py"}, r"harness: command must be a list of words: write \["),
+        ({"grade_command": "true", "accept_reward": False}, "harness: grade_command must be a list of words"),
+        ({"variables": {"SEED": None}}, "harness: variables.SEED holds None"),
+        ({"tasks": {"train": "t_1"}}, "harness: tasks.train must be a list of words"),
     ],
 )
 def test_a_config_without_a_grader_or_tasks_is_refused(options, why):
@@ -113,6 +117,13 @@ async def test_a_text_beside_the_reward_may_hold_any_character():
     grader = python("import json; print(json.dumps({'reward': 1.0, 'why': 'one\\u2028two'}, ensure_ascii=False))")
     grade = await played(pool(command=python("pass"), grade_command=grader, accept_reward=False))
     assert grade.success
+
+
+async def test_numbers_that_yaml_has_read_are_text():
+    code = "import os, sys; open('answer', 'w').write(f'{os.environ[\"SEED\"]} {os.environ[\"DEBUG\"]} {sys.argv[1]}')"
+    grader = python("print('{\"reward\": %d}' % (open('answer').read() == '1 true 7'))")
+    options = {"command": [*python(code), 7], "variables": {"SEED": 1, "DEBUG": True}, "grade_command": grader}
+    assert (await played(pool(**options, accept_reward=False))).success
 
 
 async def test_a_program_that_cannot_be_started_has_no_reward():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_environments.harness.program import run_program
-from support.waiting import wait_until
+from support.waiting import DEADLINE_S, wait_until
 
 
 def lives(pid):
@@ -30,6 +30,21 @@ async def test_a_program_has_its_variables_and_no_secrets_of_ours(tmp_path, monk
         tmp_path,
     )
     assert (ended.status, ended.output) == (0, f"['TASK_ID'] {tmp_path}\n")
+
+
+@pytest.mark.parametrize("given", [{}, {"no_proxy": "intranet"}, {"NO_PROXY": "intranet"}, {"no_proxy": "*"}])
+async def test_no_proxy_stands_between_a_program_and_the_node(tmp_path, monkeypatch, given):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"http_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9", **given}.items():
+        monkeypatch.setenv(name, value)
+    hosts = ["127.0.0.1", "localhost", "node7", *(["intranet"] if given else [])]
+    code = (
+        f"from urllib.request import proxy_bypass; print(all(map(proxy_bypass, {hosts})), proxy_bypass('example.com'))"
+    )
+    ended = await run_program(python(code), {"OPENAI_BASE_URL": "http://node7:8700/v1"}, tmp_path)
+    everything = "*" in given.values()
+    assert ended.output.split() == ["True", "True" if everything else "False"] or ended.output.split() == ["1", "0"]
 
 
 async def test_the_end_of_a_long_output_is_kept(tmp_path):
@@ -61,7 +76,7 @@ async def test_a_program_that_kills_its_guard_and_leaves_a_process_is_not_waited
         "print('bye', flush=True); os.kill(os.getppid(), signal.SIGKILL)"
     )
     try:
-        ended = await asyncio.wait_for(run_program(python(code), {}, tmp_path), 120)
+        ended = await asyncio.wait_for(run_program(python(code), {}, tmp_path), DEADLINE_S)
     finally:
         if file.exists() and lives(file.read_text()):
             os.kill(int(file.read_text()), signal.SIGKILL)

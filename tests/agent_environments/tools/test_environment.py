@@ -3,6 +3,7 @@
 import pytest
 
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.observation import TRUNCATION_NOTE
 from agent_environments.protocol import EnvironmentPool, UnknownTask, create_pool
 from agent_environments.tool_calls import tools_section
 from agent_environments.tools.environment import ToolPool
@@ -25,6 +26,8 @@ HOSTILE_CALLS = (
     *(call("fail", how=how) for how in ("exit", "bytes", "surrogate", "raise")),
     call("dawdle", seconds=0.3),
     call("hang"),
+    call("power"),
+    call("leave"),
     call("answer", value=10**4000),
     "\n".join([call("add", a=1)] * 500),
 )
@@ -98,6 +101,27 @@ async def test_mistakes_are_told_and_the_episode_goes_on(sums, turn, answer):
 async def test_long_results_are_cut(sums):
     _, (result,), _ = await play(sums, "sum_1", call("repeat", text="ab", times=50))
     assert result.observation.startswith("<tool_response>\nabababababababababab\n... (the result is too long")
+
+
+async def test_the_results_of_a_turn_are_cut_together(tmp_path):
+    """Each may have 2,048 characters; a turn of many calls would fill the context many times over."""
+    pool = pool_of(tmp_path, observation_max_tokens=300)
+    await pool.open()
+    _, (result,), _ = await play(pool, "sum_1", call("add", a=1) * 500)
+    await pool.close()
+    assert len(word_spans(result.observation.removesuffix(TRUNCATION_NOTE))) <= 300
+    assert result.observation.startswith("<tool_response>\n2\n</tool_response>\n<tool_response>\n2\n")
+    assert result.observation.endswith(TRUNCATION_NOTE)
+
+
+async def test_a_result_that_is_cut_within_the_turn_is_closed(tmp_path):
+    pool = pool_of(tmp_path, SUMS.replace("max_characters=20", "max_characters=2000"), observation_max_tokens=50)
+    await pool.open()
+    _, (result,), _ = await play(pool, "sum_1", call("add", a=1) + call("repeat", text="word ", times=200))
+    assert result.observation == (
+        f"<tool_response>\n2\n</tool_response>\n<tool_response>{TRUNCATION_NOTE}\n</tool_response>"
+    )
+    await pool.close()
 
 
 async def test_where_a_tool_ends_the_episode_a_turn_without_a_call_does_not(sums):

@@ -7,8 +7,13 @@ import pytest
 from pydantic import BaseModel
 
 from agent_environments.tools import tool
-from agent_environments.tools.deadline import DeadlinePassed
-from agent_environments.tools.tool import ToolError, WrongArguments
+from agent_environments.tools.deadline import DeadlinePassed, Raised
+from agent_environments.tools.tool import WrongArguments
+
+
+@pytest.fixture(autouse=True)
+def in_a_tool_process(alarm):
+    """Functions run here, as they do there."""
 
 
 class Point(BaseModel):
@@ -45,10 +50,10 @@ def test_the_schema_says_what_signature_and_docstring_say():
     assert list(properties) == ["points", "style", "schema"]
 
 
-async def test_arguments_come_as_the_hints_say():
-    arguments = draw.check({"points": [{"x": 1, "y": 2}]})
-    assert arguments == {"points": [Point(x=1.0, y=2.0)]}
-    assert await draw.call(arguments, None) == "1.0 line None"
+def test_arguments_come_as_the_hints_say():
+    arguments = {"points": [{"x": 1, "y": 2}]}
+    assert draw.check(arguments) == {"points": [Point(x=1.0, y=2.0)]}
+    assert draw.run(arguments, None) == "1.0 line None"
 
 
 @pytest.mark.parametrize(
@@ -94,14 +99,14 @@ def test_a_tool_without_parameters():
     assert look.check({}) == {}
 
 
-async def test_errors_of_the_function_are_the_tools():
-    @tool(deadline_s=0.01)
+def test_errors_of_the_function_are_the_tools():
+    @tool
     async def wait(seconds: float):
         """Wait."""
         raise TimeoutError("mine")
 
-    with pytest.raises(ToolError, match="TimeoutError: mine"):
-        await wait.call({"seconds": 1.0}, None)
+    with pytest.raises(Raised, match="TimeoutError: mine"):
+        wait.run({"seconds": 1.0}, None)
 
     @tool(deadline_s=0.01)
     async def sleep():
@@ -111,7 +116,7 @@ async def test_errors_of_the_function_are_the_tools():
         await asyncio.sleep(3600)
 
     with pytest.raises(DeadlinePassed, match=r"longer than 0\.01 s"):
-        await sleep.call({}, None)
+        sleep.run({}, None)
 
     @tool
     async def lose():
@@ -122,16 +127,35 @@ async def test_errors_of_the_function_are_the_tools():
         task.cancel()
         await task
 
-    with pytest.raises(ToolError, match="CancelledError"):
-        await lose.call({}, None)
+    with pytest.raises(Raised, match="CancelledError"):
+        lose.run({}, None)
+
+    @tool
+    async def cancel():
+        """Cancel the task that runs it."""
+        import asyncio
+
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(Raised, match="CancelledError"):
+        cancel.run({}, None)
+
+    @tool
+    async def close():
+        """Raise what ends a coroutine."""
+        raise GeneratorExit
+
+    with pytest.raises(Raised, match="GeneratorExit"):
+        close.run({}, None)
 
     @tool
     async def group():
         """Raise what a task group makes of SystemExit."""
         raise BaseExceptionGroup("two", [SystemExit(1), ValueError("mine")])
 
-    with pytest.raises(ToolError, match=r"BaseExceptionGroup: two \(2 sub-exceptions\)"):
-        await group.call({}, None)
+    with pytest.raises(Raised, match=r"BaseExceptionGroup: two \(2 sub-exceptions\)"):
+        group.run({}, None)
 
 
 def unhinted(a):

@@ -1,14 +1,16 @@
-"""The pool of instances: who has which, and what becomes of broken ones."""
+"""The pool of tool processes and their instances: who has which, and what becomes of broken ones."""
 
 import asyncio
+import os
+import re
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
-from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
-from agent_environments.tools.deadline import DeadlinePassed, Raised
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade, Requirement
 from agent_environments.tools.environment import ToolPool
-from agent_environments.tools.instances import InstancePool
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 from support.tool_modules import COUNTER, call, write
@@ -17,14 +19,42 @@ from support.waiting import wait_until
 
 @pytest.fixture
 async def counters(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=64)
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=16)
     await pool.open()
     yield pool
     await pool.close()
 
 
-async def test_64_episodes_at_once_see_only_their_own_instance(counters):
-    everybody = asyncio.Barrier(64)
+@pytest.fixture
+async def one(tmp_path):
+    """A pool of one instance, from a source that a test may change."""
+    pools = []
+
+    async def open_pool(source=COUNTER):
+        pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
+        pools.append(pool)
+        await pool.open()
+        return pool
+
+    yield open_pool
+    for pool in pools:
+        await pool.close()
+
+
+def lives(pid):
+    return os.path.exists(f"/proc/{pid}")
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def pid_of(environment):
+    return (await environment._lease.process()).pid
+
+
+async def test_episodes_at_once_see_only_their_own_instance(counters):
+    everybody = asyncio.Barrier(16)
 
     async def play(number):
         environment = await counters.acquire(str(number))
@@ -35,17 +65,17 @@ async def test_64_episodes_at_once_see_only_their_own_instance(counters):
             assert result.observation == f"<tool_response>\ncount{number}_1: {step}\n</tool_response>"
             await asyncio.sleep(0)
         await everybody.wait()
-        assert counters.status().open_worlds == 64
+        assert counters.status().open_worlds == 16
         grade = await environment.grade()
         await environment.close()
         return grade.success
 
-    assert all(await asyncio.gather(*(play(number) for number in range(64))))
+    assert all(await asyncio.gather(*(play(number) for number in range(16))))
     assert counters.status().open_worlds == 0
 
 
 async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(counters):
-    kinds = ["add", "hang", "cancelled", "crash"]
+    kinds = ["add", "hang", "cancelled", "crash", "leave"]
 
     async def play(number):
         kind = kinds[number % len(kinds)]
@@ -63,6 +93,9 @@ async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(
                 with pytest.raises(EnvironmentTimeout, match=r"tool hang took longer than 0\.2 s"):
                     await environment.step(call("hang"))
                 assert (await environment.grade()).reward in (0.0, 1.0)
+            elif kind == "leave":
+                assert (await environment.step(call("leave"))).done
+                assert (await environment.grade()).ungradable
             else:
                 step = asyncio.ensure_future(environment.step(call("hang")))
                 await asyncio.sleep(0)
@@ -71,76 +104,153 @@ async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(
         finally:
             await environment.close()
 
-    await asyncio.gather(*(play(number) for number in range(128)))
-    await wait_until(lambda: counters.status().details["instances"] == 64)
+    await asyncio.gather(*(play(number) for number in range(40)))
+    await wait_until(lambda: counters.status().details["instances"] == 16)
     assert counters.status().open_worlds == 0
-    assert counters.status().restarts >= 64
-    again = [await counters.acquire("again") for _ in range(64)]
-    assert len({id(environment._lease.instance) for environment in again}) == 64
+    assert counters.status().restarts >= 24
+    again = [await counters.acquire("again") for _ in range(16)]
+    assert len({await pid_of(environment) for environment in again}) == 16
     for environment in again:
         await environment.close()
 
 
+async def test_a_neighbour_plays_while_a_tool_holds_its_interpreter(tmp_path):
+    """`(a+)+$` over a text of 60 letters would take years, and lets no other thread of its process run."""
+    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=2)
+    await pool.open()
+    hanging, neighbour = await pool.acquire("hanging"), await pool.acquire("neighbour")
+    await hanging.start("count1_1")
+    await neighbour.start("count20_1")
+    step = asyncio.create_task(hanging.step(call("search", pattern="(a+)+$", text="a" * 60 + "b")))
+    for _ in range(20):
+        await neighbour.step(call("add", amount=1))
+    assert (await neighbour.grade()).success
+    assert not step.done()
+    step.cancel()
+    await asyncio.wait([step])
+    assert (await hanging.grade()).reward == 0.0, "a regular expression can be interrupted, and its instance graded"
+    for environment in (hanging, neighbour):
+        await environment.close()
+    await pool.close()
+
+
+async def test_a_stateful_call_that_is_late_is_graded_as_it_stands(one):
+    pool = await one()
+    environment = await pool.acquire("first")
+    await environment.start("count3_1")
+    await environment.step(call("add", amount=3))
+    with pytest.raises(EnvironmentTimeout):
+        await environment.step(call("hang"))
+    assert (await environment.grade()).success
+    before = await pid_of(environment)
+    await environment.close()
+    await wait_until(lambda: not lives(before))
+
+
+async def test_work_that_cannot_be_interrupted_ends_with_its_process(one, monkeypatch):
+    monkeypatch.setattr("agent_environments.tools.tool_process.KILL_AFTER_S", 0.5)
+    pool = await one()
+    environment = await pool.acquire("first")
+    await environment.start("count3_1")
+    before = await pid_of(environment)
+    with pytest.raises(EnvironmentTimeout, match=r"tool power took longer than 0\.2 s, and was ended"):
+        await environment.step(call("power"))
+    await wait_until(lambda: not lives(before))
+    grade = await environment.grade()
+    assert (grade.reward, grade.ungradable) == (0.0, "the instance is gone: a tool that was called ended its process")
+    await environment.close()
+
+
+async def test_a_call_that_ends_its_process_ends_the_episode(one):
+    """It is the agent's doing: the episode is graded, and the next one has another process."""
+    pool = await one()
+    environment = await pool.acquire("first")
+    await environment.start("count0_1")
+    result = await environment.step(call("leave") + call("add", amount=1))
+    assert (result.done, result.failed) == (True, True)
+    assert result.observation == (
+        "<tool_response>\nError: the tool failed: its process ended with status 3\n</tool_response>"
+    )
+    assert (await environment.grade()).ungradable
+    await environment.close()
+    environment = await pool.acquire("second")
+    await environment.start("count0_1")
+    assert (await environment.grade()).success
+    await environment.close()
+
+
+async def test_a_reward_that_needs_no_instance_grades_without_one(one):
+    parts = ("def reached(instance: Counter, target: int)", "instance.value == target")
+    pool = await one(COUNTER.replace(parts[0], "def reached(target: int)").replace(parts[1], "target == 1"))
+    environment = await pool.acquire("first")
+    await environment.start("count1_1")
+    assert (await environment.step(call("leave"))).done
+    assert (await environment.grade()).success
+    await environment.close()
+
+
 @pytest.mark.parametrize("end", ["late", "cancelled"])
 @pytest.mark.parametrize("takes_instance", [True, False])
-async def test_an_instance_that_a_reward_may_still_work_on_is_not_lent_again(
-    tmp_path, monkeypatch, end, takes_instance
+async def test_an_instance_that_a_reward_has_half_changed_is_not_lent_again(
+    one, tmp_path, monkeypatch, end, takes_instance
 ):
     parameters = "instance: Counter, target: int" if takes_instance else "target: int"
     source = COUNTER.replace(
         "def reached(instance: Counter, target: int) -> bool:\n    return instance.value == target",
         f"def reached({parameters}) -> bool:\n"
-        "    counter = Counter.made[0]\n    counter.graded = True\n"
-        "    while not counter.ended:\n        time.sleep(0.01)",
+        "    (FOLDER / 'graded').touch()\n    while True:\n        time.sleep(0.01)",
     )
     assert source != COUNTER
     if end == "late":
-        monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)
-    pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
-    await pool.open()
+        source += "\nimport sys\nsys.modules['agent_environments.tools.reward'].DEADLINE_S = 0.1\n"
+        monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)  # put back after it
+    pool = await one(source)
     environment = await pool.acquire("first")
     await environment.start("count1_1")
-    instance = environment._lease.instance
+    before = await pid_of(environment)
     grade = asyncio.create_task(environment.grade())
     if end == "cancelled":
-        await wait_until(lambda: hasattr(instance, "graded"))
+        await wait_until((tmp_path / "graded").exists)
         grade.cancel()
-    with pytest.raises(DeadlinePassed if end == "late" else asyncio.CancelledError):
-        await grade
+    if end == "cancelled":
+        with pytest.raises(asyncio.CancelledError):
+            await grade
+    else:
+        broke = (await grade).broke
+        assert (broke.where, broke.what) == ("reward reached", "DeadlinePassed: took longer than 0.1 s")
+    await (await environment._lease.process()).idle()
     await environment.close()
     environment = await pool.acquire("second")
-    assert (environment._lease.instance is instance) == (not takes_instance)
+    assert (await pid_of(environment) == before) == (not takes_instance)
     await environment.close()
-    await pool.close()
 
 
-async def test_a_reward_that_raises_leaves_its_instance_in_order(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, COUNTER.replace("== target", "/ target")), max_worlds=1)
-    await pool.open()
+async def test_a_reward_that_raises_leaves_its_instance_in_order(one):
+    pool = await one(COUNTER.replace("== target", "/ target"))
     environment = await pool.acquire("first")
     await environment.start("count0_1")
-    with pytest.raises(Raised, match="ZeroDivisionError"):
-        await environment.grade()
+    grade = await environment.grade()
+    assert (grade.reward, grade.broke.where) == (0.0, "reward reached")
+    assert grade.ungradable == grade.broke.what
+    assert re.fullmatch(r"ZeroDivisionError: .* \(.*mine\.py:\d+\)", grade.broke.what)
     await environment.close()
     assert pool.status().restarts == 0
-    await pool.close()
 
 
-async def test_the_pool_closes_every_instance(counters):
-    counter = counters._module.instance_class
+async def test_the_pool_closes_every_instance(counters, tmp_path):
     environment = await counters.acquire("open")
     environment._lease.broken = True
+    pids = [slot.process.pid for slot in counters._instances._slots]
     await counters.close()
-    assert len(counter.made) == 64
-    assert sorted(map(id, counter.made)) == sorted(map(id, counter.closed))
+    assert sorted(file.name for file in tmp_path.glob("closed-*")) == sorted(f"closed-{pid}" for pid in pids)
+    assert not any(map(lives, pids))
     await environment.close()
     await asyncio.sleep(0)
     assert counters.status().restarts == 0, "nothing takes the place of a broken one in a closed pool"
 
 
-async def test_whoever_waits_gets_the_next_one_first_come_first_served():
-    pool = InstancePool(object, 1, 10.0)
-    await pool.open()
+async def test_whoever_waits_gets_the_next_one_first_come_first_served(one):
+    pool = (await one())._instances
     lease = await pool.acquire()
     order = []
 
@@ -158,47 +268,47 @@ async def test_whoever_waits_gets_the_next_one_first_come_first_served():
     assert (pool.lent, pool.waiting, pool.instances) == (0, 0, 1)
 
 
-async def test_who_waits_for_an_instance_is_refused_when_the_pool_closes(tmp_path):
-    pool = ToolPool(word_spans, write(tmp_path, COUNTER), max_worlds=1)
-    await pool.open()
-    await check_who_waits_is_refused(pool)
+async def test_who_waits_for_an_instance_is_refused_when_the_pool_closes(one):
+    await check_who_waits_is_refused(await one())
 
 
-async def test_an_instance_that_cannot_be_made_is_tried_again():
-    works = True
-
-    def make():
-        if not works:
-            raise OSError("no room")
-        return object()
-
-    pool = InstancePool(make, 1, 10.0)
-    await pool.open()
-    lease = await pool.acquire()
-    works, lease.broken = False, True
-    lease.end()
+async def test_an_instance_that_cannot_be_made_is_tried_again(one, tmp_path):
+    making = '    def __init__(self):\n        if (FOLDER / "full").exists():\n            raise OSError("no room")\n\n'
+    pool = await one(COUNTER.replace("    def reset", making + "    def reset", 1))
+    environment = await pool.acquire("first")
+    (tmp_path / "full").touch()
+    environment._lease.broken = True
+    await environment.close()
     for _ in range(2):
         with pytest.raises(EnvironmentCrashed, match="could not be made: OSError: no room"):
-            await pool.acquire()
-    works = True
-    (await pool.acquire()).end()
-    assert pool.instances == 1
+            await pool.acquire("again")
+    (tmp_path / "full").unlink()
+    await (await pool.acquire("last")).close()
+    assert pool.status().details["instances"] == 1
 
 
-async def test_reset_may_be_async_and_call_its_parameter_what_it_likes():
-    class Lamp:
-        async def reset(self, state):
-            self.state = state
-            return f"It is {state['light']}."
+async def test_the_end_of_the_server_is_no_doing_of_an_agents(one):
+    """All processes end with it; the episodes are repeated, with a new server."""
+    pool = await one()
+    environment = await pool.acquire("first")
+    await environment.start("count1_1")
+    before = await pid_of(environment)
+    os.kill(parent_of(before), signal.SIGKILL)
+    await wait_until(lambda: not lives(before))
+    with pytest.raises(EnvironmentCrashed, match="the tool server has ended"):
+        await environment.step(call("add", amount=1))
+    await environment.close()
+    environment = await pool.acquire("second")
+    await environment.start("count1_1")
+    assert "count1_1: 1" in (await environment.step(call("add", amount=1))).observation
+    await environment.close()
 
-    pool = InstancePool(Lamp, 1, 10.0)
-    await pool.open()
-    lease = await pool.acquire()
-    task = {"id": "lamp_1", "light": "on"}
-    assert await lease.reset(task) == "It is on."
-    lease.instance.state["light"] = "off"
-    assert task["light"] == "on", "an episode's instance has a copy of its own"
-    lease.end()
+
+async def test_reset_may_be_async_and_call_its_parameter_what_it_likes(one):
+    source = COUNTER.replace("    def reset(self, task):", "    async def reset(self, state):\n        task = state")
+    environment = await (await one(source)).acquire("first")
+    assert (await environment.start("count1_1"))[-1].content == "The counter of count1_1 shows 0."
+    await environment.close()
 
 
 CART = '''
@@ -226,14 +336,49 @@ TASKS = [{"id": "cart_1", "items": ["apple"], "wanted": ["pear"]}]
 '''
 
 
-async def test_no_episode_changes_its_task_for_the_next_one(tmp_path):
+async def test_no_episode_changes_its_task_for_the_next_one(one):
     """Neither an instance that goes on working on a list of the task's, nor a reward that takes it apart."""
-    pool = ToolPool(word_spans, write(tmp_path, CART), max_worlds=1)
-    await pool.open()
+    pool = await one(CART)
     for _ in range(2):
         environment = await pool.acquire("episode")
         assert (await environment.start("cart_1"))[-1].content == "apple"
         await environment.step(call("add", name="pear"))
         assert (await environment.grade()).success
         await environment.close()
-    await pool.close()
+
+
+GRADES = """
+import numpy as np
+from agent_environments.protocol import Grade, Requirement
+from agent_environments.tools import reward, tool
+
+
+@tool
+def look() -> str:
+    'Look.'
+
+
+@reward
+def right(answer):
+    held = object() if answer == "object" else None
+    return Grade(np.float32(0.25), np.bool_(False), (Requirement("one", np.bool_(True)),), tampered=held)
+
+
+TASKS = [{"question": "?"}]
+"""
+
+
+async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):
+    pool = await one(GRADES)
+    environment = await pool.acquire("first")
+    await environment.start("train1_1")
+    await environment.step("0.25")
+    grade = await environment.grade()
+    assert grade == Grade(0.25, False, (Requirement("one", True),))
+    assert {type(grade.success), type(grade.requirements[0].passed)} == {bool}
+    await environment.close()
+    environment = await pool.acquire("second")
+    await environment.start("train1_1")
+    await environment.step("object")
+    assert "cannot hold what is of type object" in (await environment.grade()).ungradable
+    await environment.close()

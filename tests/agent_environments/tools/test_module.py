@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from agent_environments.protocol import Grade, UnknownTask
+from agent_environments.protocol import Grade, UnknownTask, pool_class
 from agent_environments.tools import reward
 from agent_environments.tools.deadline import Raised
 from agent_environments.tools.module import load_module
@@ -16,7 +16,7 @@ from support.tool_modules import COUNTER, SUMS, write
 def test_the_parts_of_a_module(tmp_path):
     module = load_module(write(tmp_path, COUNTER))
     assert module.name == "mine"
-    assert list(module.tools) == ["add", "hang", "show"]
+    assert list(module.tools) == ["add", "hang", "power", "search", "leave", "process", "show"]
     assert module.instance_class.__name__ == "Counter"
     assert module.instructions == ""
 
@@ -54,6 +54,30 @@ def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
         load_module(path)
     assert path in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['x'])", "SystemExit: 2"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_module_that_ends_the_interpreter_or_breaks_is_one_line(tmp_path, line, said):
+    path = write(tmp_path, f"# mine\n{line}\n", "ends")
+    with pytest.raises(ValueError, match=rf"module {path} cannot be imported: {said} \({path}:2\)") as caught:
+        load_module(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["import sys; sys.exit(3)", "1 / 0", "import no_such_package"])
+def test_the_module_of_a_class_that_ends_the_interpreter_is_one_line(tmp_path, monkeypatch, line):
+    write(tmp_path, line, "ends_too")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"environment 'ends_too:Mine' cannot be imported: .* \(.*ends_too.py:1\)"):
+        pool_class("ends_too:Mine")
 
 
 def test_a_module_that_is_not_there():
@@ -94,8 +118,8 @@ def test_tasks_from_jsonl(tmp_path):
     [
         ([], "there are no tasks"),
         (["What?"], "task train1_1 must be a mapping, not 'What\\?'"),
-        ([{"id": "seven"}], "task id 'seven' must be <scenario>_<n>"),
-        ([{"id": "a/b_1"}], "task id 'a/b_1' must be <scenario>_<n>"),
+        ([{"id": 7}], "task id 7 must be text"),
+        ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
     ],
@@ -115,24 +139,24 @@ def test_a_damaged_line_is_named(tmp_path):
 EPISODE = {"answer": "4", "trajectory": [], "instance": None}
 
 
-async def test_what_a_reward_may_return():
+def test_what_a_reward_may_return(alarm):
     task = {"id": "a_1", "target": 4}
-    assert await reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
-    assert await reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
+    assert reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
+    assert reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
 
     for numpys, grade in ((np.bool_(True), Grade(1.0, True)), (np.float32(0.25), Grade(0.25, False))):
-        assert await reward(lambda numpys=numpys: numpys).grade(task, **EPISODE) == grade
+        assert reward(lambda numpys=numpys: numpys).grade(task, **EPISODE) == grade
 
     @reward
     async def own(target, bonus=0.0):
         return Grade(0.5 + bonus, True)
 
-    assert await own.grade(task, **EPISODE) == Grade(0.5, True)
+    assert own.grade(task, **EPISODE) == Grade(0.5, True)
     for bad in ("1", 2.0, float("nan"), None):
         with pytest.raises(ValueError, match="which is no number from 0 to 1"):
-            await reward(lambda bad=bad: bad).grade(task, **EPISODE)
+            reward(lambda bad=bad: bad).grade(task, **EPISODE)
     with pytest.raises(Raised, match="ZeroDivisionError"):
-        await reward(lambda target: target / 0).grade(task, **EPISODE)
+        reward(lambda target: target / 0).grade(task, **EPISODE)
 
 
 def test_a_reward_is_still_the_function():

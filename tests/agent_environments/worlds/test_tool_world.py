@@ -62,13 +62,14 @@ def test_what_is_no_call_is_answered_and_counted(pool):
     assert (counted.calls, counted.bad, counted.unknown, counted.failed) == (3, 1, 1, 1)
 
 
-def test_each_result_is_cut(pool):
-    shown = pool.shown(json.dumps([{"result": "one two three four"}, {"result": "five"}]))
-    first, second = shown.split("</tool_response>\n")
-    assert "one" in first
-    assert "four" not in first
-    assert "not fully shown" in first
-    assert second == "<tool_response>\nfive\n</tool_response>"
+def test_the_results_of_a_turn_are_cut_together():
+    pool = Pool(word_spans, "python", observation_max_tokens=25)
+    results = [{"result": "one"}, {"result": "two\n" * 20}, {"result": "three"}]
+    shown = pool.shown(json.dumps(results))
+    assert shown.startswith("<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\ntwo")
+    assert shown.endswith("not fully shown.\n</tool_response>")
+    assert "three" not in shown
+    assert pool.shown(json.dumps(results[:1])) == "<tool_response>\none\n</tool_response>"
 
 
 async def test_a_turn_without_a_call_is_told_so(pool):

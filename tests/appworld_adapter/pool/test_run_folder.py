@@ -52,6 +52,13 @@ def test_what_is_kept_are_states_and_logs_and_no_copy_of_the_dataset(dataset, tm
     assert (dataset / "data" / "base_dbs" / "gmail.db").read_text() == "rows"
 
 
+def test_a_base_whose_path_has_too_many_bytes_for_a_socket_is_named(dataset, tmp_path):
+    base = tmp_path / ("ü" * ((100 - len(str(tmp_path))) // 2))
+    assert len(str(base)) < 100 < len(os.fsencode(base)) + 40
+    with pytest.raises(OSError, match="too long a path for Unix sockets; choose a shorter one"):
+        RunFolder.create(str(base), dataset, keep=False)
+
+
 def test_two_attempts_at_one_episode_have_two_names_of_one_path_segment():
     names = {experiment_name(EPISODE) for _ in range(10)}
     assert len(names) == 10

@@ -14,8 +14,9 @@ from torchtune.config._utils import _merge_yaml_and_cli_args
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.config.files import CONFIGS, load_config, overridden
 from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
+from rollout_server.folder_lock import lock_run
 from rollout_server.schema import ConfigError
-from support.random_policy import write_adapter
+from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 
 
@@ -24,6 +25,11 @@ def workspace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("config_errors")
     replay_config(folder, iterations=1)
     (folder / "empty").mkdir()
+    (folder / "llama").mkdir()
+    (folder / "llama/config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["LlamaForCausalLM"]}))
+    write_adapter(folder / "rslora", seed=0)
+    file = folder / "rslora/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
     return folder
 
 
@@ -78,6 +84,7 @@ def config(workspace, *overrides):
             "initial_adapter /nowhere is no PEFT adapter: it must hold adapter_config.json",
         ),
         ("output_dir=/proc/run", "output_dir /proc/run cannot be created"),
+        ("output_dir=~/runs/a", "output_dir ~/runs/a begins with ~, which only a shell takes for your home"),
         ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
         ("rollout_node.url=http://127.0.0.1:9", "rollout_node: exactly one of launch: true, url, replay must be given"),
         ("rollout_node.replay=${output_dir}/../empty", "holds no *.jsonl log"),
@@ -116,6 +123,46 @@ def start(cfg):
         recipe.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("key", "component", "message"),
+    [
+        (
+            "loss",
+            "torch.nn.Identity",
+            "loss: torch.nn.Identity has no compares_pairs, sums_tokens, sees_hidden_informat",
+        ),
+        ("advantage", "fractions.Fraction", "advantage: fractions.Fraction cannot be called with returns and groups"),
+    ],
+)
+def test_what_the_update_could_not_call_is_refused(workspace, key, component, message):
+    cfg = config(workspace)
+    cfg[key] = {"_component_": component}
+    with pytest.raises(ConfigError) as caught:
+        start(cfg)
+    assert message in str(caught.value)
+
+
+def test_a_model_that_cannot_be_trained_is_refused(workspace):
+    with pytest.raises(
+        ConfigError, match=r"^checkpointer\.checkpoint_dir: .*: LlamaForCausalLM cannot be trained; take"
+    ):
+        start(config(workspace, f"checkpointer.checkpoint_dir={workspace / 'llama'}"))
+
+
+def test_an_adapter_that_no_node_would_take_is_refused(workspace):
+    with pytest.raises(
+        ConfigError, match=r"^initial_adapter .*rslora: adapter_config.json: 'use_rslora' is True; it must"
+    ):
+        start(config(workspace, f"initial_adapter={workspace / 'rslora'}"))
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(workspace):
+    (workspace / "taken").mkdir()
+    cfg = config(workspace, f"output_dir={workspace / 'taken'}")
+    with lock_run(workspace / "taken"), pytest.raises(ConfigError, match=r"another run is using .*taken .*process"):
+        start(cfg)
+
+
 def test_an_optimizer_that_takes_no_dense_gradient_is_refused(workspace):
     cfg = config(workspace)
     cfg.optimizer = {"_component_": "torch.optim.SparseAdam", "lr": 1e-3}
@@ -142,7 +189,7 @@ def test_an_adapter_that_would_act_otherwise_than_where_it_is_served_is_refused(
     stored = json.loads(file.read_text())
     for changed, message in (
         ({"lora_alpha": 7}, r"has lora_alpha 7; make model\.lora_alpha 7, it is 16"),
-        ({"alpha_pattern": {"q_proj": 8}}, r"has layers of several ranks or alphas"),
+        ({"alpha_pattern": {"q_proj": 8}}, r"'alpha_pattern' is .*; it must be absent, off or empty"),
     ):
         file.write_text(json.dumps(stored | changed))
         with pytest.raises(ConfigError, match=message):

@@ -1,18 +1,25 @@
 """Checkpoints: resuming equals never having stopped, bit for bit; damaged ones are refused by name."""
 
+import errno
 import json
+import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors import SafetensorError
 
+import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.learner.checkpoint import (
     TrainingState,
     latest_checkpoint,
+    load_latest,
     load_training_state,
     prune_checkpoints,
     save_training_state,
@@ -41,7 +48,11 @@ def run(config: Path, *overrides: str, die_at_step: int | None = None) -> None:
         return step(*args, **kwargs)
 
     optimizer.step = counted
-    recipe.train()
+    try:
+        recipe.train()
+    except Killed:
+        recipe._lock.close()  # as the kernel does
+        raise
     recipe.cleanup()
 
 
@@ -151,10 +162,56 @@ def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_p
     (tmp_path / ".partial-0002").mkdir()
     assert latest_checkpoint(tmp_path) == folder
     (folder / "optimizer.safetensors").write_bytes(b"\0" * 20)
-    with pytest.raises(ConfigError, match=f"checkpoint {folder} cannot be read"):
+    damage = r"cannot be read \(optimizer.safetensors is not as it was written\)"
+    with pytest.raises(ConfigError, match=f"checkpoint {folder} {damage}; remove it to start from the beginning"):
         load_training_state(folder)
+    later = save_training_state(tmp_path, 2, training)
+    state = (later / "state.json").read_bytes()
+    (later / "state.json").write_bytes(state.replace(b": 1", b": 0"))
+    with pytest.raises(ConfigError, match=r"state.json is not as .* go on from iteration_0001"):
+        load_training_state(later)
+    (later / "SHA256SUMS").unlink()  # as earlier versions wrote checkpoints
+    with pytest.raises(ConfigError, match="it lacks the adapter of its policy version 0"):
+        load_training_state(later)
+    (later / "state.json").write_bytes(state)
+    assert load_training_state(later).state == {"policy_version": 1}
+    shutil.rmtree(later)
     shutil.rmtree(folder)
     assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("where", ["checkpoint.save_file", "run_metrics.append_to"])
+def test_a_full_disk_is_one_line_and_a_resumed_run_has_lost_nothing(tmp_path, monkeypatch, where):
+    def full(*_, **__):
+        if where == "checkpoint.save_file":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    config = replay_config(tmp_path, iterations=2)
+    run(config, f"output_dir={tmp_path / 'whole'}")
+    run(config, "max_iterations=1")
+    with monkeypatch.context() as patches:
+        patches.setattr(f"loop_recipes.learner.{where}", full)
+        patches.setattr(sys, "argv", ["loop_appworld.py", "--config", str(config), "resume_from_checkpoint=True"])
+        with pytest.raises(SystemExit) as ended:
+            loop_appworld.recipe_main()
+    line = r"loop_appworld: cannot write \S+: .*No space left on device.*; free some space .*: nothing .* is lost"
+    assert re.fullmatch(line, ended.value.code)
+    run(config, "resume_from_checkpoint=True")
+    assert deterministic(tmp_path / "run/metrics.jsonl") == deterministic(tmp_path / "whole/metrics.jsonl")
+
+
+def test_a_checkpoint_that_was_just_being_replaced_is_found_where_it_is(tmp_path, monkeypatch):
+    """The process dies between the two renames that a file system without exchange needs, with one checkpoint kept."""
+    monkeypatch.setattr("rollout_server.run_files._exchange", lambda one, other: False)
+    training = TrainingState({"policy_version": 1}, {1: {"a": torch.ones(2)}}, {}, {"rank0": torch.zeros(1)})
+    save_training_state(tmp_path, 9999, training)
+    folder = save_training_state(tmp_path, 10000, training)
+    folder.rename(tmp_path / f".{folder.name}.replaced.partial")
+    assert load_latest(tmp_path, critic=False).state == {"policy_version": 1}
+    assert latest_checkpoint(tmp_path).name == ".iteration_10000.replaced.partial"
+    save_training_state(tmp_path, 10001, training)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_10000", "iteration_10001", "iteration_9999"]
 
 
 def test_old_checkpoints_go_but_not_the_best(tmp_path):

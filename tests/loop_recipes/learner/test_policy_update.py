@@ -178,6 +178,17 @@ def test_a_scale_that_overflows_is_halved_and_the_same_step_taken_also_after_a_r
     assert 2.0 < kept(2) <= reached, "a resumed run goes on with the scale that the run had found"
 
 
+def test_a_scale_grows_back_after_steps_without_an_overflow_also_after_a_resume(tmp_path, monkeypatch):
+    config = replay_config(tmp_path, iterations=2)
+    monkeypatch.setattr(policy_update, "FP16_LOSS_SCALE", 1.0)
+    monkeypatch.setattr(policy_update, "FP16_GROWTH_STEPS", 3)
+    (first,) = run(config, "dtype=fp16", "max_iterations=1")
+    _, second = run(config, "dtype=fp16", "resume_from_checkpoint=True")
+    steps = first["steps"] + second["steps"]
+    saved = load_training_state(tmp_path / "run/checkpoints/iteration_0002").state["update"]
+    assert saved == {"loss_scale": 2.0 ** (steps // 3), "steps_at_loss_scale": steps % 3}
+
+
 def test_a_trajectory_log_ratio_over_its_limit_ends_the_iterations_steps(tmp_path, monkeypatch):
     """Against the mean over the minibatch of the sum over each rollout's tokens, in float64."""
     forward, seen = ClippedPolicyLoss.forward, []

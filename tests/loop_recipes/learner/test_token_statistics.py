@@ -29,6 +29,10 @@ def test_every_token_has_the_ratio_and_clip_of_its_level(tmp_path, level, packed
     for shift in (-SHIFT, SHIFT):  # a second epoch replaces the first
         for batch in micro_batches(samples, 64, 0, packed):
             statistics.add(batch, loss(batch.old_logprobs + shift, batch))
+        statistics.keep()
+    for batch in micro_batches(samples, 64, 0, packed):  # a step that was not taken leaves nothing
+        statistics.add(batch, loss(batch.old_logprobs + 9.0, batch))
+    statistics.drop()
     statistics.write(samples)
     lines = [json.loads(line) for line in (tmp_path / "run-i0001.jsonl").read_text().splitlines()]
     assert [line["rollout_id"] for line in lines] == [sample.rollout_id for sample in samples]
@@ -55,6 +59,7 @@ def test_ranks_write_beside_one_another_and_a_new_call_forgets(tmp_path):
         statistics = TokenStatistics(tmp_path, rank)
         (batch,) = micro_batches([sample], 64, 0, False)
         statistics.add(batch, ClippedPolicyLoss()(batch.old_logprobs, batch))
+        statistics.keep()
         statistics.write(samples)
         statistics.write(samples)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-i0000.jsonl", "run-i0001.rank1.jsonl"]

@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+import threading
 
 import pytest
 
@@ -55,10 +58,91 @@ def test_a_record_is_cut_off_with_those_it_waits_for(tmp_path):
         assert path.read_text().splitlines() == lines[: log.count]
 
 
-def test_zeros_after_a_power_cut_are_dropped(tmp_path):
+@pytest.mark.parametrize("damaged", range(3))
+@pytest.mark.parametrize("damage", [b"\0", b"[", b"\xff"])
+def test_a_damaged_line_is_set_aside_and_those_after_it_keep_their_places(tmp_path, damaged, damage, caplog):
     path = tmp_path / "log.jsonl"
-    path.write_bytes(RECORDS[0].encode() + b"\n" + b"\0" * 100 + b"\n" + RECORDS[1].encode() + b"\n")
-    assert open_log(path)[1] == [json.loads(RECORDS[0])]
+    lines = [record.encode() for record in RECORDS]
+    torn = damage + lines[damaged][1:]
+    path.write_bytes(b"".join(line + b"\n" for line in [*lines[:damaged], torn, *lines[damaged + 1 :]]))
+    kept = [*lines[:damaged], *lines[damaged + 1 :]]
+    for _ in range(2):
+        log, seen = open_log(path)
+        assert seen == [json.loads(line) for line in kept]
+        assert log.count == 4
+        assert log.read(damaged + 1, 10) == lines[damaged + 1 :]
+        assert [line for line in log.read(0, 10) if line.strip()] == kept
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} is damaged in line {damaged + 1}: set aside in {path}.damaged; the others are kept"
+    ]
+    assert (tmp_path / "log.jsonl.damaged").read_bytes() == torn + b"\n"
+
+
+def test_zeros_after_a_power_cut_cost_no_other_record(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(RECORDS[0].encode() + b"\n" + b"\0" * 100 + b"\n" + RECORDS[1].encode() + b"\n" + b"\0" * 9)
+    log, seen = open_log(path)
+    assert seen == [json.loads(record) for record in RECORDS[:2]]
+    log.append(["{}"])
+    assert open_log(path)[1] == [*seen, {}]
+
+
+def test_a_damaged_line_takes_along_those_that_are_nothing_without_it(tmp_path):
+    """Groups of three lines, of which one is damaged: that group is set aside, the others are kept."""
+    lines = [json.dumps({"group": group, "n": n}) for group in range(3) for n in range(3)]
+
+    def open_groups(path):
+        kept, expected = [], None
+
+        def visit(record):
+            nonlocal expected
+            if record["n"] and record != expected:
+                raise ValueError("what it goes on from is missing")
+            expected = {"group": record["group"], "n": record["n"] + 1}
+            kept.append(record["group"])
+            return record["n"] == 2
+
+        return AppendLog(path, visit), kept
+
+    for damaged in range(6):
+        path = tmp_path / f"{damaged}.jsonl"
+        path.write_text("".join(f"{line}\n" for line in [*lines[:damaged], "{", *lines[damaged + 1 :]]))
+        open_groups(path)
+        log, kept = open_groups(path)
+        assert log.count == 9
+        assert kept == [group for group in range(3) if group != damaged // 3 for _ in range(3)]
+    path.write_text("".join(f"{line}\n" for line in [*lines[:7], "{", lines[8]]))
+    assert open_groups(path)[0].count == 6, "the last group is a write that was cut short"
+
+
+def test_threads_that_append_at_once_do_not_meet(tmp_path, monkeypatch):
+    """Both would find the same end of the file; a full disk would then cut off a neighbour's record."""
+    log, _ = open_log(tmp_path / "log.jsonl")
+    first_writes, second_waits, real_fsync = threading.Event(), threading.Event(), os.fsync
+
+    def fsync(descriptor):
+        first_writes.set()
+        second_waits.wait(0.2)
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    threads = [threading.Thread(target=log.append, args=(records,)) for records in (RECORDS[:1], RECORDS[1:])]
+    threads[0].start()
+    assert first_writes.wait(60)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    assert log.read(0, 10) == [record.encode() for record in RECORDS]
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        log.append(["{}"])
+    monkeypatch.undo()
+    assert open_log(log.path)[0].count == 4
 
 
 def test_record_that_is_refused_counts_as_torn(tmp_path):
@@ -74,8 +158,6 @@ def test_record_that_is_refused_counts_as_torn(tmp_path):
 
 
 def test_failed_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    import os
-
     log, _ = open_log(tmp_path / "log.jsonl")
     log.append(RECORDS[:2])
     real_write = os.write

@@ -275,6 +275,7 @@ async def test_steps_end_with_their_session(running, opened):
     """Nothing changes a world while it is graded: not a step under way, not one whose request came just before."""
     world = SlowWorld()
     opened.session.serve_world(World("reach3_1", [], world))
+    await opened.ask()
     step = asyncio.create_task(opened.session.step("add(3)"))
     await world.begun.wait()
     await running.node.sessions.close(opened.key)
@@ -283,6 +284,16 @@ async def test_steps_end_with_their_session(running, opened):
         await step
     with pytest.raises(ApiError, match="the episode has ended"):
         await opened.session.step("add(3)")
+
+
+async def test_nothing_is_done_in_a_world_before_the_policys_first_turn(opened):
+    """An episode without a turn is repeated: a program that acted and left would see one world after another."""
+    world = SlowWorld()
+    opened.session.serve_world(World("reach3_1", [], world))
+    with pytest.raises(ApiError, match="the policy has not spoken yet") as refused:
+        await opened.session.step("add(3)")
+    assert (refused.value.status, refused.value.code) == (400, "no_turn")
+    assert not world.begun.is_set()
 
 
 class EndingWorld:
@@ -305,6 +316,7 @@ async def test_a_step_that_waits_for_the_one_that_ends_the_episode_is_refused_as
     """It would reach a world that is gone, which is a failure, and void the attempt."""
     world = EndingWorld()
     opened.session.serve_world(World("reach3_1", [], world))
+    await opened.ask()
     ending = asyncio.create_task(opened.session.step("finish()"))
     await world.begun.wait()
     again = asyncio.create_task(opened.session.step("finish()"))
@@ -411,7 +423,7 @@ async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
     """A key of no episode may live for days, and each call holds its request."""
     most = session_module.MAX_CALLS_AT_ONCE
     own = OpenSession(running, max_turns=4 * most).session
-    session = Session("k", 7, own._limits, own.deadline, own._sampler, running.node.tokens, record=False)
+    session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
     for number in range(3 * most):
         request = ChatRequest.parse(json.dumps({"messages": [{"role": "user", "content": f"{number}"}]}).encode())
         await session.complete(request, f"call {number}", False, lambda: False)

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from rollout_server.base_model import BaseModel
+from rollout_server.base_model import LORA_MODULES, BaseModel
 from rollout_server.policies.adapter_check import AdapterError, check_adapter
 from support.random_policy import MODEL_CONFIG, write_adapter
 
@@ -65,11 +66,20 @@ def test_subset_of_modules_passes(base, adapter):
         ({"target_modules": "all-linear"}, "target_modules must be a list"),
         ({"target_modules": ["q_proj", "lm_head"]}, "unknown target module 'lm_head'"),
         ({"bias": "all"}, "bias is 'all'"),
-        ({"use_dora": True}, "use_dora is True"),
+        ({"use_dora": True}, "use_dora' is True"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"target_modules": ["q_proj"]}, "unexpected tensors"),
+        ({"target_modules": ["q_proj"] * 100_000}, "target_modules names a module twice"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"layers_to_transform": 0}, "layers_to_transform' is 0; it must be absent, off or empty"),
+        ({"layers_to_transform": False}, "layers_to_transform' is False"),  # to PEFT the layer 0
+        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"use_rslora": True}, "use_rslora' is True"),
+        ({"use_rslora": 1}, "use_rslora' is 1"),
+        ({"of_a_later_peft": {"on": 1}}, "of_a_later_peft"),
+        *(({"init_lora_weights": way}, f"init_lora_weights '{way}'") for way in ("olora", "corda", "loftq", "eva")),
     ],
 )
 def test_wrong_config_is_refused_with_its_reason(base, adapter, changes, reason):
@@ -136,6 +146,16 @@ def test_pickle_under_the_name_of_safetensors_is_not_unpickled(base, adapter, tm
     torch.save({"a": torch.zeros(1)}, adapter / "adapter_model.safetensors")
     with pytest.raises(AdapterError, match="not a whole safetensors file"):
         check_adapter(adapter, base, rank_limit=8)
+
+
+def test_what_peft_writes_of_an_adapter_without_options_passes(base, adapter):
+    config = LoraConfig(r=8, lora_alpha=8, target_modules=list(LORA_MODULES), task_type="CAUSAL_LM").to_dict()
+    change_config(adapter, **config | {"peft_type": "LORA", "target_modules": sorted(config["target_modules"])})
+    check_adapter(adapter, base, rank_limit=8)
+
+
+def test_the_modules_are_those_of_a_base_model(base):
+    assert tuple(base.modules) == LORA_MODULES
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])

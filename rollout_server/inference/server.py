@@ -91,16 +91,26 @@ async def _go_last(root: int, niceness: int) -> None:
 
     Between sessions Linux's autogroups decide, where there are any, and a process's own niceness counts only within.
     """
-    groups, sessions = set(), set()
-    for pid in (root, *process_guard.descendants(root)):
-        with contextlib.suppress(OSError):  # it has ended; whoever waits for it is told
-            groups.add(os.getpgid(pid))
-            sessions.add(os.getsid(pid))
-    for group in groups:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, group, niceness)
-    for session in sessions:
-        await _autogroup_goes_last(session, niceness)
+    for _ in range(5):
+        groups, sessions = set(), set()
+        for pid in (root, *process_guard.descendants(root)):
+            with contextlib.suppress(OSError):  # it has ended; whoever waits for it is told
+                groups.add(os.getpgid(pid))
+                sessions.add(os.getsid(pid))
+        for group in groups:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, group, niceness)
+        for session in sessions:
+            await _autogroup_goes_last(session, niceness)
+        if all(_niceness(pid) >= niceness for pid in process_guard.descendants(root)):
+            return  # else one changed its group while we looked
+
+
+def _niceness(pid: int) -> int:
+    try:
+        return os.getpriority(os.PRIO_PROCESS, pid)
+    except OSError:  # it has ended
+        return 19
 
 
 async def _autogroup_goes_last(session: int, niceness: int) -> None:

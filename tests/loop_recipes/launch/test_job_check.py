@@ -248,7 +248,10 @@ def test_what_would_stop_a_job_is_named(check_32b, word, problem):
     ("change", "problem"),
     [
         (None, None),
-        (("def add", "import sys; sys.exit(3)\n\n\n@tool\ndef add"), "mine.py cannot be imported: SystemExit: 3 ("),
+        (
+            ("@tool\ndef add", "import sys; sys.exit(3)\n\n\n@tool\ndef add"),
+            "mine.py cannot be imported: SystemExit: 3 (",
+        ),
         (("@reward", ""), "there is no reward: write a function with @reward"),
         ("gone", "mine.py cannot be imported: FileNotFoundError"),
     ],
@@ -266,7 +269,14 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
 
 
 def test_sizes_that_are_not_those_of_the_model_are_named(check_config):
-    code, _, problems = check_config("tiny_cpu", "tiny", "model.num_layers=5", "model.vocab_size=784")
+    code, _, problems = check_config(
+        "tiny_cpu",
+        "tiny",
+        "collection.tasks_per_iteration=10",
+        "collection.split=paper_train",
+        "model.num_layers=5",
+        "model.vocab_size=784",
+    )
     assert code == 1
     assert len(problems) == 1, problems
     assert "has layers 5 (6), vocabulary 784 (783) where the config.json in " in problems[0]

@@ -14,11 +14,22 @@ The environment is tried as it is, without the node's own guard around it (:mod:
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
-from agent_environments.protocol import Environment, EnvironmentPool, EnvironmentTimeout, Grade, Message, UnknownTask
+from agent_environments.breakage import told
+from agent_environments.own_task import RaisedThere, in_own_task
+from agent_environments.plain_values import plain_grade, plain_messages, plain_result
+from agent_environments.protocol import (
+    Environment,
+    EnvironmentPool,
+    EnvironmentTimeout,
+    Grade,
+    Message,
+    StepResult,
+    UnknownTask,
+)
 
 
 def _fenced(code: str) -> str:
@@ -101,24 +112,29 @@ async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> 
         _check_messages(await environment.start(task_id))
         for action in actions:
             try:
-                result = await environment.step(action)
-            except EnvironmentTimeout:
-                break
-            except Exception as error:
-                raise NotConforming(f"step({action[:80]!r}) raises {error!r}: the agent voids its episode") from error
-            _check_text(result.observation, f"the observation after {action[:80]!r}")
+                result = await in_own_task(partial(environment.step, action))
+            except RaisedThere as raised:
+                if isinstance(raised.error, EnvironmentTimeout):
+                    break
+                _refuse(f"step({action[:80]!r})", raised.error)
+            _check_result(result, f"action {action[:80]!r}")
             if result.done:
                 break
         try:
-            return await environment.grade()
-        except Exception as error:
-            raise NotConforming(f"grade() raises {error!r}: the agent voids its episode") from error
+            return await in_own_task(environment.grade)
+        except RaisedThere as raised:
+            _refuse("grade()", raised.error)
     finally:
         await environment.close()
         await environment.close()
 
 
+def _refuse(call: str, error: BaseException) -> NoReturn:
+    raise NotConforming(f"{call} raises {told(error)}: the agent voids its episode") from error
+
+
 def _check_messages(messages: Sequence[Message]) -> None:
+    _plain(plain_messages, messages, "start()")
     _require(
         bool(messages) and messages[-1].role == "user", "an episode must open with messages, the last one a user's"
     )
@@ -127,18 +143,31 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_text(text: str, what: str) -> None:
-    _require(isinstance(text, str), f"{what} is no text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise NotConforming(f"{what} holds a lone surrogate, which no tokenizer takes: {error}") from error
 
 
+def _check_result(result: StepResult, what: str) -> None:
+    _plain(plain_result, result, what)
+    _check_text(result.observation, f"the observation after {what}")
+    _require(result.broke is None, f"{what}: the environment broke: {result.broke}")
+
+
 def _check_grade(grade: Grade, what: str) -> None:
-    _require(0.0 <= grade.reward <= 1.0, f"{what}: the reward {grade.reward} is outside [0, 1]")
+    _plain(plain_grade, grade, what)
     if grade.ungradable is not None:
         _require(grade.reward == 0.0 and not grade.success, f"{what}: an ungradable state is worth {grade.reward}")
-    json.dumps(asdict(grade), allow_nan=False)
+    _require(grade.broke is None, f"{what}: the environment broke: {grade.broke}")
+
+
+def _plain(rebuild: Callable[[Any], object], value: Any, what: str) -> None:
+    """What is of numpy's types conforms; what the node cannot make plain does not."""
+    try:
+        rebuild(value)
+    except Exception as error:
+        raise NotConforming(f"{what}: {told(error)}") from error
 
 
 async def _check_ends(pool: EnvironmentPool, task_id: str) -> None:

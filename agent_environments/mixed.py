@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -172,6 +173,7 @@ class MixedPool:
             open_worlds=sum(status.open_worlds for status in each.values()),
             waiting=sum(status.waiting for status in each.values()),
             restarts=sum(status.restarts for status in each.values()),
+            losses=sum((Counter(status.losses) for status in each.values()), Counter()),
             details={name: dict(status.details) for name, status in each.items()},
         )
 

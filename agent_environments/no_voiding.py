@@ -9,8 +9,12 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from agent_environments.observation import FAILURE_HEAD, printable
+from agent_environments.breakage import last_line, told
+from agent_environments.observation import FAILURE_HEAD
+from agent_environments.own_task import RaisedThere, in_own_task
+from agent_environments.plain_values import plain_grade, plain_messages, plain_result
 from agent_environments.protocol import (
+    Broke,
     Environment,
     EnvironmentCrashed,
     EnvironmentFault,
@@ -18,37 +22,28 @@ from agent_environments.protocol import (
     Grade,
     Message,
     StepResult,
+    ToolUse,
 )
 
 logger = logging.getLogger(__name__)
 
-GRADE_DEADLINE_S = 300.0
+GRADE_DEADLINE_S = 3600.0
 STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran this code. The episode is over."
 
 
-def ends_this_task(error: BaseException) -> bool:
-    """Whether ``error`` says that the task which runs now is cancelled, or closed.
-
-    All else that a function raises is its own, be it ``SystemExit``, or the cancellation of a task of its own. Taken
-    for ours, the one would end the node, and the other an episode that nobody has ended, without a trace of it.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
-    return isinstance(error, GeneratorExit)
-
-
 class NoVoiding:
-    """An :class:`Environment` around another one, which raises the protocol's own errors only.
+    """An :class:`Environment` around another one, which raises the protocol's own errors only, and plain values only.
 
     Before the first step an unforeseen exception is the environment's fault. From then on agent code may be behind it:
     out of ``step`` it ends the episode, out of ``grade`` it makes the state ungradable, and so does a grade that is not
-    there after :data:`GRADE_DEADLINE_S`.
+    there after :data:`GRADE_DEADLINE_S`, or holds what no grade can hold. What broke first is in the grade.
     """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._acted = False
+        self._broke: Broke | None = None
+        self._tools: dict[str, ToolUse] = {}
 
     @property
     def inner(self) -> Environment:
@@ -56,15 +51,18 @@ class NoVoiding:
         return self._environment
 
     async def start(self, task_id: str) -> list[Message]:
+        async def started() -> list[Message]:
+            return plain_messages(await self._environment.start(task_id))
+
         try:
-            return await self._environment.start(task_id)
-        except EnvironmentFault:
-            raise
-        except BaseException as error:
-            if ends_this_task(error):
-                raise
-            logger.exception("the environment broke as it started %s", task_id)
-            raise EnvironmentCrashed(f"the environment broke as it started {task_id}: {error!r}") from error
+            return await in_own_task(started)
+        except RaisedThere as raised:
+            if isinstance(raised.error, EnvironmentFault):
+                raise raised.error from None
+            logger.error("the environment broke as it started %s", task_id, exc_info=raised.error)
+            raise EnvironmentCrashed(
+                f"the environment broke as it started {task_id}: {told(raised.error)}"
+            ) from raised.error
 
     def begin_acting(self) -> None:
         """The agent acts from now on, by another way than ``step``."""
@@ -72,45 +70,55 @@ class NoVoiding:
 
     async def step(self, action: str) -> StepResult:
         self.begin_acting()
+
+        async def stepped() -> StepResult:
+            return plain_result(await self._environment.step(action))
+
         try:
-            result = await self._environment.step(action)
-            return replace(result, observation=printable(result.observation))
-        except EnvironmentFault:
-            raise
-        except TimeoutError as error:
-            raise EnvironmentTimeout(str(error) or "a step took too long") from error
-        except BaseException as error:
-            if ends_this_task(error):
-                raise
-            logger.exception("the environment broke in a step: its episode is over, and is graded as it stands")
-            return StepResult(STEP_BROKE, done=True, failed=True)
+            result = await in_own_task(stepped)
+        except RaisedThere as raised:
+            error = raised.error
+            if isinstance(error, EnvironmentFault):
+                raise error from None
+            if isinstance(error, TimeoutError):
+                said = last_line(error).partition(": ")[2]
+                raise EnvironmentTimeout(said or "a step took too long") from error
+            logger.error("the environment broke in a step: it ends the episode, which is graded", exc_info=error)
+            result = StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", told(error)))
+        self._note(result)
+        return result
 
     async def grade(self) -> Grade:
+        async def graded() -> Grade:
+            return plain_grade(await self._environment.grade())
+
         try:
             async with asyncio.timeout(GRADE_DEADLINE_S):
-                grade = await self._environment.grade()
-            if not 0.0 <= grade.reward <= 1.0:  # nor is NaN
-                raise ValueError(f"the reward {grade.reward} is outside [0, 1]")
-            return grade
-        except (EnvironmentTimeout, TimeoutError) as error:
-            return self._ungradable(str(error) or f"no grade within {GRADE_DEADLINE_S:g} s")
-        except EnvironmentFault:
-            raise
-        except BaseException as error:
-            if ends_this_task(error):
-                raise
-            logger.exception("the environment broke as it graded")
-            return self._ungradable(repr(error))
+                grade = await in_own_task(graded)
+        except TimeoutError:
+            grade = self._ungradable(Broke("grade", f"no grade within {GRADE_DEADLINE_S:g} s"))
+        except RaisedThere as raised:
+            error = raised.error
+            if isinstance(error, EnvironmentFault) and not isinstance(error, EnvironmentTimeout):
+                raise error from None
+            logger.error("the environment broke as it graded", exc_info=error)
+            grade = self._ungradable(Broke("grade", told(error)))
+        return replace(grade, broke=self._broke or grade.broke, tools=grade.tools or tuple(self._tools.values()))
 
-    def _ungradable(self, why: str) -> Grade:
+    def _ungradable(self, what: Broke) -> Grade:
         if not self._acted:
-            raise EnvironmentCrashed(f"there is no grade, though nothing was done: {why}")
-        return Grade.of_ungradable(why)
+            raise EnvironmentCrashed(f"there is no grade, though nothing was done: {what.what}")
+        return Grade.of_ungradable(what.what, what)
+
+    def _note(self, result: StepResult) -> None:
+        self._broke = self._broke or result.broke
+        for use in result.tools:
+            known = self._tools.get(use.tool, ToolUse(use.tool, 0, 0))
+            calls, raised = known.calls + use.calls, known.raised + use.raised
+            self._tools[use.tool] = ToolUse(use.tool, calls, raised, known.what or use.what)
 
     async def close(self) -> None:
         try:
-            await self._environment.close()
-        except BaseException as error:
-            if isinstance(error, Exception) or ends_this_task(error):
-                raise
-            raise EnvironmentCrashed(f"the environment broke as it closed: {error!r}") from error
+            await in_own_task(self._environment.close)
+        except RaisedThere as raised:
+            raise EnvironmentCrashed(f"the environment broke as it closed: {told(raised.error)}") from raised.error

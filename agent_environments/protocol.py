@@ -10,6 +10,9 @@ No voiding
     :class:`EnvironmentCrashed` only for what the agent's code had no part in; that attempt is repeated with the same
     random seeds. A step that broke, or took too long, ends the episode, and nothing that it did is undone. A state that
     cannot be graded has an ``ungradable`` :class:`Grade` of reward 0, which is no more than doing nothing is worth.
+    That includes a grade that holds what no grade can hold, or contradicts itself
+    (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
+    Nor is an agent charged with what the machine does: :mod:`agent_environments.losses` tells the two apart.
     :mod:`agent_environments.no_voiding` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """
@@ -20,6 +23,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
+
+from agent_environments.breakage import told
 
 Role = Literal["system", "user", "assistant"]
 
@@ -36,13 +41,39 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Broke:
+    """What broke in an environment itself, whoever brought it about; the code of an agent that failed is not meant.
+
+    ``where`` is "step", "grade" or "reward NAME"; ``what`` the last line of the exception, with the user's own file
+    and line.
+    """
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How often a tool was called with arguments that it takes, how many of these calls raised, and what (one of them).
+
+    A tool that raises has broken nothing: the agent is told, and goes on. One that always raises is no use to it.
+    """
+
+    tool: str
+    calls: int
+    raised: int
+    what: str = ""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What the world answered to one action.
 
     ``observation`` is the whole content of the next user message: output, truncation note and reminder included.
     ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
     executed code raised, ``empty_action`` that the action held no code at all. The observation ends with ``reminder``,
-    which is left there by whoever cuts it.
+    which is left there by whoever cuts it. ``broke`` says that the environment itself failed over the action, ``tools``
+    which tools it called.
     """
 
     observation: str
@@ -50,6 +81,8 @@ class StepResult:
     failed: bool = False
     empty_action: bool = False
     reminder: str = ""
+    broke: Broke | None = None
+    tools: tuple[ToolUse, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +99,9 @@ class Grade:
     """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success`` that all did.
 
     ``tampered`` names what the grader found changed behind the world's own interfaces; ``ungradable`` says why the
-    state could not be graded. The reward is then zero, and ``success`` false.
+    state could not be graded. The reward is then zero, and ``success`` false. ``broke`` is the first thing that
+    broke in the episode's environment, ``tools`` what its tools were asked; the node adds both, from the answers to the
+    actions.
     """
 
     reward: float
@@ -74,11 +109,13 @@ class Grade:
     requirements: tuple[Requirement, ...] = ()
     tampered: str | None = None
     ungradable: str | None = None
+    broke: Broke | None = None
+    tools: tuple[ToolUse, ...] = ()
 
     @classmethod
-    def of_ungradable(cls, why: str) -> Grade:
+    def of_ungradable(cls, why: str, broke: Broke | None = None) -> Grade:
         """The grade of a state that cannot be graded: no more than doing nothing is worth in any environment."""
-        return cls(reward=0.0, success=False, ungradable=why)
+        return cls(reward=0.0, success=False, ungradable=why, broke=broke)
 
 
 class EnvironmentFault(Exception):
@@ -140,12 +177,13 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page."""
+    """Counters for the node's metrics page. ``losses`` are worlds lost, by kind (:mod:`agent_environments.losses`)."""
 
     open_worlds: int = 0
     waiting: int = 0
     restarts: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+    losses: Mapping[str, int] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -247,8 +285,8 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     module, _, attribute = target.partition(":")
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"environment {name!r} cannot be imported: {told(error)}") from error
     if not hasattr(found, attribute):
         raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")
     return getattr(found, attribute)

@@ -22,6 +22,9 @@ PAPER_TRAIN_SCENARIOS = (
 # fmt: on
 """The 24 scenarios (72 tasks, difficulty 1 and 2) of AppWorld's train split that the LOOP paper trains on."""
 
+LONGEST_NAME = 255
+"""Bytes of a file's name. Asking for a longer one is an error of the file system, not an answer."""
+
 UNNAMED_DATASET = "unknown (no dataset.json)"
 
 PAPER_TRAIN_SPLIT = "paper_train"
@@ -29,11 +32,10 @@ PAPER_TRAIN_SPLIT = "paper_train"
 
 
 def scenario_of(task_id: str) -> str:
-    """``<scenario>`` of ``<scenario>_<n>``; raises UnknownTask for anything else."""
-    scenario, separator, number = task_id.rpartition("_")
-    if not (scenario and separator and number.isdigit()):
-        raise UnknownTask(f"{task_id!r} is not a task id: expected <scenario>_<n>")
-    return scenario
+    """``<scenario>`` of ``<scenario>_<n>``; a task with any other id, as other environments have, is a scenario of its
+    own."""
+    scenario, _, number = task_id.rpartition("_")
+    return scenario if scenario and number.isdecimal() else task_id
 
 
 def dataset_name(root: str | Path) -> str:
@@ -91,10 +93,10 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
             raise UnknownTask(f"dataset {dataset_name(root)} holds none of the paper's training scenarios")
     else:
         listing = data / "datasets" / f"{split}.txt"
-        # A split is a bare name: a path in it must not reach other files.
-        if Path(split).name != split or not listing.exists():
-            names = ", ".join(sorted(path.stem for path in (data / "datasets").glob("*.txt")))
-            raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {names}")
+        # Looked up among the names: a path, a NUL or thousands of letters reach no file system.
+        names = sorted(path.stem for path in (data / "datasets").glob("*.txt"))
+        if split not in names:
+            raise UnknownTask(f"no split {split!r} in dataset {dataset_name(root)}; there are {', '.join(names)}")
         lines = (line.partition(":")[0].strip() for line in listing.read_text(encoding="utf-8").splitlines())
         tasks = [line for line in lines if line]
         if not tasks:
@@ -113,8 +115,8 @@ def check_tasks(root: str | Path, task_ids: Sequence[str]) -> None:
     """Raise UnknownTask for the first id that the dataset does not hold."""
     folder = _data_folder(root) / "tasks"
     for task_id in task_ids:
-        scenario_of(task_id)
-        if Path(task_id).name != task_id or not (folder / task_id / "specs.json").is_file():
+        is_name = Path(task_id).name == task_id and len(task_id.encode(errors="replace")) <= LONGEST_NAME
+        if not (is_name and (folder / task_id / "specs.json").is_file()):
             raise UnknownTask(f"no task {task_id!r} in dataset {dataset_name(root)} at {root}")
 
 

@@ -26,7 +26,14 @@ from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.evaluation.appworld_layout import MissingState, write_experiments
-from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, ResultStore, evaluation_request, run_cells
+from loop_recipes.evaluation.collect import (
+    Cell,
+    EvaluationTimeout,
+    NoScore,
+    ResultStore,
+    evaluation_request,
+    run_cells,
+)
 from loop_recipes.evaluation.config import (
     EvalConfig,
     PolicyUnderTest,
@@ -40,6 +47,7 @@ from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
+    lost_rollouts,
     package_versions,
     score_cells,
     terminal_table,
@@ -48,22 +56,14 @@ from loop_recipes.evaluation.report import (
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.learner.peft_export import write_empty_adapter
 from rollout_server.base_model import model_digest
-from rollout_server.client import NodeUnreachable, RolloutNodeError
+from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.folder_lock import lock_run
 from rollout_server.node_process import NodeDied
 from rollout_server.run_files import WriteFailed, writing
 from rollout_server.schema import ConfigError, made_folder
 
-_NODE_ERRORS = (
-    NodeUnreachable,
-    RolloutNodeError,
-    NodeDied,
-    NoRollouts,
-    EvaluationTimeout,
-    MissingState,
-    UnknownTask,
-    WriteFailed,
-)
+_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, CollectionFailed, NodeDied, NoRollouts, UnknownTask)
+_ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)
 
 
 class EvalAppWorldRecipe:
@@ -77,7 +77,8 @@ class EvalAppWorldRecipe:
         - **Spread.** Mean and standard deviation over runs, bootstrap intervals over scenarios, by difficulty; paired
           differences between policies with a permutation test.
         - **Resumable.** The same command goes on where it was stopped; finished rollouts are never repeated.
-        - **Failures.** A task that gives no rollout is retried, then counted as failed and named.
+        - **Losses.** A rollout that is lost is played again at the end, then named beside the score with what it could
+          have made of it; it is no failure. Where everything is lost there is no score.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of
@@ -229,9 +230,8 @@ class EvalAppWorldRecipe:
         scored = score_cells([(cell, self._store.results(cell)) for cell in cells], protocol)
         comparisons = compare_cells(scored, protocol)
         terminal_table(protocol, scored, self._console)
-        for item in scored:
-            for task, run, reason in item.score.failed:
-                self._console.print(f"no rollout, counted as failed: {item.cell.label}: {task}, run {run}: {reason}")
+        for line in lost_rollouts(scored):
+            self._console.print(line)
         with writing(self._output_dir):
             files = write_report(self._output_dir, conf, protocol, scored, comparisons)
         if conf.appworld_experiments:
@@ -285,7 +285,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe.setup()
         files = recipe.evaluate()
         print("written:", *files, sep="\n  ")
-    except (ConfigError, *_NODE_ERRORS) as error:
+    except (ConfigError, *_ERRORS) as error:
         return f"eval_appworld: {error}"
     except KeyboardInterrupt:
         return "eval_appworld: stopped; the same command goes on from here"

@@ -22,11 +22,12 @@ from torchtune import utils
 
 from loop_recipes.collecting.branch_credit import credits_in_parts, with_contrast
 from loop_recipes.collecting.branching import HowToSample
+from loop_recipes.collecting.broken import check_broken
 from loop_recipes.collecting.dev_scores import dev_scores
 from loop_recipes.collecting.open import open_source
 from loop_recipes.collecting.plan import CollectionPlan, run_name
 from loop_recipes.collecting.shared_source import SharedSource
-from loop_recipes.collecting.source import SOURCE_ERRORS, check_versions
+from loop_recipes.collecting.source import SOURCE_ERRORS, check_versions, in_groups
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
@@ -122,7 +123,9 @@ class LoopAppWorldRecipe:
         conf = self._config
         if launched_rank() == 0:
             self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
-        init_process_group(self._device, conf.collection.deadline_s + 1800.0, always=self._dtype != torch.float32)
+        # Rank 0 may wait for the node to come back before it asks, and once more before the answer's end.
+        patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
+        init_process_group(self._device, patience, always=self._dtype != torch.float32)
         self._rank = utils.get_world_size_and_rank()[1]
         torch.manual_seed(conf.seed)
         self._stop.listen()
@@ -191,6 +194,7 @@ class LoopAppWorldRecipe:
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
         self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
         self._plan.load_state_dict(state["sampler"])
+        self._pending = self._pending and self._plan.with_loss_limit(self._pending)
         self._best = state["best"]
         self._canary = state["canary"]
         restore_generators(checkpoint.rng, self._rank)
@@ -204,6 +208,7 @@ class LoopAppWorldRecipe:
 
         Raises:
             NoRollouts: a rollout was sampled by a version further back than ``collection.max_policy_lag``.
+            EnvironmentBroke: the environment broke in more episodes than ``collection.max_broken_share`` allows.
         """
         conf = self._config
         started = time.perf_counter()
@@ -218,6 +223,7 @@ class LoopAppWorldRecipe:
             # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
+            check_broken(request.id, collected.rollouts, conf.collection.max_broken_share)
             credits = self._branch_credits(collected.rollouts, iteration)
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
@@ -261,7 +267,8 @@ class LoopAppWorldRecipe:
         versions = {version for rollout in rollouts for version in rollout.policy_versions}
         how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
         unfinished = conf.update.unfinished_return
-        return credits_in_parts(self._source.ask, with_contrast(rollouts, unfinished), how, unfinished)
+        deadline_s = conf.collection.deadline_s
+        return credits_in_parts(self._source.ask, with_contrast(rollouts, unfinished), how, unfinished, deadline_s)
 
     def update(
         self, rollouts: list[Rollout], iteration: int, credits: dict[str, list[float]] | None = None
@@ -275,16 +282,18 @@ class LoopAppWorldRecipe:
             ConfigError: ``update.max_tokens_per_rollout`` leaves nothing to learn from, or another model sampled ids
                 that this one does not know.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
+            NoRollouts: no task has two rollouts.
         """
         conf = self._config
-        samples = training_samples(rollouts, conf.update)
+        grouped = in_groups(rollouts)
+        samples = training_samples(grouped, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
         trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration, spread)
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
         if conf.update.max_tokens_per_rollout is not None:
-            metrics["left_out_rollouts"] = len(by_episode(rollouts)) - len(episodes(samples))
+            metrics["left_out_rollouts"] = len(by_episode(grouped)) - len(episodes(samples))
         self._learner.end_iteration()
         if metrics["steps"]:
             self._policy_version += 1

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import BodyPartReader, web
+from aiohttp.web_protocol import RequestPayloadError
 
+from agent_environments import http_server
+from agent_environments.http_server import BadBody, read_body, read_json, refusal, route_of, trust
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.endpoint import routes as endpoint
@@ -30,16 +33,14 @@ from rollout_server.schema import ConfigError, from_mapping
 
 logger = logging.getLogger(__name__)
 
-MAX_JSON_BYTES = 8 << 20
-BODY_DEADLINE_S = 60.0
+MAX_JSON_BYTES = http_server.MAX_BODY_BYTES
 UPLOAD_DEADLINE_S = 1800.0
 WRITE_DEADLINE_S = 120.0
 MAX_WAIT_S = 60.0
 HEARTBEAT_S = 2.0
 RECORDS_PER_READ = 16
-KEEP_ALIVE_S = 75.0
-"""How long a connection stays open on which nothing is asked. Longer than clients keep one for their next request, else
-a request could meet its end; short, because each takes a file descriptor."""
+MAX_DIGITS = 9
+"""Of a whole number in a path or query."""
 
 NODE: web.AppKey[Node] = web.AppKey("node", Node)
 
@@ -71,9 +72,7 @@ def _build_app(node: Node, token: str) -> web.Application:
 
 def build_runner(node: Node, token: str, shutdown_timeout_s: float) -> web.AppRunner:
     """What serves the application."""
-    return web.AppRunner(
-        _build_app(node, token), access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=shutdown_timeout_s
-    )
+    return web.AppRunner(_build_app(node, token), shutdown_timeout=shutdown_timeout_s)
 
 
 @web.middleware
@@ -82,26 +81,25 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestError as error:
-        return _refusal(error.status, error)
-    except (ConfigError, AdapterError) as error:
-        return _refusal(400, error)
+        return _refusal(error.status, error, request.app[NODE])
+    except (ConfigError, AdapterError, BadBody) as error:
+        return refusal(400, error)
     except UnknownPolicy as error:
-        return _refusal(404, error)
+        return refusal(404, error)
     except (ServerUnavailable, StillInUse) as error:
-        return _refusal(503, error)
+        return _refusal(503, error, request.app[NODE])
     except TimeoutError:
-        return _refusal(408, "the request's body did not arrive in time")
-    except web.HTTPException as error:
-        return _refusal(error.status, error.reason)
+        return refusal(408, "the request's body did not arrive in time")
     except ConnectionError:  # the client is gone; there is nobody to answer
         raise
     except OSError as error:
-        logger.exception("%s %s", request.method, request.path)
-        return _refusal(507, f"the node's disk or network failed: {error}")
+        logger.exception("%s", route_of(request))
+        return refusal(507, f"the node's disk or network failed: {error.strerror or type(error).__name__}")
 
 
-def _refusal(status: int, error: object) -> web.Response:
-    return web.json_response({"error": " ".join(str(error).split())}, status=status)
+def _refusal(status: int, error: object, node: Node) -> web.Response:
+    """Who asks again sees by ``moved`` whether what it waits for is alive."""
+    return refusal(status, error, **({"moved": node.servers.moves} if status == 503 else {}))
 
 
 def _authentication(token: str, exempt: Set[str]) -> Any:
@@ -116,20 +114,23 @@ def _authentication(token: str, exempt: Set[str]) -> Any:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, expected):
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
-        if not request.app[NODE].ready and request.path not in ("/metrics", "/v1/status"):
-            raise RequestError(503, f"the rollout node is {request.app[NODE].health()['status']}; ask /health")
+        trust(request)
+        node = request.app[NODE]
+        if not (node.ready and node.failure is None) and request.path not in ("/metrics", "/v1/status"):
+            raise _not_ready(node)
         return await handler(request)
 
     return check
 
 
-async def _json_body(request: web.Request) -> Any:
-    async with asyncio.timeout(BODY_DEADLINE_S):
-        body = await request.read()
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise RequestError(400, f"the body is not JSON: {error}") from error
+def _not_ready(node: Node) -> RequestError:
+    match node.health():
+        case {"status": "failed", "reason": str(reason)}:
+            return RequestError(500, f"it gave up: {reason}")
+        case {"waits_for": [*waits]} if waits:
+            return RequestError(503, f"it is starting: {'; '.join(waits)}")
+        case report:
+            return RequestError(503, f"it is {report['status']}; ask /health")
 
 
 async def health(request: web.Request) -> web.Response:
@@ -153,15 +154,15 @@ async def tasks(request: web.Request) -> web.Response:
 
 
 async def start_collection(request: web.Request) -> web.Response:
-    collection = CollectionRequest.from_dict(await _json_body(request))
+    collection = CollectionRequest.from_dict(read_json(await read_body(request)))
     run = await request.app[NODE].start_collection(collection)
     return web.json_response({"id": run.request.id, "state": run.state})
 
 
 async def cancel_collection(request: web.Request) -> web.Response:
     run = await request.app[NODE].collection(request.match_info["id"])
-    run.cancel()
-    return web.json_response({"id": run.request.id, "state": run.collector.outcome})
+    await run.cancel()
+    return web.json_response({"id": run.request.id, "state": run.end.reason if run.end else run.collector.outcome})
 
 
 async def stream_rollouts(request: web.Request) -> web.StreamResponse:
@@ -171,11 +172,9 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
     """
     node = request.app[NODE]
     run = await node.collection(request.match_info["id"])
-    text = request.query.get("after", "0")
-    cursor = int(text) if text.isascii() and text.isdigit() else -1
-    if not 0 <= cursor <= run.stored.rollouts.count:
-        there = run.stored.rollouts.count
-        raise RequestError(400, f"after={text!r} is not a cursor of {run.request.id}, which has 0 to {there}")
+    cursor, there = _whole_number(request.query.get("after", "0")), run.stored.rollouts.count
+    if cursor is None or cursor > there:
+        raise RequestError(400, f"after is not a cursor of {run.request.id}, which has 0 to {there}")
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
     await response.prepare(request)
     while not node.stopping.is_set():
@@ -229,7 +228,7 @@ async def take_episode(request: web.Request) -> web.Response:
 
     The body may name a ``task_id``, and for how long to wait. 204 when none has come by then.
     """
-    node, body = request.app[NODE], await _json_body(request)
+    node, body = request.app[NODE], read_json(await read_body(request))
     match body:
         case {"task_id": str() | None, **rest} if not rest.keys() - {"wait_s"}:
             pass
@@ -257,7 +256,7 @@ async def take_episode(request: web.Request) -> web.Response:
 
 async def open_key(request: web.Request) -> web.Response:
     """A key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
-    node, asked = request.app[NODE], from_mapping(ServeRequest, await _json_body(request))
+    node, asked = request.app[NODE], from_mapping(ServeRequest, read_json(await read_body(request)))
     return web.json_response({"base_url": node.sessions.base_url, "api_key": node.serving.open(asked)})
 
 
@@ -267,18 +266,23 @@ async def close_key(request: web.Request) -> web.Response:
     return web.json_response({})
 
 
+def _whole_number(text: str) -> int | None:
+    """From 0 on; None for a text that is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
+
+
 def _version(request: web.Request) -> int:
-    text = request.match_info["version"]
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise RequestError(400, f"policy version {text!r} is not a whole number from 0")
-    return int(text)
+    version = _whole_number(request.match_info["version"])
+    if version is None:
+        raise RequestError(400, f"the policy version is not a whole number from 0 with at most {MAX_DIGITS} digits")
+    return version
 
 
 async def publish_policy(request: web.Request) -> web.Response:
     """The adapter by path (JSON) or uploaded (multipart: the two files, and perhaps a part "canary" of JSON)."""
     node, version = request.app[NODE], _version(request)
     if not request.content_type.startswith("multipart/"):
-        body = await _json_body(request)
+        body = read_json(await read_body(request))
         if not isinstance(body, dict) or not isinstance(body.get("path"), str) or set(body) - {"path", "canary"}:
             raise RequestError(400, 'the body must be {"path": ..., "canary": ...} or a multipart upload')
         info = await node.policies.publish(version, body["path"], body.get("canary"))
@@ -300,6 +304,13 @@ async def publish_policy(request: web.Request) -> web.Response:
 
 async def _receive(request: web.Request, folder: Path, most: int) -> Any:
     """Write the upload's files below ``folder``; returns the decoded canary, or None."""
+    try:
+        return await _write_parts(request, folder, most)
+    except (ValueError, RuntimeError, AssertionError, RequestPayloadError) as error:  # aiohttp's own
+        raise RequestError(400, f"the upload is no multipart/form-data: {error}") from error
+
+
+async def _write_parts(request: web.Request, folder: Path, most: int) -> Any:
     canary = None
     async for part in await request.multipart():
         if not isinstance(part, BodyPartReader) or part.name not in (*ADAPTER_FILES, "canary"):
@@ -315,9 +326,9 @@ async def _receive(request: web.Request, folder: Path, most: int) -> Any:
                 file.write(chunk)
         if part.name == "canary":
             try:
-                canary = json.loads((folder / part.name).read_bytes())
-            except ValueError as error:
-                raise RequestError(400, f"canary is not JSON: {error}") from error
+                canary = read_json((folder / part.name).read_bytes())
+            except BadBody as error:
+                raise RequestError(400, f"the canary is {error}") from error
             (folder / part.name).unlink()
     return canary
 

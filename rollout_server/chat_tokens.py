@@ -10,7 +10,7 @@ becomes ordinary tokens and cannot close its turn or forge another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,12 @@ IM_END = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
 MOST_CACHED_CHARACTERS = 20_000
 """Of a message whose ids are kept: 512 messages of any length could fill the memory."""
+CHARACTERS_PER_TOKEN = 8
+"""Texts up to so many characters for each token that there is room for are encoded without asking whether they fit."""
+SLICE = 4096
+"""Characters that are encoded at once to find out whether a text fits."""
+SLICE_SLACK = 4
+"""Tokens by which cutting a text into slices may add to each: it cuts words in two."""
 
 
 def read_tokenizer(model_dir: str | Path) -> Tokenizer:
@@ -83,6 +89,23 @@ class ChatTokens:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def overfill(self, texts: Iterable[str], most: int) -> bool:
+        """Whether ``texts`` together have more than ``most`` tokens, if that is so for sure.
+
+        Ask before encoding what somebody else sends: the cost of asking grows with ``most`` and not with the texts, and
+        what passes is not much longer than ``most`` tokens are.
+        """
+        texts = list(texts)
+        if sum(map(len, texts)) <= CHARACTERS_PER_TOKEN * most:
+            return False
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), SLICE):
+                count += max(0, len(self._encode(text[start : start + SLICE])) - SLICE_SLACK)
+                if count > most:
+                    return True
+        return False
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of ordinary text; never a special token."""

@@ -7,22 +7,23 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import select
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 
-from aiohttp import web
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 
+from agent_environments.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
+from agent_environments.secret import read_secret
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
-from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config
+from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
 from rollout_server.display import print_status, status_line
 from rollout_server.node import Node
 from rollout_server.schema import ConfigError
@@ -31,8 +32,8 @@ logger = logging.getLogger("rollout_server")
 
 DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ORPHAN_GRACE_S = 120.0
-OPEN_FILES = 256
-"""Files that the node has open whatever it plays: servers, logs, uploads, clients."""
+FAREWELL_S = 10.0
+"""For how long a node that fails goes on saying why, to whoever waits for it from another machine."""
 OPEN_FILES_PER_EPISODE = 16
 """Of one episode: its world, its program's pipes, its connections to a server and from an agent."""
 
@@ -48,7 +49,19 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             _serve(arguments)
     except (ConfigError, ValueError, RuntimeError, OSError) as error:
-        sys.exit(f"rollout-server: {str(error) or repr(error)}")  # a TimeoutError has no words of its own
+        sys.exit(f"rollout-server: {_one_line(error)}")
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(f"rollout-server: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    """What it says; where it has no words of its own, as a TimeoutError, what and where it is."""
+    if str(error) and isinstance(error, ConfigError | ValueError | RuntimeError | OSError):
+        return " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{' '.join(repr(error).split())}{where}"
 
 
 def _status(arguments: list[str]) -> None:
@@ -94,7 +107,7 @@ def _serve(arguments: list[str]) -> None:
 
 
 def _token(variable: str) -> str:
-    token = os.environ.get(variable, "").strip()
+    token = read_secret(variable)
     if not token:
         raise ConfigError(f"no bearer token: set the environment variable {variable} to a secret of your choice")
     return token
@@ -102,16 +115,12 @@ def _token(variable: str) -> str:
 
 def _raise_open_files(episodes: int) -> None:
     """Raise the limit of open files as far as these episodes need, or say that the system's own limit is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = OPEN_FILES + episodes * OPEN_FILES_PER_EPISODE
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
+    needed = FEWEST_FILES + MAX_STRANGERS + episodes * OPEN_FILES_PER_EPISODE
+    if (allowed := raise_open_files(needed)) < needed:
         logger.warning(
             "at most %d files may be open, and %d episodes may need %d: raise the hard limit (ulimit -Hn, LimitNOFILE) "
             "or lower max_concurrent_episodes",
-            hard,
+            allowed,
             episodes,
             needed,
         )
@@ -144,16 +153,16 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, config.host, config.port).start()
+            await Site(runner, config.host, config.port).start()
         except OSError as error:
             cure = f"{error.strerror or error}; choose another port or host"
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {cure}") from error
+            raise ConfigError(f"cannot listen on {node_url(config.host, config.port)}: {cure}") from error
         port = runner.addresses[0][1]
-        node.listens_at(f"http://{config.host}:{port}")
+        node.listens_at(node_url(config.host, port))
         # Read on other machines too, where 0.0.0.0 would be those machines themselves.
-        host = socket.gethostname() if config.host == ALL_ADDRESSES else config.host
-        node.write_address(f"http://{host}:{port}", os.getpid())
-        logger.info("listening on http://%s:%d", config.host, port)
+        host = socket.gethostname() if config.host in ALL_ADDRESSES else config.host
+        node.write_address(node_url(host, port), os.getpid())
+        logger.info("listening on %s", node_url(config.host, port))
         await _until_stopped(node, terminal)
     finally:
         node.remove_address()
@@ -167,19 +176,34 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
         loop.add_signal_handler(number, stop.set)
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
+    failing = asyncio.create_task(node.until_given_up())
     shown = asyncio.create_task(_show(node, terminal)) if terminal.is_terminal else None
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            await starting
-            await stopping
+            await _started(node, starting)
+            await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                raise RuntimeError(node.failure)
         logger.info("stopping")
+    except Exception:
+        logger.info("stopping: %s", node.failure)
+        await asyncio.wait([stopping], timeout=FAREWELL_S)
+        raise
     finally:
-        tasks = [task for task in (starting, stopping, shown) if task is not None]
+        tasks = [task for task in (starting, stopping, failing, shown) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # why starting failed is on its way up already
         await node.stop()
+
+
+async def _started(node: Node, starting: asyncio.Task[None]) -> None:
+    try:
+        await starting
+    except Exception as error:
+        node.failure = _one_line(error)
+        raise
 
 
 async def _show(node: Node, terminal: Console) -> None:

@@ -20,11 +20,14 @@ from urllib.parse import quote
 
 import httpx
 
+from agent_environments.retries import TRANSIENT, asked_to_wait
 from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import ADAPTER_FILES
 
 RETRY_PAUSE_S = 1.0
+FULL_S = 7200.0
+"""How long a node may be full (429) without an episode beginning or ending on it."""
 STREAM_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 1800.0
 
@@ -32,11 +35,15 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per req
 
 
 class RolloutNodeError(RuntimeError):
-    """The node refused a request; ``status`` is the HTTP status."""
+    """The node refused a request.
 
-    def __init__(self, status: int, message: str):
+    ``status`` is the HTTP status, ``retry_after`` the header of that name. ``moved`` changes from one 503 to the next
+    while what the node waits for shows signs of life.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: str | None = None, moved: int | None = None):
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after, self.moved = status, retry_after, moved
 
 
 class NodeUnreachable(RuntimeError):
@@ -44,7 +51,7 @@ class NodeUnreachable(RuntimeError):
 
 
 class CollectionFailed(RuntimeError):
-    """A collection ended without reaching its floors, or was cancelled; ``end`` says how."""
+    """A collection lost too many rollouts, met a full disk or was cancelled; ``end`` says how."""
 
     def __init__(self, message: str, end: CollectionEnd):
         super().__init__(message)
@@ -77,6 +84,9 @@ class RolloutClient:
         timeout_s: bound of one ordinary request.
         reconnect_s: how long a call goes on trying while the node cannot be reached or is starting.
         alive: called before every further try; it raises when waiting is in vain, such as ``NodeProcess.check``.
+
+    Attributes:
+        told: called with what is waited for, or why a try was in vain, in one line.
     """
 
     def __init__(
@@ -104,6 +114,7 @@ class RolloutClient:
         )
         self._reconnect_s = reconnect_s
         self._alive = alive
+        self.told: Callable[[str], None] = lambda line: None
 
     def health(self) -> dict[str, Any]:
         """The node's state, ready or not. Raises NodeUnreachable at once when there is none."""
@@ -116,19 +127,29 @@ class RolloutClient:
         """Wait until the node is ready; returns its health.
 
         Raises:
-            NodeUnreachable: it was not ready after ``deadline_s``; or whatever ``alive`` raises.
+            NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
         """
-        give_up = time.monotonic() + deadline_s
+        give_up, moved = time.monotonic() + deadline_s, None
         while True:
             (alive or self._alive)()
+            now_moved = moved
             try:
                 report = self.health()
                 if report.get("status") == "ok":
                     return report
-                state = f"is {report.get('status')}"
+                if report.get("status") == "failed":
+                    raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
+                said = f"is {report['status']}" if "status" in report else f"says {report.get('error')!r}"
+                state = "; ".join([said, *report.get("waits_for", [])])
+                now_moved = report.get("moved")
             except NodeUnreachable as error:
+                if error.__cause__ is None:
+                    raise
                 state = f"does not answer ({error.__cause__})"
-            if time.monotonic() > give_up:
+            self.told(state)
+            if now_moved != moved:  # it has deadlines of its own, for what does not move
+                give_up, moved = time.monotonic() + deadline_s, now_moved
+            elif time.monotonic() > give_up:
                 raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
             time.sleep(0.25)
 
@@ -174,42 +195,62 @@ class RolloutClient:
         self._call("DELETE", f"/v1/policies/{version}")
 
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
-        """One request, repeated while the node is away; returns the decoded answer. ``content``: see httpx.request."""
-        patience = self.patience()
+        """One request, repeated while the node is away or full; returns the decoded answer. ``content``: see
+        httpx.request."""
+        patience, work = self.patience(), None
         while True:
             try:
                 response = self._http.request(method, path, **content)
             except httpx.TransportError as error:
                 patience(error)
                 continue
-            if response.status_code == 503:
-                patience(self._refusal(response))
-                continue
-            if response.is_error:
-                raise self._refusal(response)
-            return self._decoded(response)
+            if response.is_success and (answer := _object(response)) is not None:
+                return answer
+            refusal = self._refusal(response)
+            if refusal.status not in TRANSIENT:
+                raise refusal
+            if refusal.status == 429 and (now := self._work()) != work:
+                work, patience = now, self.patience(max(FULL_S, self._reconnect_s) if self._reconnect_s else 0.0)
+            patience(refusal)
+
+    def _work(self) -> tuple[Any, ...] | None:
+        """What changes whenever an episode begins or ends on the node; None if it does not say."""
+        try:
+            status = _object(self._http.get("/v1/status"))
+        except httpx.TransportError:
+            return None
+        return None if status is None else tuple(map(status.get, ("open_collections", "running", "waiting")))
 
     def _decoded(self, response: httpx.Response) -> dict[str, Any]:
-        try:
-            return response.json()
-        except ValueError:
+        answer = _object(response)
+        if answer is None:
             return {"error": f"{self.url} answers {response.status_code} and no JSON; is it a rollout node?"}
+        return answer
 
     def _refusal(self, response: httpx.Response) -> RolloutNodeError:
-        return RolloutNodeError(response.status_code, f"rollout node: {self._decoded(response).get('error', '')}")
+        said = self._decoded(response)
+        message = f"rollout node: {said.get('error', '')}"
+        return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), said.get("moved"))
 
-    def patience(self) -> Callable[[Exception], None]:
-        """A function that is told of each failed try: it waits a little, or raises once ``reconnect_s`` are over."""
-        give_up = time.monotonic() + self._reconnect_s
+    def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
+        """A function that is told of each failed try: it waits a little, or raises after ``seconds`` (``reconnect_s``
+        if not given) without a sign of life."""
+        limit_s = self._reconnect_s if seconds is None else seconds
+        give_up, moved = time.monotonic() + limit_s, None
 
         def wait(error: Exception) -> None:
+            nonlocal give_up, moved
             self._alive()
-            if time.monotonic() > give_up:
+            self.told(str(error) or type(error).__name__)
+            if isinstance(error, RolloutNodeError) and error.moved != moved:
+                give_up, moved = time.monotonic() + limit_s, error.moved
+            elif time.monotonic() > give_up:
                 if isinstance(error, RolloutNodeError):  # it answers
-                    after = f"after {self._reconnect_s:g} s"
-                    raise NodeUnreachable(f"the node at {self.url} is not ready {after}: {error}; see its log")
+                    raise NodeUnreachable(
+                        f"the node at {self.url} is not ready after {limit_s:g} s: {error}; see its log"
+                    )
                 raise self._unreachable(error) from error
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(asked_to_wait(getattr(error, "retry_after", None), RETRY_PAUSE_S))
 
         return wait
 
@@ -242,7 +283,7 @@ class RolloutStream:
     taken up again at the cursor.
 
     Raises (while iterating):
-        CollectionFailed: it ended without reaching its floors, after all that was finished has been yielded.
+        CollectionFailed: it failed or was cancelled; raised after all that was finished has been yielded.
         NodeUnreachable: the node stayed away for ``reconnect_s``.
         RolloutNodeError: the node knows no such collection.
     """
@@ -267,14 +308,23 @@ class RolloutStream:
                         case {"heartbeat": True, "progress": dict(progress)}:
                             yield Progress(**progress)
                         case {"end": dict(end)}:
-                            self.end = CollectionEnd(**end)
+                            self.end = CollectionEnd.from_dict(end)
                 if self.end is None:
                     raise httpx.ReadError("the stream broke off")
             except httpx.TransportError as error:
                 patience(error)
             except RolloutNodeError as error:
-                if error.status != 503:
+                if error.status not in TRANSIENT:
                     raise
                 patience(error)
         if self.end.error is not None:
             raise CollectionFailed(f"collection {self._id} {self.end.reason}: {self.end.error}", self.end)
+
+
+def _object(response: httpx.Response) -> dict[str, Any] | None:
+    """The JSON object of an answer; None for one that is none, such as a proxy's page."""
+    try:
+        answer = response.json()
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None

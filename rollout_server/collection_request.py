@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -18,6 +18,9 @@ from rollout_server.schema import STRICT, from_mapping, require
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_EPISODES = 100_000
+
+MAX_ATTEMPTS = 3
+"""Attempts at one rollout, unless a request says otherwise; after the last failure it is lost."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -46,7 +49,8 @@ class Limits:
     max_context: Annotated[int, Field(ge=2)] = 32768
     """Tokens of the whole episode, prompt and sampled ones together."""
     episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
-    """Seconds from the start of the episode's world, without the time it waits for one; at most a day."""
+    """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
+    counted: docs/rollout_node.md, "Time"."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,6 +65,10 @@ class CollectionRequest:
     ``policy_mode`` "pinned" samples whole episodes from ``policy_version``; "latest" takes, at every turn, the newest
     version there is. ``id`` names the log file, so it is unique per run and iteration. ``environment_turns`` says, for
     environments of a mixed pool, how many turns their episodes may take in place of ``limits.max_turns``.
+
+    A rollout is lost when ``attempts`` at it have failed. What is lost is waited for no longer; the collection fails
+    once more than ``max_lost`` rollouts are (None: once all are). ``only`` names, for some of the tasks, the indices of
+    the rollouts that are wanted of it, in place of all.
     """
 
     id: str
@@ -75,15 +83,22 @@ class CollectionRequest:
     limits: Limits = dataclasses.field(default_factory=Limits)
     branches: list[Branch] = dataclasses.field(default_factory=list)
     environment_turns: dict[str, PositiveInt] = dataclasses.field(default_factory=dict)
+    attempts: PositiveInt = MAX_ATTEMPTS
+    # Whoever asks again with another bound means the same rollouts.
+    max_lost: NonNegativeInt | None = dataclasses.field(default=None, compare=False)
+    only: dict[str, list[NonNegativeInt]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         floor, most = self.floor_per_task, self.rollouts_per_task
-        sound = _ID.fullmatch(self.id) and not self.id.endswith(".meta")
-        require(sound, f"id {self.id!r} must be letters, digits, . _ -")
+        require(is_collection_id(self.id), f"id {self.id[:128]!r} must be letters, digits, . _ -, at most 128 of them")
         require(self.tasks or self.branches, "tasks must be at least one task id (or branches one branch)")
         require(
             len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
         )
+        for task_id, indices in self.only.items():
+            require(task_id in self.tasks, f"only: {task_id} is none of the tasks")
+            some = bool(indices) and len(set(indices)) == len(indices) and max(indices) < most
+            require(some, f"only: {task_id} must have at least one index, distinct, below rollouts_per_task = {most}")
         require(self.episodes <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
         require(1 <= floor <= most, f"min_rollouts_per_task must be 1 to rollouts_per_task = {most}")
         for branch in self.branches:
@@ -105,12 +120,18 @@ class CollectionRequest:
     @property
     def episodes(self) -> int:
         """Rollouts asked for."""
-        return (len(self.tasks) + sum(len(branch.points) for branch in self.branches)) * self.rollouts_per_task
+        whole = len(self.tasks) - len(self.only) + sum(len(branch.points) for branch in self.branches)
+        return whole * self.rollouts_per_task + sum(map(len, self.only.values()))
 
     @property
     def floor_total(self) -> int:
         """Rollouts that all tasks together must reach."""
         return max(1, math.ceil(self.min_rollouts_fraction * self.episodes - 1e-9))
+
+    @property
+    def most_lost(self) -> int:
+        """Rollouts that may be lost."""
+        return self.episodes - 1 if self.max_lost is None else self.max_lost
 
     def items(self) -> list[CollectionItem]:
         """What there are ``rollouts_per_task`` episodes of: the tasks, then the points of the branches.
@@ -124,7 +145,8 @@ class CollectionRequest:
         for task_id, start in starts:
             first = taken[task_id]
             taken[task_id] += self.rollouts_per_task
-            items.append(CollectionItem(task_id, range(first, taken[task_id]), start))
+            indices: Sequence[int] = range(first, taken[task_id])
+            items.append(CollectionItem(task_id, indices if start else self.only.get(task_id, indices), start))
         return items
 
     def max_turns(self, task_id: str) -> int:
@@ -133,6 +155,10 @@ class CollectionRequest:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def protocol(self) -> dict[str, Any]:
+        """What its rollouts depend on, as plain data: all but which of them are asked for and when they are lost."""
+        return {name: value for name, value in self.to_dict().items() if name not in ("attempts", "max_lost", "only")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:
@@ -145,7 +171,7 @@ class CollectionItem:
     """One task of a collection, and the ``indices`` of its rollouts; they begin at ``start``, or at the opening."""
 
     task_id: str
-    indices: range
+    indices: Sequence[int]
     start: BranchStart | None = None
 
 
@@ -159,17 +185,29 @@ class Progress:
     needed: int
     dropped: int
     failed: int
+    lost: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LostRollout:
+    """A rollout whose attempts all failed: its place in the collection, and why the last attempt failed."""
+
+    task_id: str
+    index: int
+    reason: str
+    message: str
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectionEnd:
     """How a collection ended.
 
-    ``reason`` is "complete" (all that was asked for), "early_stop" (the floors were reached) or "failed" (they could
-    not be: ``error`` says why) or "cancelled". ``dropped`` episodes were aborted after sampling ``dropped_tokens``;
-    ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were any; ``seconds`` is
-    since the collection was last opened. ``refused`` says of each branch that was refused, by the rollout id it would
-    have had, in what the world answered otherwise; such a rollout is not attempted again, and no floor counts it.
+    ``reason`` is "complete" (all that could be had), "early_stop" (the floors were reached), "failed" (too many were
+    lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after sampling
+    ``dropped_tokens``; ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were
+    any; ``seconds`` is since the collection was last opened. No floor counts a rollout that is lost or refused:
+    ``lost`` are those whose attempts all failed, ``refused`` says of each branch that was refused, by the rollout id it
+    would have had, in what the world answered otherwise.
     """
 
     reason: str
@@ -181,6 +219,39 @@ class CollectionEnd:
     error: str | None = None
     failures_by_task: dict[str, int] = dataclasses.field(default_factory=dict)
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    lost: list[LostRollout] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CollectionEnd:
+        """The inverse of ``dataclasses.asdict``."""
+        return cls(**{**data, "lost": [LostRollout(**lost) for lost in data.get("lost", ())]})
+
+
+def losses(lost: Sequence[LostRollout], of: int) -> str:
+    """One line on the lost ones among ``of`` rollouts, at least one: how many for each reason, and one in full."""
+    last = lost[-1]
+    return (
+        f"{len(lost)} of {of} rollouts lost ({by_count(each.reason for each in lost)}), such as rollout {last.index} "
+        f"of {last.task_id}: {last.reason}: {last.message}"
+    )
+
+
+def too_many_lost(lost: Sequence[LostRollout], request: CollectionRequest) -> str | None:
+    """One line if more are lost than ``request`` allows, else None."""
+    if len(lost) <= request.most_lost:
+        return None
+    allowed = "" if request.max_lost is None else f", where {request.max_lost} may be"
+    return losses(lost, request.episodes) + allowed
+
+
+def by_count(reasons: Iterable[str]) -> str:
+    """The distinct reasons with their numbers, the most frequent first, as text."""
+    return ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
+
+
+def is_collection_id(text: str) -> bool:
+    """Whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
+    return _ID.fullmatch(text) is not None and not text.endswith(".meta")
 
 
 RARE_FAILURES = 0.02
@@ -200,7 +271,7 @@ def failures_warning(finished: int, failures: Mapping[str, int], failures_by_tas
     failed = sum(failures.values())
     if failed < 3 or failed <= RARE_FAILURES * (finished + failed):
         return None
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(failures.items(), key=lambda item: -item[1]))
+    reasons = by_count(Counter(failures).elements())
     worst, most = max(failures_by_task.items(), key=lambda item: item[1], default=("unknown", failed))
     return (
         f"{failed} of {finished + failed} attempts failed and were repeated ({reasons}), {most} of them at task "

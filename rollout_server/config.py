@@ -15,13 +15,18 @@ from pydantic.dataclasses import dataclass
 
 from rollout_server.schema import STRICT, ConfigError, from_mapping, require
 
-ALL_ADDRESSES = "0.0.0.0"
-"""As ``host``: listen at every address of this machine."""
+ALL_ADDRESSES = ("0.0.0.0", "::")
+"""As ``host``: listen at every address of this machine, of IPv4 or IPv6."""
 HIGHEST_RANK = 512
 """Of an adapter, on any node."""
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _MISSING = re.compile(r"\\*\?\?\?")
 """What OmegaConf takes for another value, or for none, unless a backslash is before it."""
+
+
+def node_url(host: str, port: int) -> str:
+    """``http://host:port``; a literal IPv6 address gets its brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,9 +66,11 @@ class ServersConfig:
     """Policy versions that can be sampled from at the same time; at least 2."""
     max_cpu_loras: int = 8
     """Policy versions kept in a server's CPU memory; at least ``max_loras``."""
-    start_timeout_s: PositiveFloat = 300.0
-    """Deadline for a server to start, in seconds; one that ends is noticed at once. Lines in its log do not extend it:
-    one that hangs may go on writing them."""
+    start_timeout_s: PositiveFloat = 3600.0
+    """Last resort for a server that starts, in seconds. One that ends is noticed at once, one that does nothing after
+    two minutes; one that is slow is waited for."""
+    niceness: Annotated[int, Field(ge=0, le=19)] = 5
+    """Of a ready server that computes on the CPU: how far the worlds, which make the requests, go first."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for the command line of every vLLM server."""
     env: dict[str, str] = field(default_factory=dict)
@@ -101,7 +108,7 @@ class NodeConfig:
     model: ModelConfig
     environment: EnvironmentConfig
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 is reachable from other machines."""
+    """Address to listen at; 0.0.0.0 (or ::, for IPv6) is reachable from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
     """Port to listen at; 0 takes any free one, and ``<root>/node.json`` then says which."""
     public_url: str | None = None

@@ -22,6 +22,7 @@ def status_line(status: dict[str, Any], tokens_per_second: float) -> Text:
     current = [item for item in status["collections"] if item["state"] == "running"]
     if current:
         parts.append(f"{current[0]['id']}: {current[0]['finished']}/{current[0]['needed']}")
+    parts += status.get("waits_for", [])
     color = "green" if status["status"] == "ok" and ready == len(status["servers"]) else "yellow"
     return Text.assemble((f"● {status['status']}", color), "  " + " · ".join(parts))
 
@@ -43,7 +44,7 @@ def status_tables(url: str, status: dict[str, Any]) -> Group:
             str(item["restarts"]),
             (item["last_error"] or "").splitlines()[0] if item["last_error"] else "",
         )
-    columns = ("id", "state", "finished", "needed", "running", "waiting", "dropped", "failed")
+    columns = ("id", "state", "finished", "needed", "running", "waiting", "dropped", "failed", "lost")
     collections = Table(*columns, title="Collections")
     for item in status["collections"]:
         collections.add_row(*(str(item[column]) for column in columns))

@@ -6,7 +6,7 @@
 eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
 branch-<collection>-<10 hex digits>  rollouts that go on from those of a collection; the digits hash the request
 <run>-t0.35-a003             attempt 3 at the tasks that the run has not solved at temperature 0.35
-<collection>-<8 hex digits>  one task of it, asked for by itself; the digits are a hash of the task's id
+<collection>-<8 hex digits>  some rollouts of it, played again by themselves; the digits hash which, and the try
 <collection>/<task>/<index>.<attempt>      a rollout
 <rollout>/<n>                a further sequence of its episode, n from 1
 <p>:<rollout>@<n>            turn n (from 0) of its episode by itself, in pair p (from 0) of a set of pairs
@@ -30,7 +30,7 @@ MAX_BRANCHED = 90
 class CollectionName:
     """What a collection's id says. ``name`` is that of the run or evaluation, or of the collection that was branched;
     ``iteration`` is None outside training; ``share`` is "1of2" of what the first of two nodes collected for it.
-    ``score`` is the id of an evaluation's score, also where one of its tasks was asked for by itself."""
+    ``score`` is the id of an evaluation's score, also where some of its rollouts were asked for by themselves."""
 
     name: str
     iteration: int | None = None
@@ -81,9 +81,9 @@ def search_id(run: str, temperature: float, attempt: int) -> str:
     return f"{run}-t{temperature:.2f}-a{attempt:03d}"
 
 
-def single_task_id(collection_id: str, task_id: str) -> str:
-    """Of one task of a collection, asked for by itself."""
-    return f"{collection_id}-{_hash(task_id, 8)}"
+def replay_id(collection_id: str, protocol: str) -> str:
+    """Of rollouts of a collection that are played again; ``protocol`` says which, and for the how many-th time."""
+    return f"{collection_id}-{_hash(protocol, 8)}"
 
 
 def parse_collection_id(collection_id: str) -> CollectionName:

@@ -26,6 +26,9 @@ class NodeMetrics:
         self._ungradable = Counter(
             "rollout_ungradable_episodes", "Episodes that ended in a state which could not be graded", registry=registry
         )
+        self._broken = Counter(
+            "rollout_broken_episodes", "Episodes in which the environment itself broke", registry=registry
+        )
         self._turns = Counter("rollout_turns", "Agent turns", registry=registry)
         self._sampled = Counter("rollout_sampled_tokens", "Tokens sampled", registry=registry)
         self._dropped = Counter("rollout_dropped_tokens", "Sampled tokens of aborted episodes", registry=registry)
@@ -55,6 +58,9 @@ class NodeMetrics:
 
     def ungradable(self) -> None:
         self._ungradable.inc()
+
+    def broken(self) -> None:
+        self._broken.inc()
 
     def failed(self, reason: str) -> None:
         self._episodes.labels("failed").inc()
@@ -94,6 +100,10 @@ class _StatusCollector(Collector):
         ):
             value = status["environment"][key]
             yield GaugeMetricFamily(f"rollout_environment_{key}", text, value=value)
+        losses = CounterMetricFamily("rollout_environment_losses", "Worlds lost, by how", labels=["kind"])
+        for kind, count in status["environment"]["losses"].items():
+            losses.add_metric([kind], count)
+        yield losses
         versions = status["policy_versions"]
         yield GaugeMetricFamily("rollout_policy_version", "Newest policy version", value=max(versions, default=-1))
         yield GaugeMetricFamily("rollout_policy_versions", "Policy versions served", value=len(versions))

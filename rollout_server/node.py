@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.run import CollectionRun, StoredCollection
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import CollectionRequest, is_collection_id
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
@@ -69,6 +69,7 @@ class Node:
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
         self._lock = lock_folder(self.root, "node.lock", "rollout node", "root")
+        self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
@@ -80,7 +81,10 @@ class Node:
         self.metrics = NodeMetrics()
         self.metrics.watch(self.status)
         self.ready = False
+        self.failure: str | None = None
+        """Why the node is about to end by itself, in one line."""
         self.stopping = asyncio.Event()
+        self._opening_since: float | None = None
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
         self.sessions = Sessions()
         self.serving = Serving(self.sessions, self._services, config.model.max_context)
@@ -94,12 +98,34 @@ class Node:
         try:
             # Together, because each takes its time; the first to fail cancels the other.
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.pool.open())
+                group.create_task(self._open_environment())
                 group.create_task(self.servers.start())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         self.ready = True
         logger.info("ready: dataset %s, policy versions %s", self.pool.dataset, self.policies.versions())
+
+    async def _open_environment(self) -> None:
+        self._opening_since = time.monotonic()
+        try:
+            await self.pool.open()
+        except TimeoutError as error:
+            waited = time.monotonic() - self._opening_since
+            why = f": {error}" if str(error) else ""
+            raise TimeoutError(f"{self.config.environment.name} was not open after {waited:.0f} s{why}") from error
+        self._opening_since = None
+
+    async def until_given_up(self) -> None:
+        """Return when no server is left, nor one that might come back; ``failure`` then says why."""
+        self.failure = f"no vLLM server is left: {await self.servers.given_up()}"
+
+    def waits_for(self) -> list[str]:
+        """What is not ready yet, or not any more: a line for each, with what it does and for how long."""
+        lines = self.servers.waits_for()
+        if self._opening_since is not None:
+            waited = time.monotonic() - self._opening_since
+            lines.append(f"environment {self.config.environment.name} opens, for {waited:.0f} s")
+        return lines
 
     async def stop(self) -> None:
         """Abort what runs (it can be taken up again) and end all children; bounded."""
@@ -119,8 +145,12 @@ class Node:
         self._lock.close()
 
     def health(self) -> dict[str, Any]:
+        if self.failure is not None:
+            return {"status": "failed", "reason": self.failure}
+        if self.stopping.is_set():
+            return {"status": "stopping"}
         if not self.ready:
-            return {"status": "stopping" if self.stopping.is_set() else "starting"}
+            return {"status": "starting", "waits_for": self.waits_for(), "moved": self.servers.moves}
         return {
             "status": "ok",
             "policy_versions": self.policies.versions(),
@@ -183,10 +213,10 @@ class Node:
         async with self._opening:
             if collection_id in self._runs:
                 return self._runs[collection_id]
-            known = re.fullmatch(r"[\w.-]+", collection_id) and StoredCollection.exists(self._folder, collection_id)
+            known = is_collection_id(collection_id) and StoredCollection.exists(self._folder, collection_id)
             stored = await asyncio.to_thread(StoredCollection, self._folder, collection_id) if known else None
             if stored is None or stored.request is None:
-                raise RequestError(404, f"no collection {collection_id!r}; start it with POST /v1/collections")
+                raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
             return await self._open(CollectionRequest.from_dict(stored.request), [], retry=False)
 
     @property
@@ -261,8 +291,9 @@ class Node:
             raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
-        opening = self.tokens.prompt(branch.opening)
-        if branch.token_ids[: len(opening)] != opening:
+        longer = self.tokens.overfill((message.content for message in branch.opening), len(branch.token_ids))
+        opening = [] if longer else self.tokens.prompt(branch.opening)
+        if longer or branch.token_ids[: len(opening)] != opening:
             reason = "its first token_ids are not its opening in this model's tokenizer"
             raise RequestError(400, f"{branch.rollout_id} cannot be gone on from here: {reason}")
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rollout_server.config import ALL_ADDRESSES, NodeConfig, write_node_config
-from rollout_server.run_files import NODE_ADDRESS, node_address
+from rollout_server.config import NodeConfig, node_url, write_node_config
+from rollout_server.run_files import node_address
 
 TAIL_LINES = 15
 
@@ -48,7 +48,6 @@ class NodeProcess:
         """
         self._yaml.parent.mkdir(parents=True, exist_ok=True)
         write_node_config(self._config, self._yaml)
-        (self._root / NODE_ADDRESS).unlink(missing_ok=True)
         command = [sys.executable, "-m", "rollout_server.cli", "--config", str(self._yaml)]
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
@@ -62,7 +61,8 @@ class NodeProcess:
                 start_new_session=True,
             )
         give_up = time.monotonic() + deadline_s
-        while node_address(self._root) is None:
+        # By its process id: a node that was killed left its address, and one that runs keeps it while ours is refused.
+        while node_address(self._root, self._process.pid) is None:
             self.check()
             if time.monotonic() > give_up:
                 self.stop(5.0)
@@ -73,11 +73,12 @@ class NodeProcess:
     @property
     def url(self) -> str:
         """Where the node listens."""
-        url = node_address(self._root)
+        url = node_address(self._root, self.pid)
         if url is None:
             raise NodeDied(f"the rollout node does not listen (any more){self._tail()}")
         # The address file has this machine's name then, which need not resolve here.
-        return f"http://127.0.0.1:{urlsplit(url).port}" if self._config.host == ALL_ADDRESSES else url
+        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host)
+        return url if here is None else node_url(here, urlsplit(url).port or 0)
 
     @property
     def pid(self) -> int | None:

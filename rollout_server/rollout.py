@@ -90,7 +90,8 @@ class Rollout:
     ``turns``, and with them the mask, only what was sampled here: the tokens before are trained with the rollout that
     sampled them.
 
-    ``tampered`` and ``ungradable`` are the grade's (:class:`agent_environments.protocol.Grade`), mostly None.
+    ``tampered``, ``ungradable``, ``broke`` (``{"where", "what"}``) and ``tools`` (of each ``{"tool", "calls", "raised",
+    "what"}``) are the grade's (:class:`agent_environments.protocol.Grade`), mostly None and empty.
     """
 
     rollout_id: str
@@ -120,6 +121,8 @@ class Rollout:
     episode_id: str = ""
     segment: int = 0
     segments: int = 1
+    broke: dict[str, str] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.episode_id:
@@ -227,7 +230,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that came to nothing and, within limits, was replaced."""
+    """An attempt that came to nothing and was replaced, unless it is ``final``: the rollout is lost or refused."""
 
     collection_id: str
     task_id: str
@@ -237,6 +240,7 @@ class Failure:
     message: str
     seconds: float
     sampled_tokens: int = 0
+    final: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

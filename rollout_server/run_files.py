@@ -61,13 +61,14 @@ def adapter_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def node_address(root: Path) -> str | None:
+def node_address(root: Path, pid: int | None = None) -> str | None:
     """Where the node on ``root`` listens, as it wrote into ``node.json``; None when it is not running. A node that was
-    killed leaves its address behind."""
+    killed leaves its address behind: with ``pid``, only what the process of this id wrote counts."""
     try:
-        return json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))["url"]
+        address = json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    return address["url"] if pid in (None, address["pid"]) else None
 
 
 def log_path(folder: Path, collection_id: str) -> Path:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+import agent_environments  # noqa: F401 - before torch, for the variable that it sets
+
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -21,7 +21,6 @@ ELSEWHERE = {
         "agent_environments/services/service_pool",
     ],
     "agent_environments/worlds/test_pool.py": [
-        "agent_environments/remote/episode",
         "agent_environments/remote/line",
         "agent_environments/worlds/worker_process",
     ],

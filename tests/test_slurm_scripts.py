@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import COMMAND_S
+
 SLURM = Path(__file__).parents[1] / "slurm"
 
 
@@ -43,7 +45,7 @@ def batch(*words: str | Path, **environment: str) -> subprocess.CompletedProcess
         env={**os.environ, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node", "SLURM_JOB_NODELIST": "node", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=COMMAND_S,
     )
 
 
@@ -75,7 +77,7 @@ def test_a_node_with_gpus_needs_the_cuda_builds_and_what_triton_compiles_with(
     programs(**{"nvidia-smi": "echo GPU 0: pretended", "gcc": "", "python": python})
     monkeypatch.setenv("LOOP_GPUS_PER_NODE", str(gpus))
     monkeypatch.delenv("CC", raising=False)
-    done = subprocess.run(["bash", SLURM / "preflight.sh", tmp_path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", SLURM / "preflight.sh", tmp_path], capture_output=True, text=True, timeout=COMMAND_S)
     assert said in done.stdout.splitlines()[-1]
     assert done.returncode == (0 if said == "good" else 1)
 

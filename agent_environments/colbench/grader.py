@@ -1,7 +1,8 @@
 """Runs answers in the sandbox and compares what they give with what the reference gives.
 
-Answer and reference run in processes of their own, so an answer can learn of the reference nothing at all; the
-comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its test.
+Each call of answer and reference has a process of its own, so an answer can learn nothing of the reference, nor of the
+other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its
+test.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.colbench.tasks import ColBenchTask
+from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed
 
 logger = logging.getLogger(__name__)
@@ -27,8 +29,8 @@ logger = logging.getLogger(__name__)
 PROGRAM = Path(__file__).with_name("run_calls.py")
 LEVELS = ("none", "rlimits", "seccomp")
 """Of agent_environments/sandbox; bubblewrap is for servers."""
-START_TIMEOUT_S = 60.0
 MAX_OUTPUT = 1 << 22
+"""Bytes of what one call gives."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -68,7 +70,7 @@ class GraderLimits:
     """Memory, beyond that of an empty interpreter."""
     call_cpu_s: float = 2.0
     """Processor time of one call."""
-    answer_timeout_s: float = 60.0
+    answer_timeout_s: float = 300.0
     """Time for all calls of an answer; those that are not over then have failed."""
 
     def __post_init__(self) -> None:
@@ -97,10 +99,9 @@ class Grader:
         """Raises PermissionError below the minimum, and EnvironmentCrashed where the interpreter does not work."""
         process = await self._start("probe")
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                out, err = await process.communicate()
-        except TimeoutError as error:
-            raise EnvironmentCrashed(f"{self._python} did not probe the sandbox in {START_TIMEOUT_S:g} s") from error
+            out, err = await while_moving(process.communicate(), process.pid)
+        except Stalled as error:
+            raise EnvironmentCrashed(f"{self._python} {error} while it probed the sandbox") from error
         finally:
             await _end(process)
         self.level = out.decode(errors="replace").strip()
@@ -140,14 +141,15 @@ class Grader:
     async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
         """One for each call, ``{}`` where there is none."""
         limits = self._limits
-        process = await self._start(self.level, str(limits.memory_mb), str(limits.call_cpu_s), *packages)
+        sizes = (limits.memory_mb, limits.call_cpu_s, len(calls))
+        process = await self._start(self.level, *map(str, sizes), *packages)
         try:
             stdin, stdout = process.stdin, process.stdout
             if stdin is None or stdout is None:
                 raise ValueError("the process was started without pipes")
             try:
-                ready = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
-            except TimeoutError:
+                ready = await while_moving(stdout.readline(), process.pid)
+            except Stalled:
                 ready = b""
             if ready != b"ready\n":
                 said = ready.decode(errors="replace").strip() or "it said nothing"
@@ -156,7 +158,8 @@ class Grader:
             # From here on the answer's code runs: whatever happens is its doing.
             with contextlib.suppress(TimeoutError, OSError, ValueError):
                 async with asyncio.timeout(limits.answer_timeout_s):
-                    stdin.write(json.dumps({"code": code, "calls": list(calls)}).encode())
+                    request = {"code": code, "calls": list(calls), "longest": MAX_OUTPUT}
+                    stdin.write(json.dumps(request).encode())
                     stdin.close()
                     while len(lines) < len(calls) and (line := await stdout.readline()):
                         lines.append(line)
@@ -178,7 +181,7 @@ class Grader:
                 env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
-                limit=MAX_OUTPUT,
+                limit=MAX_OUTPUT + 1,
             )
         except OSError as error:
             raise EnvironmentCrashed(f"the grader cannot start {self._python}: {error}") from error

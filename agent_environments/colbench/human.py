@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +9,18 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from agent_environments.chat_client import ChatClient, NoCompletion, url_problem
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.observation import printable
 from agent_environments.protocol import EnvironmentCrashed, Message
+from agent_environments.secret import read_secret
 
 MAX_CHARACTERS = 400
 MAX_ANSWERS = 2
 DOES_NOT_KNOW = "I don't know."
 NO_RESPONSE = "No response."
-TRIES = 3
-PAUSE_S = 2.0
+TRIES = 5
+"""For one answer, from an endpoint that is busy or away."""
 
 
 class Human(Protocol):
@@ -87,14 +87,10 @@ class HumanEndpoint:
     """Merged into the body of every request."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"human: url {self.url!r} must begin with http:// or https://")
-        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+        if (problem := url_problem(self.url)) is not None:
+            raise ValueError(f"human: url {problem}")
+        if self.api_key_env is not None and not read_secret(self.api_key_env):
             raise ValueError(f"human: set the environment variable {self.api_key_env}, or api_key_env to null")
-
-
-class _Refused(Exception):
-    """The endpoint answered, but not with an answer to the question."""
 
 
 class EndpointHuman:
@@ -109,7 +105,7 @@ class EndpointHuman:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        key = os.environ.get(self._endpoint.api_key_env or "", "")
+        key = read_secret(self._endpoint.api_key_env) if self._endpoint.api_key_env is not None else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=self._endpoint.timeout_s)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
@@ -122,7 +118,9 @@ class EndpointHuman:
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
         try:
             said = await self._ask(prompt(task, dialogue))
-        except (_Refused, aiohttp.ClientError, TimeoutError):
+        except NoCompletion:
+            said = ""
+        if not said:
             await self._say_hello()
             return NO_RESPONSE
         return DOES_NOT_KNOW if shows_code(said, task.reference) else printable(said)[:MAX_CHARACTERS]
@@ -130,36 +128,19 @@ class EndpointHuman:
     async def _say_hello(self) -> None:
         """Raises EnvironmentCrashed if the endpoint does not answer a plain greeting either."""
         try:
-            await self._ask("Say hello.")
-        except (_Refused, aiohttp.ClientError, TimeoutError) as error:
-            raise EnvironmentCrashed(f"the human at {self._endpoint.url} does not answer: {error!r}") from error
+            said = await self._ask("Say hello.")
+        except NoCompletion as error:
+            raise EnvironmentCrashed(f"the human does not answer: {error}") from error
+        if not said:
+            raise EnvironmentCrashed(f"the human at {self._endpoint.url} does not answer: he says nothing")
 
     async def _ask(self, text: str) -> str:
-        """Tried again where the endpoint is busy; raises what the last try raised."""
-        for number in range(TRIES):
-            try:
-                return await self._ask_once(text)
-            except (_Refused, aiohttp.ClientError, TimeoutError):
-                if number == TRIES - 1:
-                    raise
-            await asyncio.sleep(PAUSE_S)
-        raise AssertionError("unreachable")
-
-    async def _ask_once(self, text: str) -> str:
+        """What he says; raises NoCompletion."""
         if self._session is None:
             raise EnvironmentCrashed("the human is not there: the pool is not open")
+        client = ChatClient(self._session, self._endpoint.url)
         body = {"model": self._endpoint.model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
-        url = f"{self._endpoint.url.rstrip('/')}/chat/completions"
-        async with self._session.post(url, json={**body, **self._endpoint.request}) as response:
-            if response.status != 200:
-                raise _Refused(f"status {response.status}: {(await response.text())[:200]}")
-            try:
-                content = (await response.json())["choices"][0]["message"]["content"]
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise _Refused(f"no chat completion: {error!r}") from error
-        if not isinstance(content, str) or not content.strip():
-            raise _Refused("an empty answer")
-        return content.strip()
+        return (await client.complete({**body, **self._endpoint.request}, TRIES)).text.strip()
 
     async def close(self) -> None:
         if self._session is not None:

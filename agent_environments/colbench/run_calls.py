@@ -1,14 +1,16 @@
 """Runs an answer's calls in the sandbox; a program, run by path, that imports nothing of the project but the sandbox.
 
     python -I run_calls.py probe                      prints the strongest level that holds here
-    python -I run_calls.py LEVEL MEMORY_MB CPU_S PACKAGE...
-                                                      prints "ready" when sealed, then takes {"code", "calls"} on
-                                                      standard input
+    python -I run_calls.py LEVEL MEMORY_MB CPU_S CALLS PACKAGE...
+                                                      prints "ready" when sealed, then takes {"code", "calls",
+                                                      "longest"} on standard input
 
 The packages are those that the reference imports: most could not be loaded any more by a process that is sealed.
 
-One JSON line per call: ``{"value": ...}`` in the form of :func:`portable`, or ``{"raised": name}``. Every call runs the
-code anew, in names of its own, and may use CPU_S seconds of processor time.
+Every call has a process of its own, forked and sealed before there is a request, so that code which runs for one call
+can learn nothing of the others. One JSON line per call: ``{"value": ...}`` in the form of :func:`portable`, or
+``{"raised": name}``; ``{}`` where its process ended without a line, or with one of more than "longest" bytes. A call
+may use CPU_S seconds of processor time.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
+import resource
 import signal
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, os.path.abspath(os.path.join(__file__, "../../sandbox")))
 
 import opened_files
 import sandbox
+
+READY = b"ready\n"
 
 
 class CallTooLong(BaseException):
@@ -71,12 +77,82 @@ def _too_long(number: int, frame: Any) -> None:
     raise CallTooLong
 
 
+class Waiting(NamedTuple):
+    """A sealed process that waits for its call, and our ends of its pipes."""
+
+    pid: int
+    asking: int
+    answering: int
+
+
+def sealed(level: str, memory_mb: int, cpu_s: float) -> Waiting:
+    """Fork one; it has no other descriptor than its own ends. Raises OSError if it could not be sealed."""
+    asked, asking = os.pipe()
+    answering, answer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _be_sealed(asked, answer, level, memory_mb, cpu_s)
+        finally:
+            os._exit(0)
+    os.close(asked)
+    os.close(answer)
+    if not _line(answering, len(READY)):
+        raise OSError("a process could not be sealed")
+    return Waiting(pid, asking, answering)
+
+
+def _be_sealed(asked: int, answer: int, level: str, memory_mb: int, cpu_s: float) -> None:
+    sandbox.die_with_parent()
+    sandbox.close_descriptors_except({0, 1, 2, asked, answer})
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    most_s = math.ceil(cpu_s) + 1  # for code that will not be stopped by the timer
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
+    signal.signal(signal.SIGPROF, _too_long)
+    sandbox.confine({"level": level, "memory_mb": memory_mb})
+    _write(answer, READY)
+    with os.fdopen(asked, "rb") as file:
+        request = json.load(file)
+    _write(answer, outcome(request["code"], request["call"], cpu_s).encode() + b"\n")
+
+
+def asked_of(waiting: Waiting, code: str, call: str, longest: int) -> bytes:
+    """The line of one call; its process is gone then."""
+    try:
+        _write(waiting.asking, json.dumps({"code": code, "call": call}).encode())
+        os.close(waiting.asking)
+        line = _line(waiting.answering, longest)
+    except BrokenPipeError:
+        line = b""
+    os.kill(waiting.pid, signal.SIGKILL)
+    os.waitpid(waiting.pid, 0)
+    os.close(waiting.answering)
+    return line or b"{}\n"
+
+
+def _line(descriptor: int, longest: int) -> bytes:
+    """One line, or nothing where there is none of at most ``longest`` bytes."""
+    line = b""
+    while len(line) <= longest and (part := os.read(descriptor, 1 << 16)):
+        line += part
+        if b"\n" in part:
+            line = line[: line.index(b"\n") + 1]
+            return line if len(line) <= longest else b""
+    return b""
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def main() -> None:
     if sys.argv[1] == "probe":
         print(sandbox.probe())
         return
-    level, memory_mb, cpu_s, packages = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+    level, memory_mb, cpu_s, calls, packages = sys.argv[1], *map(float, sys.argv[2:5]), sys.argv[5:]
     sandbox.die_with_parent()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     answers = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for printed in (1, 2):
@@ -89,15 +165,11 @@ def main() -> None:
         os.write(answers, f"one of {', '.join(packages)} starts a thread\n".encode())
         sys.exit(1)
     opened_files.install()
-    signal.signal(signal.SIGPROF, _too_long)
-    sandbox.confine({"level": level, "memory_mb": memory_mb})
-    os.write(answers, b"ready\n")
+    processes = [sealed(level, int(memory_mb), cpu_s) for _ in range(int(calls))]
+    _write(answers, READY)
     request = json.loads(sys.stdin.buffer.read())
-    for call in request["calls"]:
-        line = outcome(request["code"], call, cpu_s).encode() + b"\n"
-        while line:
-            line = line[os.write(answers, line) :]
-    os._exit(0)
+    for waiting, call in zip(processes, request["calls"], strict=True):
+        _write(answers, asked_of(waiting, request["code"], call, request["longest"]))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from agent_environments.protocol import (
     is_harness,
 )
 
-GRADE_TIMEOUT_S = 120.0
+GRADE_TIMEOUT_S = 600.0
 LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
 
@@ -302,7 +302,8 @@ class HarnessPool:
 
     def status(self) -> PoolStatus:
         inner = PoolStatus() if self._world is None else self._world.status()
-        return PoolStatus(self._places.taken, self._places.waiting + inner.waiting, inner.restarts, inner.details)
+        waiting = self._places.waiting + inner.waiting
+        return PoolStatus(self._places.taken, waiting, inner.restarts, inner.details, inner.losses)
 
     async def close(self) -> None:
         self._places.close()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
+import json
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
+    Broke,
     EnvironmentCrashed,
     EnvironmentTimeout,
     Grade,
@@ -18,16 +23,19 @@ from agent_environments.protocol import (
     Requirement,
     StepResult,
     TokenSpans,
+    ToolUse,
 )
-from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
+from agent_environments.remote.line import Line, LineStuck, RequestFailed
 
 logger = logging.getLogger(__name__)
 
-LOSSES_PER_REQUEST = 3
-"""Lines that may be lost while they work on one request of an episode; after that it is the agent's doing."""
-GONE_PER_REQUEST = 10
-"""Lines that may have ended before they were asked, by the doing of others; after that the attempt has failed."""
-CLOSE_TIMEOUT_S = 30.0
+GRADE_PATIENCE_S = 900.0
+"""For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
+ungradable: that the machine gives no grade is no state's doing."""
+CLOSE_TIMEOUT_S = 120.0
+MAX_REQUIREMENTS = 1000
+MAX_TEXT = 1000
+"""Characters of a requirement, and of why a state is not what it should be."""
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
 
 _numbers = itertools.count(1)
@@ -47,16 +55,21 @@ class EpisodeHost(Protocol):
     """What an episode asks of its pool."""
 
     rules: EpisodeRules
+    losses: Losses
     replays: int
     no_command: str
     """What the agent is told after a message without a command."""
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
     async def lease(self) -> Line:
-        """A line to where there is room for one more episode; raises EnvironmentCrashed if there is none."""
+        """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
         ...
 
     async def give_back(self, line: Line) -> None: ...
+
+    async def answers(self) -> bool:
+        """Whether the other side answers anybody; asked where one command is not answered in time."""
+        ...
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         """The messages that open an episode, of the answer to "start"."""
@@ -73,16 +86,13 @@ class EpisodeHost(Protocol):
     def release(self, environment: RemoteEnvironment) -> None: ...
 
 
-class _AgentsDoing(Exception):
-    """The world cannot be brought back, and the agent may be the reason: there is nothing left to grade."""
-
-
 class RemoteEnvironment:
     """One episode.
 
     A line that is lost is replaced, and the episode's commands are run again on the new one: the observations must be
-    the same. An agent cannot undo what it did: a command over which :data:`LOSSES_PER_REQUEST` lines were lost, or one
-    that takes too long, ends the episode, and what cannot be had any more is ungradable.
+    the same. :mod:`agent_environments.losses` says which losses count against a command. An agent cannot undo what it
+    did: a command over which too many are lost, or one that takes too long, ends the episode, and what cannot be had
+    any more is ungradable.
     """
 
     def __init__(self, pool: EpisodeHost) -> None:
@@ -91,10 +101,13 @@ class RemoteEnvironment:
         self._number = next(_numbers)
         self._line: Line | None = None
         self._task_id: str | None = None
-        self._opening: dict[str, Any] = {}
-        self._history: list[tuple[str, dict[str, Any]]] = []
+        self._opening = b""
+        self._history: list[tuple[str, bytes]] = []
+        """Commands, and digests of what answered them, as of the opening."""
         self._over = False
         self._ungradable: str | None = None
+        self._recovery = Recovery(pool.losses, self, self._rules.start_timeout_s)
+        """Of what is asked, or was asked last."""
         self._running: asyncio.Task[StepResult] | None = None
         self._closed = False
 
@@ -102,24 +115,31 @@ class RemoteEnvironment:
         """Raises UnknownTask; EnvironmentCrashed if it cannot be started anywhere."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
-        losses: list[str] = []
-        while len(losses) < LOSSES_PER_REQUEST:
-            try:
-                self._opening = await self._start_on_a_line()
-            except (LineGone, LineLost, LineStuck) as error:
-                losses.append(str(error))
-            except RequestFailed as error:
-                raise EnvironmentCrashed(f"the world cannot start {task_id}: {error}") from error
-            else:
-                return self._pool.opening(self._opening)
-        raise EnvironmentCrashed(f"{task_id} could not be started: {'; '.join(losses)}")
+        try:
+            opening = await self._recovering().run(self._start_on_a_line)
+        except (CommandsDoing, RequestFailed) as error:
+            raise EnvironmentCrashed(f"the world cannot start {task_id}: {error}") from error
+        self._opening = _digest(opening)
+        return self._pool.opening(opening)
+
+    def _recovering(self) -> Recovery:
+        self._recovery = Recovery(self._pool.losses, self, self._rules.start_timeout_s)
+        return self._recovery
 
     async def _start_on_a_line(self) -> dict[str, Any]:
+        """A world that is lost while it starts has nothing of this episode yet, so it is none that was to be had."""
         await self._leave()
         self._line = await self._pool.lease()
-        return await self._line.call(
-            self._rules.start_timeout_s, "start", episode=self._number, task=str(self._task_id)
-        )
+        try:
+            return await self._line.call(
+                self._rules.start_timeout_s, "start", episode=self._number, task=str(self._task_id)
+            )
+        except LineStuck as error:
+            raise WorldLost(str(error), Loss.REFUSED) from error
+        except WorldLost as lost:
+            if lost.loss is Loss.GONE:
+                raise
+            raise WorldLost(str(lost), Loss.REFUSED) from lost
 
     async def step(self, action: str) -> StepResult:
         """Run the message's command.
@@ -142,16 +162,14 @@ class RemoteEnvironment:
         except LineStuck as error:
             self._end(f"the last command was cut short, and its world with it: {error}")
             raise EnvironmentTimeout(str(error)) from error
-        except _AgentsDoing as error:
+        except CommandsDoing as error:
             self._end(str(error))
             return StepResult(STEP_BROKE, done=True, failed=True)
         except RequestFailed as error:
             self._over = True
-            if error.reason == EnvironmentCrashed.reason:
-                raise EnvironmentCrashed(str(error)) from error
             logger.warning("%s: the world broke in a step, which ends the episode: %s", self._task_id, error)
-            return StepResult(STEP_BROKE, done=True, failed=True)
-        self._history.append((command, answer))
+            return StepResult(STEP_BROKE, done=True, failed=True, broke=Broke("step", str(error)))
+        self._history.append((command, _digest(answer)))
         self._over = answer["done"]
         if answer.get("reason") == EnvironmentTimeout.reason:
             raise EnvironmentTimeout(answer["observation"])
@@ -170,44 +188,50 @@ class RemoteEnvironment:
 
         Raises:
             RequestFailed, LineStuck: as it says.
-            _AgentsDoing: the world died too often while it worked for this episode, or comes back as another.
-            EnvironmentCrashed: the same, but never while it worked for this episode.
+            CommandsDoing: the world died too often by this request's doing, or did once and comes back as another.
+            EnvironmentCrashed: the same, but by no doing of this episode's.
         """
-        losses: list[str] = []
-        for _ in range(GONE_PER_REQUEST):
-            try:
-                if self._line is None or not self._line.alive:
+        recovery = self._recovering()
+
+        async def once() -> dict[str, Any]:
+            if self._line is None or not self._line.alive:
+                with not_the_agents():
                     await self._bring_back()
+            try:
                 return await self._leased.call(deadline_s, op, episode=self._number, **fields)
-            except LineGone as error:
-                gone = str(error)
-            except LineLost as error:
-                losses.append(gone := str(error))
-                if len(losses) == LOSSES_PER_REQUEST:
-                    raise _AgentsDoing(
-                        f"{len(losses)} worlds were lost over one command: {'; '.join(losses)}"
-                    ) from error
-            except _Diverged as error:
-                if losses:
-                    raise _AgentsDoing(f"{losses[-1]}; {error}") from error
-                raise EnvironmentCrashed(f"a world was lost, and {error}") from error
-            await self._leave()
-        raise EnvironmentCrashed(f"{GONE_PER_REQUEST} worlds in a row had ended before they were asked: {gone}")
+            except LineStuck as error:
+                if await self._pool.answers():
+                    raise
+                raise WorldLost(f"{error}, nor is anything else answered", Loss.CUT) from error
+
+        try:
+            return await recovery.run(once)
+        except RequestFailed as error:
+            if error.reason == EnvironmentCrashed.reason:
+                raise EnvironmentCrashed(str(error)) from error
+            raise
+        except _Diverged as error:
+            if recovery.suspect:
+                raise CommandsDoing(f"a world was lost over this command, and {error}") from error
+            raise EnvironmentCrashed(f"a world was lost, and {error}") from error
 
     async def _bring_back(self) -> None:
         """Play the episode so far on another line."""
         logger.warning("the world of %s ended; replaying %d commands in another", self._task_id, len(self._history))
         self._pool.replays += 1
         try:
-            same = await self._start_on_a_line() == self._opening
+            same = _digest(await self._start_on_a_line()) == self._opening
             for command, answer in self._history:
                 if not same:
                     break
                 replayed = await self._leased.call(
                     self._rules.step_timeout_s, "step", episode=self._number, command=command
                 )
-                same = replayed == answer
-        except (RequestFailed, LineStuck) as error:  # it lived through this before
+                same = _digest(replayed) == answer
+        except (RequestFailed, LineStuck) as error:
+            if isinstance(error, RequestFailed) and error.reason == EnvironmentCrashed.reason:
+                raise WorldLost(str(error), Loss.REFUSED) from error
+            # it lived through this before
             raise _Diverged(f"the world fails in the replay: {error}") from error
         if not same:
             raise _Diverged("its world answers differently in the replay")
@@ -215,7 +239,7 @@ class RemoteEnvironment:
     @property
     def _leased(self) -> Line:
         if self._line is None:
-            raise LineGone("the episode has no line")
+            raise WorldLost("the episode has no line", Loss.GONE)
         return self._line
 
     async def grade(self) -> Grade:
@@ -226,19 +250,28 @@ class RemoteEnvironment:
         """
         if self._task_id is None:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
-        if self._running is not None:
-            await asyncio.wait([self._running])
-        if self._ungradable is None:
-            try:
-                answer = await self._ask(self._rules.step_timeout_s, "grade")
-                return _grade(answer)
-            except (RequestFailed, LineStuck, _AgentsDoing) as error:
-                if self._running is None:
-                    raise EnvironmentCrashed(
-                        f"{self._task_id} has no grade, though nothing was done: {error}"
-                    ) from error
-                self._end(f"no grade: {error}")
+        try:
+            async with asyncio.timeout(GRADE_PATIENCE_S):
+                await self._last_step()
+                if self._ungradable is None:
+                    return _grade(await self._ask(self._rules.step_timeout_s, "grade"))
+        except (RequestFailed, LineStuck, CommandsDoing) as error:
+            if self._running is None:
+                raise EnvironmentCrashed(f"{self._task_id} has no grade, though nothing was done: {error}") from error
+            self._end(f"no grade: {error}")
+        except TimeoutError as error:
+            if self._recovery.under_way and not self._recovery.suspect:
+                raise EnvironmentCrashed(f"its world was not brought back within {GRADE_PATIENCE_S:g} s") from error
+            self._end(f"no grade within {GRADE_PATIENCE_S:g} s")
         return Grade.of_ungradable(self._ungradable or "no grade")
+
+    async def _last_step(self) -> None:
+        """Return when it has ended; raises EnvironmentCrashed if it did, though nobody waited for it."""
+        if self._running is None:
+            return
+        await asyncio.wait([self._running])
+        if not self._running.cancelled() and isinstance(error := self._running.exception(), EnvironmentCrashed):
+            raise error
 
     async def _leave(self) -> None:
         if self._line is not None:
@@ -254,17 +287,37 @@ class RemoteEnvironment:
             await asyncio.gather(self._running, return_exceptions=True)
         try:
             if self._line is not None and self._line.alive:
-                with contextlib.suppress(LineGone, LineLost, LineStuck, RequestFailed):
+                with contextlib.suppress(WorldLost, LineStuck, RequestFailed):
                     await self._line.call(CLOSE_TIMEOUT_S, "close", episode=self._number)
         finally:
             await self._leave()
             self._pool.release(self)
 
 
+def _digest(answer: dict[str, Any]) -> bytes:
+    """What two answers have in common only if they are the same; the answers themselves may be megabytes."""
+    return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).digest()
+
+
 def _grade(answer: dict[str, Any]) -> Grade:
-    requirements = tuple(Requirement(**requirement) for requirement in answer.get("requirements", ()))
-    tampered, ungradable = answer.get("tampered"), answer.get("ungradable")
-    return Grade(float(answer["reward"]), bool(answer["success"]), requirements, tampered, ungradable)
+    """A world's grade, of bounded size whatever the world is."""
+    requirements = tuple(
+        Requirement(**{**requirement, "text": str(requirement["text"])[:MAX_TEXT]})
+        for requirement in itertools.islice(answer.get("requirements", ()), MAX_REQUIREMENTS)
+    )
+    tampered, ungradable = (
+        text if text is None else str(text)[:MAX_TEXT] for text in (answer.get("tampered"), answer.get("ungradable"))
+    )
+    broke = answer.get("broke")
+    return Grade(
+        float(answer["reward"]),
+        bool(answer["success"]),
+        requirements,
+        tampered,
+        ungradable,
+        broke=None if broke is None else Broke(**broke),
+        tools=tuple(ToolUse(**use) for use in itertools.islice(answer.get("tools", ()), MAX_REQUIREMENTS)),
+    )
 
 
 class _Diverged(Exception):

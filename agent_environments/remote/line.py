@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-
-class LineGone(Exception):
-    """The other side had ended before the request was sent."""
-
-
-class LineLost(Exception):
-    """The other side ended while it worked on the request, or answered with what is no answer."""
+from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.own_time import not_the_agents
 
 
 class LineStuck(Exception):
@@ -30,7 +26,8 @@ class RequestFailed(Exception):
 class Line:
     """:meth:`call` may be awaited by several at once; they take their turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Losses) -> None:
+        self._losses = losses
         self._turn = asyncio.Lock()
         self._exchanges: set[asyncio.Task[dict[str, Any]]] = set()
 
@@ -40,12 +37,17 @@ class Line:
         raise NotImplementedError
 
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return its answer; raises LineLost or RequestFailed."""
+        """Send a request and return its answer; raises WorldLost or RequestFailed."""
         raise NotImplementedError
 
     def kill(self) -> None:
         """Cut the line, and with it what happens at the other side, at once."""
         raise NotImplementedError
+
+    def _ended(self) -> None:
+        """To be called where it is seen that the other side ended. Between two requests that is no command's doing."""
+        if not self._turn.locked():
+            self._losses.note(self)
 
     async def call(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
         """Send a request and return its answer. The deadline runs from when the other side is free.
@@ -53,7 +55,7 @@ class Line:
         A caller that is cancelled leaves the request to its end, so the next one finds the line in order.
 
         Raises:
-            LineGone, LineLost, LineStuck: there is no line any more.
+            WorldLost, LineStuck: there is no line any more.
             RequestFailed: the world raised.
         """
         exchange = asyncio.create_task(self._exchange(deadline_s, {"op": op, **fields}))
@@ -67,18 +69,32 @@ class Line:
             exchange.exception()  # its caller may be gone: nobody is left to be told
 
     async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._turn:
+        async with self._in_turn():
             if not self.alive:
-                raise LineGone("the other side has ended")
+                raise WorldLost("the other side had ended before it was asked", Loss.GONE)
             try:
-                async with asyncio.timeout(deadline_s):
-                    return await self._round_trip(request)
+                return await self._in_time(deadline_s, request)
             except TimeoutError as error:
                 self.kill()
-                raise LineStuck(f"no answer to {request['op']!r} within {deadline_s:g} s") from error
-            except LineLost:
+                how = f": the other side {error}" if str(error) else f" within {deadline_s:g} s"
+                raise LineStuck(f"no answer to {request['op']!r}{how}") from error
+            except WorldLost:
                 self.kill()
                 raise
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        with not_the_agents():
+            await self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        """:meth:`_round_trip`; raises TimeoutError if it takes too long."""
+        async with asyncio.timeout(deadline_s):
+            return await self._round_trip(request)
 
     async def hang_up(self) -> None:
         """Cut the line, and return when nothing of it is under way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_environments.losses import Losses
 from agent_environments.observation import observation as cut_observation
 from agent_environments.places import Places
 from agent_environments.protocol import Message, PoolStatus, TokenSpans, UnknownTask
@@ -23,7 +24,7 @@ class RemotePool:
         max_worlds: episodes at a time.
         observation_max_tokens: an observation is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
-        start_timeout_s: time for the other side, and for a task there, to start.
+        start_timeout_s: time for the other side, and for a task there, to start, and for a lost world to come back.
     """
 
     no_command = NO_COMMAND
@@ -42,6 +43,7 @@ class RemotePool:
         self.dataset = dataset
         self.rules = EpisodeRules(token_spans, observation_max_tokens, float(step_timeout_s), float(start_timeout_s))
         self.replays = 0
+        self.losses = Losses()
         self._places = Places(max_worlds)
         self._splits: Mapping[str, list[str]] = {}
         self._known: frozenset[str] = frozenset()
@@ -54,12 +56,16 @@ class RemotePool:
         raise NotImplementedError
 
     async def lease(self) -> Line:
-        """A line to where there is room for one more episode."""
+        """A line to where there is room for one more episode; raises WorldLost (``REFUSED``) if there is none now."""
         raise NotImplementedError
 
     async def give_back(self, line: Line) -> None:
         """An episode has left this line."""
         raise NotImplementedError
+
+    async def answers(self) -> bool:
+        """Whether the other side answers anybody; asked where one command is not answered in time."""
+        return True
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         """The messages that open an episode, of the answer to "start"."""
@@ -104,7 +110,8 @@ class RemotePool:
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, self._details())
+        losses = dict(self.losses.counts)
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, self._details(), losses)
 
     def _details(self) -> dict[str, Any]:
         return {"replays": self.replays}
@@ -112,6 +119,7 @@ class RemotePool:
     async def close(self) -> None:
         """End all episodes and lines. May be called twice."""
         self._closing = True
+        self.losses.close()
         self._places.close()
         await self._close_lines()
         for environment in list(self._open):

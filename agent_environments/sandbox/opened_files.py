@@ -1,20 +1,24 @@
-"""``os.stat``, ``os.fstat`` and ``os.listdir`` for a process that may open files but may not ask about paths.
+"""``os.stat``, ``os.fstat`` and ``os.listdir`` for a process that may open files but may ask nothing about them.
 
-The sandbox refuses every call that asks about a path, since nothing in the kernel confines those (syscalls.py). Python
-asks before it imports a module or prints a source line. Here it opens the file and asks the descriptor: the answer is
-the same for whatever may be opened, and nothing else is there. The C library's own ``fstat`` is of no use, as versions
-2.33 to 2.38 make it a question about the empty path; so a shared library that was not loaded before cannot be loaded
-there, and :func:`install` loads those of the standard library.
+The sandbox refuses every call that asks about a path, since nothing in the kernel confines those, and ``fstat``, which
+tells when a file was last read: a word from whoever read it (syscalls.py). Python asks before it imports a module or
+prints a source line. Here it opens the file and finds out what it is, and how long; times, owner and number are 0, so a
+module's compiled file is taken without a look at its source's time. The C library asks before it loads a shared
+library, which therefore cannot be loaded there if it was not before; :func:`install` loads those of the standard
+library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import importlib
+import importlib._bootstrap_external as importing
 import os
 import platform
 import posix
+import stat as modes
 import struct
 import sysconfig
 from collections.abc import Callable
@@ -23,17 +27,12 @@ from typing import Any
 import syscalls
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_open, _close, _fsdecode, _fspath = os.open, os.close, os.fsdecode, os.fspath
+_open, _close, _fsdecode, _fspath, _lseek = os.open, os.close, os.fsdecode, os.fspath, os.lseek
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
-# struct stat, up to the seconds and nanoseconds of the last access, change and status change: where in it the fields of
-# os.stat_result's first ten are, then the size of a block and their number.
-_STAT = {
-    "x86_64": ("=QQQIIIxxxxQqqqQQQQQQ", (3, 1, 0, 2, 4, 5, 7), 8, 9, 6),
-    "aarch64": ("=QQIIIIQxxxxxxxxqixxxxqQQQQQQ", (2, 1, 0, 3, 4, 5, 7), 8, 9, 6),
-}
 _NOT_LOADED = ("_test", "_xx", "xx", "_ctypes_test", "_tkinter", "_curses", "readline", "ossaudiodev", "nis")
 _DIRECTORY_ENTRY = struct.Struct("=QqHB")
+_BLOCK = 512
 
 
 def install() -> None:
@@ -43,6 +42,7 @@ def install() -> None:
         module.stat = module.lstat = stat
         module.fstat = fstat
         module.listdir = listdir
+    importing._validate_timestamp_pyc = lambda *_: None
 
 
 def _load_standard_library() -> None:
@@ -67,17 +67,31 @@ def listdir(path: Any = ".") -> list[Any]:
 
 
 def fstat(descriptor: int) -> os.stat_result:
-    """``os.fstat`` by the call of that name."""
-    layout, first, block_size, blocks, device_type = _STAT[platform.machine()]
-    buffer = ctypes.create_string_buffer(144)
-    _call("fstat", descriptor, buffer)
-    fields = struct.unpack_from(layout, buffer)
-    seconds, nanoseconds = fields[-6::2], fields[-5::2]
-    times = [second + nanosecond * 1e-9 for second, nanosecond in zip(seconds, nanoseconds, strict=True)]
-    exact = [second * 10**9 + nanosecond for second, nanosecond in zip(seconds, nanoseconds, strict=True)]
+    """Kind and size of what is open; everything else is 0."""
+    mode, size = modes.S_IFDIR | 0o555, 0
+    if not _is_folder(descriptor):
+        mode = modes.S_IFREG | 0o444
+        try:
+            position = _lseek(descriptor, 0, os.SEEK_CUR)
+            size = _lseek(descriptor, 0, os.SEEK_END)
+            _lseek(descriptor, position, os.SEEK_SET)
+        except OSError as error:
+            if error.errno != errno.ESPIPE:
+                raise
+            mode = modes.S_IFIFO | 0o444
     # As CPython fills it: ten items, the same times as floats and as ns, then what the platform has besides.
-    ten = [*(fields[index] for index in first), *seconds]
-    return os.stat_result([*ten, *times, *exact, fields[block_size], fields[blocks], fields[device_type]])
+    ten = (mode, 0, 0, 1, 0, 0, size, 0, 0, 0)
+    return os.stat_result([*ten, 0.0, 0.0, 0.0, 0, 0, 0, _BLOCK, -(-size // _BLOCK), 0])
+
+
+def _is_folder(descriptor: int) -> bool:
+    try:
+        _call("getdents64", descriptor, None, 0)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTDIR):  # no room for an entry; no folder
+            raise
+        return error.errno == errno.EINVAL
+    return True
 
 
 def _opened(path: Any, flags: int, dir_fd: int | None, ask: Callable[[int], Any]) -> Any:

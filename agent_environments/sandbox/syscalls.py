@@ -3,7 +3,9 @@
 The list is what AppWorld's shell, its API client and the standard library were seen to need (strace of the reference
 solutions and of the attacks). No call on it names a process, an IPC object or, but for ``openat``, a path: Landlock
 says what may be opened and nothing else, so whoever may ask about a path could read the size of a file that is closed
-to it. What a later kernel brings is refused because it is not on the list.
+to it. Nor does one tell of another process: a futex is private, no file is mapped for sharing, no page cache is
+emptied, and no call tells when a file was last read. What a later kernel brings is refused because it is not on the
+list.
 
 Numbers are those of the kernel's own tables: arch/x86/entry/syscalls/syscall_64.tbl, and
 include/uapi/asm-generic/unistd.h for aarch64.
@@ -26,7 +28,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CALLS = {
     # name: x86-64, aarch64 (None: not a call there, the C library uses another one)
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "lseek": (8, 62),
-    "close": (3, 57), "openat": (257, 56), "fstat": (5, 80), "getdents64": (217, 61), "getcwd": (79, 17),
+    "close": (3, 57), "openat": (257, 56), "getdents64": (217, 61), "getcwd": (79, 17),
     "fcntl": (72, 25), "ioctl": (16, 29),
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
     "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
@@ -69,6 +71,21 @@ _READING = {
     "x86_64": 0o400 | 0o4000 | 0o2000000 | 0o200000 | 0o400000 | 0o100000,
     "aarch64": 0o400 | 0o4000 | 0o2000000 | 0o40000 | 0o100000 | 0o400000,
 }
+_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_REQUEUE, _FUTEX_CMP_REQUEUE, _FUTEX_WAKE_OP = 0, 1, 3, 4, 5
+_FUTEX_WAIT_BITSET, _FUTEX_WAKE_BITSET = 9, 10
+_FUTEX_PRIVATE, _FUTEX_CLOCK_REALTIME = 128, 256
+# A futex that is not private, on a page of a library, is the same one in every process that has mapped it.
+_PRIVATE_FUTEXES = (
+    *(_FUTEX_PRIVATE | each for each in (_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_REQUEUE, _FUTEX_CMP_REQUEUE, _FUTEX_WAKE_OP)),
+    *(_FUTEX_PRIVATE | each for each in (_FUTEX_WAIT_BITSET, _FUTEX_WAKE_BITSET)),
+    _FUTEX_PRIVATE | _FUTEX_WAIT_BITSET | _FUTEX_CLOCK_REALTIME,
+)
+# MAP_PRIVATE with MAP_FIXED, MAP_ANONYMOUS, MAP_32BIT, MAP_GROWSDOWN, MAP_DENYWRITE, MAP_NORESERVE, MAP_POPULATE,
+# MAP_STACK and MAP_FIXED_NOREPLACE. Not among them: the bit of MAP_SHARED and MAP_SHARED_VALIDATE.
+_PRIVATE_MAPPING = 0x2 | 0x10 | 0x20 | 0x40 | 0x100 | 0x800 | 0x4000 | 0x8000 | 0x20000 | 0x100000
+# MADV_NORMAL, MADV_DONTNEED, MADV_FREE, MADV_HUGEPAGE and MADV_NOHUGEPAGE, of an allocator. Not MADV_PAGEOUT, which
+# empties the page cache of a library: whoever reads it next sees by the clock that it was emptied.
+_ADVICE = (0, 4, 8, 14, 15)
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,9 @@ def table(architecture: str, may_open: bool) -> Table:
         "ioctl": (OneOf(1, (_TCGETS, _FIONCLEX, _FIOCLEX, _TIOCGWINSZ)),),
         "prlimit64": (OneOf(0, (0,)), OneOf(2, (0,), wide=True)),  # to read one's own limits
         "openat": (Within(2, _READING[architecture]),),
+        "futex": (OneOf(1, _PRIVATE_FUTEXES),),
+        "mmap": (Within(3, _PRIVATE_MAPPING),),
+        "madvise": (OneOf(2, _ADVICE),),
     }
     column = _ARCHITECTURES.index(architecture)
     allowed = {

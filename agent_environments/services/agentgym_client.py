@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
-from agent_environments.remote.line import Line, LineLost, RequestFailed
-from agent_environments.services.service_pool import NoSuchPath, ServicePool, flags_of
-from agent_environments.services.sessions import UNKNOWN_SESSION
+from agent_environments.remote.line import Line
+from agent_environments.services.service_pool import NoSuchPath, ServicePool, failure, flags_of
 
 SCENARIO = "item"
 
@@ -64,7 +64,7 @@ class AgentGymPool(ServicePool):
         answer = await self.request("POST", "/create", json={})
         number = answer.get("id") if isinstance(answer, dict) else answer  # some servers answer with the bare number
         if not isinstance(number, int):
-            raise LineLost(f"/create gives no session: {str(answer)[:200]}")
+            raise WorldLost(f"/create gives no session: {str(answer)[:200]}", Loss.REFUSED)
         return AgentGymLine(self, number)
 
 
@@ -72,7 +72,7 @@ class AgentGymLine(Line):
     """A session of the service."""
 
     def __init__(self, pool: AgentGymPool, number: int) -> None:
-        super().__init__()
+        super().__init__(pool.losses)
         self._pool = pool
         self._number = number
         self._reward = 0.0
@@ -113,13 +113,10 @@ class AgentGymLine(Line):
     def _checked(answer: Any) -> dict[str, Any]:
         match answer:
             case {"error": error, **more}:
-                reason = more.get("reason")
-                if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
-                    raise LineLost(str(error))
-                raise RequestFailed(str(error), reason if isinstance(reason, str) else None)
+                raise failure(str(error), more.get("reason"))
             case dict():
                 return answer
-        raise LineLost(f"the service's answer is no object: {str(answer)[:200]}")
+        raise WorldLost(f"the service's answer is no object: {str(answer)[:200]}", Loss.CUT)
 
     def _observed(self, answer: dict[str, Any]) -> dict[str, Any]:
         self._reward = self._pool.reward_of(answer.get("reward"))

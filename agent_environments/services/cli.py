@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,9 +21,14 @@ from typing import Any
 
 from aiohttp import web
 
+from agent_environments.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from agent_environments.protocol import EnvironmentFault, create_pool, is_harness
-from agent_environments.services.server import EnvironmentServer
+from agent_environments.secret import read_secret
+from agent_environments.services.server import MAX_SESSIONS, EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
+
+OPEN_FILES_PER_SESSION = 16
+"""Of one session: its connection, and its world's processes and files."""
 
 
 def option(text: str) -> tuple[str, Any]:
@@ -69,10 +73,10 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
         server = EnvironmentServer(pool, arguments.splits, token, arguments.idle_timeout_s)
         runner = web.AppRunner(server.application(), handle_signals=False, shutdown_timeout=5.0)
         await runner.setup()
-        site = web.TCPSite(runner, arguments.host, arguments.port)
-        await site.start()
+        await Site(runner, arguments.host, arguments.port).start()
         port = runner.addresses[0][1]
-        print(f"serving {pool.dataset} at http://{arguments.host}:{port}", flush=True)
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        print(f"serving {pool.dataset} at http://{host}:{port}", flush=True)
         await stop.wait()
     finally:
         if runner is not None:
@@ -87,10 +91,11 @@ def main(words: Sequence[str] | None = None) -> None:
         parser().error(f"--port is {arguments.port}; it must be 0 to 65535")
     if not arguments.idle_timeout_s > 0:
         parser().error(f"--idle-timeout-s is {arguments.idle_timeout_s:g}; it must be above 0")
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
-        sys.exit(f"serve-environment: set {TOKEN_VARIABLE}, the token that clients must send")
+    raise_open_files(FEWEST_FILES + MAX_STRANGERS + MAX_SESSIONS * OPEN_FILES_PER_SESSION)
     try:
+        token = read_secret(TOKEN_VARIABLE)
+        if not token:
+            raise ValueError(f"set {TOKEN_VARIABLE}, the token that clients must send")
         asyncio.run(serve(arguments, token))
     except (EnvironmentFault, OSError, ValueError) as error:
         sys.exit(f"serve-environment: {' '.join(str(error).split())}")

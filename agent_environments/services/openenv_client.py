@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 import aiohttp
 
-from agent_environments.remote.line import Line, LineLost, RequestFailed
-from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, flags_of
+from agent_environments.losses import Loss, WorldLost
+from agent_environments.remote.line import Line
+from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, failure, flags_of
 
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 
@@ -53,7 +54,7 @@ class OpenEnvPool(ServicePool):
             url = "ws" + self.url.removeprefix("http") + "/ws"
             socket = await self.http.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=CLOSING)
         except (aiohttp.ClientError, OSError) as error:
-            raise LineLost(f"no connection to {self.url}: {error!r}") from error
+            raise WorldLost(repr(error), Loss.REFUSED) from error
         return OpenEnvLine(self, socket)
 
 
@@ -70,7 +71,7 @@ class OpenEnvLine(Line):
     """
 
     def __init__(self, pool: OpenEnvPool, socket: aiohttp.ClientWebSocketResponse) -> None:
-        super().__init__()
+        super().__init__(pool.losses)
         self._pool = pool
         self._socket = socket
         self._reward: float = 0.0
@@ -86,9 +87,11 @@ class OpenEnvLine(Line):
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_result(text)
         except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:  # TypeError: a frame that is no text
-            self._cut = True
+            if not self._cut:
+                self._cut = True
+                self._ended()
             if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(LineLost(f"the socket ended: {error!r}"))
+                self._answer.set_exception(WorldLost(f"the socket ended: {error!r}", Loss.CUT))
 
     @property
     def alive(self) -> bool:
@@ -134,13 +137,12 @@ class OpenEnvLine(Line):
             await self._socket.send_str(json.dumps(message))
             answer = json.loads(await self._answer)
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            raise LineLost(f"the service ended at {kind!r}: {error!r}") from error
+            raise WorldLost(f"the service ended at {kind!r}: {error!r}", Loss.CUT) from error
         match answer:
             case {"type": "error", "data": {"message": str(text), **more}}:
-                reason = more.get("reason")
-                raise RequestFailed(text, reason if isinstance(reason, str) else None)
+                raise failure(text, more.get("reason"))
             case {"type": "observation", "data": {"observation": dict(), "reward": _, "done": _}} if kind != "state":
                 return answer["data"]
             case {"type": "state", "data": dict(state)} if kind == "state":
                 return state
-        raise LineLost(f"the service's answer to {kind!r} is none: {str(answer)[:200]}")
+        raise WorldLost(f"the service's answer to {kind!r} is none: {str(answer)[:200]}", Loss.CUT)

@@ -21,6 +21,7 @@ import contextlib
 import hmac
 import json
 import logging
+import reprlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
@@ -28,12 +29,20 @@ from typing import Any
 
 from aiohttp import BasicAuth, WSMsgType, web
 
+from agent_environments.http_server import (
+    MAX_BODY_BYTES,
+    BadBody,
+    one_line,
+    read_agents_json,
+    read_body,
+    refusal,
+    trust,
+)
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
-from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session
+from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session, SessionEnded
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 8 << 20
 MAX_SESSIONS = 1024
 MAX_WAITING = 16
 """Messages of a socket that may wait for the answer to another one; who sends more is hung up on."""
@@ -42,11 +51,7 @@ HEARTBEAT_S = 30.0
 ACTION_SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
 
 
-class BadRequest(Exception):
-    """A request that cannot be understood; the message names what is wrong with it."""
-
-
-class NoSession(BadRequest):
+class NoSession(BadBody):
     """A session that has ended, or that another server knew."""
 
     reason = UNKNOWN_SESSION
@@ -100,9 +105,13 @@ class EnvironmentServer:
     async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
         given = _token(request.headers.get("Authorization", ""))
         if request.path != "/health" and not hmac.compare_digest(given, self._token):
-            message = "missing or wrong bearer token; send 'Authorization: Bearer <token>'"
-            return web.json_response({"error": message}, status=401)
-        return await handler(request)
+            return refusal(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
+        if request.path != "/health":
+            trust(request)
+        try:
+            return await handler(request)
+        except TimeoutError:
+            return refusal(408, "the request's body did not arrive in time")
 
     async def _reaper(self, app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(self._reap())
@@ -137,18 +146,25 @@ class EnvironmentServer:
         return web.json_response([self._name])
 
     async def _splits(self, request: web.Request) -> web.Response:
-        if request.match_info["env"] != self._name:
-            return _detail(404, f"unknown environment {request.match_info['env']!r}; there is {self._name}")
+        if (unknown := self._unknown(request)) is not None:
+            return unknown
         kinds = {"train": "train", "dev": "validation"}
         return web.json_response([{"name": split, "type": kinds.get(split, "test")} for split in self._tasks.by_split])
 
+    def _unknown(self, request: web.Request) -> web.Response | None:
+        """The refusal of a request about another environment than this."""
+        name = request.match_info["env"]
+        if name == self._name:
+            return None
+        return _detail(404, f"unknown environment {reprlib.repr(name)}; there is {self._name}")
+
     def _task_api(self, answer: Any) -> Any:
         async def handler(request: web.Request) -> web.Response:
-            if request.match_info["env"] != self._name:
-                return _detail(404, f"unknown environment {request.match_info['env']!r}; there is {self._name}")
+            if (unknown := self._unknown(request)) is not None:
+                return unknown
             try:
                 return web.json_response(answer(await _json_object(request)))
-            except (BadRequest, UnknownTask) as error:
+            except (BadBody, UnknownTask) as error:
                 return _detail(400, error)
 
         return handler
@@ -165,7 +181,7 @@ class EnvironmentServer:
     def _task_range(self, body: dict[str, Any]) -> Any:
         tasks, start, stop = self._tasks.split(body.get("split")), body.get("start"), body.get("stop")
         if not all(number is None or isinstance(number, int) for number in (start, stop)):
-            raise BadRequest("start and stop must be whole numbers")
+            raise BadBody("start and stop must be whole numbers")
         return {"tasks": [{"id": task} for task in tasks[start:stop]]}
 
     # OpenEnv's socket
@@ -208,9 +224,9 @@ class EnvironmentServer:
     async def _openenv_reply(self, session: Session, text: str) -> dict[str, Any] | None:
         """The answer to a message; None to "close"."""
         try:
-            message = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            return _socket_error("INVALID_JSON", f"not JSON: {error}")
+            message = read_agents_json(text)
+        except BadBody as error:
+            return _socket_error("INVALID_JSON", error)
         data = message.get("data", {}) if isinstance(message, dict) else None
         if not isinstance(data, dict):
             return _socket_error("VALIDATION_ERROR", 'a message is {"type": ..., "data": {...}}')
@@ -218,7 +234,7 @@ class EnvironmentServer:
             match message.get("type"):
                 case "reset":
                     task = self._tasks.at(data.get("index", 0), data.get("split"))
-                    return _openenv_observation(await session.reset(data.get("task_id", task)))
+                    return _openenv_observation(await session.reset(_text(data, "task_id", task)))
                 case "step":
                     return _openenv_observation(await session.step(_action(data)))
                 case "state":
@@ -227,8 +243,8 @@ class EnvironmentServer:
                 case "close":
                     return None
                 case kind:
-                    return _socket_error("UNKNOWN_TYPE", f"there is no message of type {kind!r}")
-        except (BadRequest, UnknownTask) as error:
+                    return _socket_error("UNKNOWN_TYPE", f"there is no message of type {reprlib.repr(kind)}")
+        except (BadBody, UnknownTask) as error:
             return _socket_error("VALIDATION_ERROR", error)
         except (NoEpisode, EnvironmentFault, TimeoutError) as error:
             return _socket_error("EXECUTION_ERROR", error)
@@ -240,7 +256,7 @@ class EnvironmentServer:
             try:
                 body = dict(request.query) if request.method == "GET" else await _json_object(request)
                 return web.json_response(await answer(body))
-            except (BadRequest, NoEpisode, EnvironmentFault, TimeoutError) as error:
+            except (BadBody, NoEpisode, EnvironmentFault, TimeoutError) as error:
                 return web.json_response(_error(error))
 
         return handler
@@ -249,7 +265,7 @@ class EnvironmentServer:
         try:
             session = self._sessions[int(body["id"])]
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise NoSession(f"there is no session {body.get('id')!r}; ask /create for one") from None
+            raise NoSession(f"there is no session {reprlib.repr(body.get('id'))}; ask /create for one") from None
         session.touch()
         return session
 
@@ -259,7 +275,7 @@ class EnvironmentServer:
 
     async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
         if len(self._sessions) >= MAX_SESSIONS:
-            raise BadRequest(f"there are {MAX_SESSIONS} sessions; close some")
+            raise BadBody(f"there are {MAX_SESSIONS} sessions; close some")
         number = secrets.randbelow(1 << 53)  # no client meets another's session, not even one of a server before this
         session = self._sessions[number] = Session(self._pool, f"agentgym-{number}")
         return {"id": number, **_agentgym_observation(session.last)}
@@ -303,20 +319,21 @@ def _token(authorization: str) -> bytes:
 
 async def _json_object(request: web.Request) -> dict[str, Any]:
     """Of the body; one without a body is an empty object."""
-    try:
-        body = await request.json() if request.can_read_body else {}
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+    body = read_agents_json(await read_body(request) or b"{}")
     if not isinstance(body, dict):
-        raise BadRequest("the body is no JSON object")
+        raise BadBody("the body is no JSON object")
     return body
 
 
 def _action(data: dict[str, Any]) -> str:
-    action = data.get("action")
-    if not isinstance(action, str):
-        raise BadRequest('a step needs "action", a text')
-    return action
+    return _text(data, "action")
+
+
+def _text(data: dict[str, Any], name: str, otherwise: str | None = None) -> str:
+    text = data.get(name, otherwise)
+    if not isinstance(text, str):
+        raise BadBody(f'"{name}" must be a text')
+    return text
 
 
 def _openenv_observation(answer: Answer) -> dict[str, Any]:
@@ -340,8 +357,8 @@ def _flags(answer: Answer) -> dict[str, Any]:
 
 
 def _error(error: object) -> dict[str, Any]:
-    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession) else {}
-    return {"error": " ".join(str(error).split()) or type(error).__name__, **reason}
+    reason = {"reason": error.reason} if isinstance(error, EnvironmentFault | NoSession | SessionEnded) else {}
+    return {"error": one_line(error), **reason}
 
 
 def _socket_error(code: str, error: object) -> dict[str, Any]:
@@ -350,4 +367,4 @@ def _socket_error(code: str, error: object) -> dict[str, Any]:
 
 
 def _detail(status: int, error: object) -> web.Response:
-    return web.json_response({"detail": str(error)}, status=status)
+    return web.json_response({"detail": one_line(error)}, status=status)

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
+from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
-from agent_environments.remote.line import Line, LineLost
+from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
+from agent_environments.secret import read_secret
+from agent_environments.services.sessions import UNKNOWN_SESSION
 
 logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SERVE_ENVIRONMENT_TOKEN"
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_OPENING_CHARACTERS = 1 << 19
+"""Of all messages that open an episode: more than any policy here can read."""
+MAX_REMINDER_CHARACTERS = 4000
+"""A longer reminder is cut with the observation that it ends."""
+MAX_ERROR_CHARACTERS = 1000
+
+PROBE_S = 10.0
+"""For a new session, while one request is not answered."""
 
 
-RETRY_S = 1.0
-"""Pause after a connection that was not to be had."""
-
-
-class NoSuchPath(LineLost):
+class NoSuchPath(WorldLost):
     """The service does not serve this."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, Loss.CUT)
 
 
 class ServicePool(RemotePool):
@@ -43,7 +54,7 @@ class ServicePool(RemotePool):
         observation_field: name of an observation's text, where the service has its own.
         max_worlds, observation_max_tokens: as for any remote pool.
         step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
-        start_timeout_s: time for a task to start, and for a service that went away to come back.
+        start_timeout_s: time for a task to start, and for a service that went away, or cuts connections, to come back.
     """
 
     def __init__(
@@ -80,7 +91,7 @@ class ServicePool(RemotePool):
         Raises:
             EnvironmentCrashed: it cannot be reached, or does not speak the protocol.
         """
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = read_secret(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # No proxy, no time-out of its own (every call has a deadline), and no fewer connections than episodes.
         self._http = aiohttp.ClientSession(
@@ -89,7 +100,7 @@ class ServicePool(RemotePool):
         try:
             async with asyncio.timeout(self.rules.start_timeout_s):
                 self._know(await self._tasks())
-        except (LineLost, TimeoutError, KeyError, TypeError, ValueError) as error:
+        except (WorldLost, TimeoutError, KeyError, TypeError, ValueError) as error:
             await self.close()
             raise EnvironmentCrashed(f"the environment service at {self.url} gives no tasks: {error!r}") from error
 
@@ -98,34 +109,45 @@ class ServicePool(RemotePool):
         raise NotImplementedError
 
     async def request(self, method: str, path: str, **arguments: Any) -> Any:
-        """One HTTP request; raises LineLost for whatever is no answer in JSON with status 200."""
+        """One HTTP request; raises WorldLost (``CUT``) for whatever is no answer in JSON with status 200."""
         try:
             async with self.http.request(method, self.url + path, **arguments) as response:
-                text = await response.text()
                 if response.status in (404, 405):
                     raise NoSuchPath(f"{method} {path} is not served")
+                body = await _body(response)
                 if response.status != 200:
-                    raise LineLost(f"{method} {path} has status {response.status}: {text[:200]}")
-                return await response.json()
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise LineLost(f"{method} {path}: {error!r}") from error
+                    shown = body[:200].decode(errors="replace")
+                    raise WorldLost(f"{method} {path} has status {response.status}: {shown}", Loss.CUT)
+                return json.loads(body)
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            raise WorldLost(f"{method} {path}: {error!r}", Loss.CUT) from error
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
-        if messages := answer["messages"]:
-            return [Message(message["role"], message["content"]) for message in messages]
         system = [Message("system", self._instructions)] if self._instructions else []
-        return [*system, Message("user", answer["observation"])]
+        own = [Message(message["role"], message["content"]) for message in answer["messages"]]
+        messages = own or [*system, Message("user", answer["observation"])]
+        size = sum(len(message.content) for message in messages)
+        if size > MAX_OPENING_CHARACTERS:
+            raise EnvironmentCrashed(
+                f"the service at {self.url} opens with {size} characters; {MAX_OPENING_CHARACTERS} are the most"
+            )
+        return messages
 
     def text_of(self, observation: Mapping[str, Any]) -> str:
-        """The text in a service's observation; raises LineLost, which names the fields there are."""
+        """The text in a service's observation; raises WorldLost, which names the fields there are."""
         if self.observation_field not in observation:
             there = ", ".join(sorted(observation))
-            raise LineLost(f"there is no {self.observation_field!r}: set observation_field to one of {there}")
+            raise WorldLost(
+                f"there is no {self.observation_field!r}: set observation_field to one of {there}", Loss.CUT
+            )
         return str(observation[self.observation_field])
 
     def reward_of(self, value: Any) -> float:
-        """A service's reward as ours: in [0, 1]; it may be missing or a truth value."""
-        reward = float(value or 0.0)
+        """A service's reward as ours: in [0, 1]; it may be missing or a truth value. Raises WorldLost if it is none."""
+        try:
+            reward = float(value or 0.0)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WorldLost(f"the service's reward is no number: {str(value)[:200]}", Loss.CUT) from error
         if reward > 1.0 and not self._told_of_rewards:
             self._told_of_rewards = True
             logger.warning(
@@ -140,31 +162,40 @@ class ServicePool(RemotePool):
         return message
 
     async def lease(self) -> Line:
-        """A line of its own for one episode. Waits for a service that is not there: it may be starting again.
+        """A line of its own for one episode.
 
         Raises:
-            EnvironmentCrashed: it did not come in time. It is gone for all: no episode is charged with it, whatever it
+            WorldLost: no connection. A service that is gone is gone for all: no episode is charged with it, whatever it
                 did last. What an agent can do to a service is the service's to prevent.
+            EnvironmentCrashed: the pool is closed.
         """
+        if self._closing:
+            raise EnvironmentCrashed("the pool is closed")
         deadline_s = self.rules.start_timeout_s
-        why = "it takes none"
         try:
             async with asyncio.timeout(deadline_s):
-                while not self._closing:
-                    try:
-                        line = await self._connect()
-                    except LineLost as error:
-                        why = str(error)
-                        await asyncio.sleep(RETRY_S)
-                    else:
-                        self._lines.add(line)
-                        return line
+                line = await self._connect()
         except TimeoutError as error:
-            raise EnvironmentCrashed(f"no connection to {self.url} within {deadline_s:g} s: {why}") from error
-        raise EnvironmentCrashed("the pool is closed")
+            raise WorldLost(f"no connection to {self.url} within {deadline_s:g} s", Loss.REFUSED) from error
+        except (WorldLost, RequestFailed) as error:
+            raise WorldLost(f"no connection to {self.url}: {error}", Loss.REFUSED) from error
+        self._lines.add(line)
+        return line
+
+    async def answers(self) -> bool:
+        """Whether the service still gives sessions."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                line = await self._connect()
+        except (WorldLost, RequestFailed, TimeoutError):
+            return False
+        with contextlib.suppress(WorldLost, LineStuck, RequestFailed):
+            await line.call(PROBE_S, "close")
+        await line.hang_up()
+        return True
 
     async def _connect(self) -> Line:
-        """Raises LineLost."""
+        """Raises WorldLost, or RequestFailed for a service that refuses."""
         raise NotImplementedError
 
     async def give_back(self, line: Line) -> None:
@@ -178,11 +209,30 @@ class ServicePool(RemotePool):
             await self._http.close()
 
 
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """All of it; raises ValueError if it is too long."""
+    body = bytearray()
+    async for part in response.content.iter_chunked(1 << 16):
+        body += part
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"the answer has more than {MAX_MESSAGE_BYTES} bytes")
+    return bytes(body)
+
+
+def failure(message: str, reason: object) -> RequestFailed | WorldLost:
+    """What a service's error means."""
+    message = message[:MAX_ERROR_CHARACTERS]
+    if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
+        return WorldLost(message, Loss.GONE)
+    return RequestFailed(message, reason if isinstance(reason, str) else None)
+
+
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
     """What a service of ours says of a step besides its text and reward."""
+    reminder = str(observation.get("reminder", ""))
     return {
         "failed": bool(observation.get("failed", False)),
         "empty_action": bool(observation.get("empty_action", False)),
-        "reminder": str(observation.get("reminder", "")),
+        "reminder": reminder if len(reminder) <= MAX_REMINDER_CHARACTERS else "",
         "reason": observation.get("reason"),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import reprlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,13 +22,19 @@ from agent_environments.protocol import (
 )
 
 ACQUIRE_DEADLINE_S = 600.0
-CLOSE_DEADLINE_S = 60.0
+CLOSE_DEADLINE_S = 300.0
 UNKNOWN_SESSION = "unknown_session"
 """Reason of the error about a session that the server does not know (any more)."""
 
 
 class NoEpisode(Exception):
-    """The session has no episode that could be stepped or graded, or has ended."""
+    """The session has no episode that could be stepped or graded."""
+
+
+class SessionEnded(NoEpisode):
+    """The session has ended while the call waited for it."""
+
+    reason = UNKNOWN_SESSION
 
 
 @dataclass(frozen=True)
@@ -55,15 +62,15 @@ class ServedTasks:
 
     def split(self, name: Any) -> list[str]:
         """Raises UnknownTask."""
-        if name not in self.by_split:
-            raise UnknownTask(f"no split {name!r}; there are {', '.join(self.by_split)}")
+        if not isinstance(name, str) or name not in self.by_split:
+            raise UnknownTask(f"no split {reprlib.repr(name)}; there are {', '.join(self.by_split)}")
         return self.by_split[name]
 
     def at(self, index: Any, split: Any = None) -> str:
         """The task at ``index`` of a split, or of all splits one after another; raises UnknownTask."""
         tasks = self._all if split is None else self.split(split)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tasks):
-            raise UnknownTask(f"no task {index!r}: the index is from 0 to {len(tasks) - 1}")
+            raise UnknownTask(f"no task {reprlib.repr(index)}: the index is from 0 to {len(tasks) - 1}")
         return tasks[index]
 
 
@@ -90,10 +97,12 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
-        """Raises NoEpisode for a call that came after :meth:`close`, or waited for it: nobody would end its episode."""
+        """Raises SessionEnded for a call that came after :meth:`close`, or waited for it: nobody would end its
+        episode.
+        """
         async with self._turn:
             if self._closed:
-                raise NoEpisode("the session has ended")
+                raise SessionEnded("the session has ended")
             try:
                 yield
             finally:

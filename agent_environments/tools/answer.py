@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent_environments.breakage import Raised, told
 from agent_environments.observation import printable
-from agent_environments.protocol import EnvironmentTimeout
+from agent_environments.protocol import EnvironmentTimeout, ToolUse
 from agent_environments.tool_calls import BadCall, ToolCall
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import Lease
@@ -27,11 +28,16 @@ CUT = "\n... (the result is too long and is not fully shown)"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy reads, and the whole result of a terminal tool, which ends the episode; None if it goes on."""
+    """What the policy reads.
+
+    ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if it goes on. ``use`` counts
+    the call, unless the tool was never asked.
+    """
 
     text: str
     failed: bool = False
     ended_with: str | None = None
+    use: ToolUse | None = None
 
 
 async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lease) -> Answer:
@@ -52,10 +58,12 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     try:
         result = as_text(await _call(tool, arguments, lease))
     except (ToolError, DeadlinePassed) as error:
-        return _mistake(f"{FAILED}{error}", tool.max_characters)
+        return _failure(tool, str(error), told(error.__cause__) if isinstance(error.__cause__, Raised) else str(error))
     except ValueError as error:  # of the result: nothing that is text or JSON
-        return _mistake(f"{FAILED}its result cannot be shown: {error}", tool.max_characters)
-    return Answer(_shown(result, tool.max_characters), ended_with=printable(result) if tool.terminal else None)
+        what = f"its result cannot be shown: {error}"
+        return _failure(tool, what, what)
+    ended_with = printable(result) if tool.terminal else None
+    return Answer(_shown(result, tool.max_characters), ended_with=ended_with, use=ToolUse(tool.name, 1, 0))
 
 
 async def _call(tool: Tool, arguments: dict[str, Any], lease: Lease) -> object:
@@ -73,8 +81,14 @@ async def _call(tool: Tool, arguments: dict[str, Any], lease: Lease) -> object:
     return result
 
 
-def _mistake(text: str, max_characters: int = 500) -> Answer:
-    return Answer(_shown(text, max_characters), failed=True)
+def _mistake(text: str) -> Answer:
+    return Answer(_shown(text, 500), failed=True)
+
+
+def _failure(tool: Tool, shown: str, what: str) -> Answer:
+    """What the policy is shown of a call that failed, and what the record says of it."""
+    use = ToolUse(tool.name, 1, 1, printable(what))
+    return Answer(_shown(f"{FAILED}{shown}", tool.max_characters), failed=True, use=use)
 
 
 def _shown(text: str, max_characters: int) -> str:

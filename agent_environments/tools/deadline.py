@@ -11,19 +11,15 @@ import asyncio
 import contextlib
 import inspect
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agent_environments.no_voiding import ends_this_task
+from agent_environments.breakage import Raised as Raised  # part of what `call` raises
+from agent_environments.own_task import RaisedThere, in_own_task
 
 
 class DeadlinePassed(Exception):
     """The call was not over in time; a sync function may still be running."""
-
-
-class Raised(Exception):
-    """The function raised; the message is its error's, as the last line of a traceback has it."""
 
 
 async def call(function: Callable[..., Any], arguments: dict[str, Any], deadline_s: float) -> Any:
@@ -35,18 +31,16 @@ async def call(function: Callable[..., Any], arguments: dict[str, Any], deadline
             its own included: what an agent makes a tool do must end neither the node nor an episode.
     """
     try:
-        async with asyncio.timeout(deadline_s) as deadline:
+        async with asyncio.timeout(deadline_s):
             if inspect.iscoroutinefunction(function):
-                return await function(**arguments)
+                return await in_own_task(lambda: function(**arguments))
             result, error = await _in_thread(lambda: function(**arguments))
-    except BaseException as error:
-        if ends_this_task(error):
-            raise
-        if deadline.expired():
-            raise DeadlinePassed(f"took longer than {deadline_s:g} s") from error
-        raise Raised(_last_line(error)) from error
+    except TimeoutError as error:
+        raise DeadlinePassed(f"took longer than {deadline_s:g} s") from error
+    except RaisedThere as raised:
+        raise Raised.by(raised.error) from raised.error
     if error is not None:
-        raise Raised(_last_line(error)) from error
+        raise Raised.by(error) from error
     return result
 
 
@@ -69,7 +63,3 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[tuple[Any, BaseExc
 
     threading.Thread(target=run, daemon=True, name="tool").start()
     return future
-
-
-def _last_line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_environments.protocol import Grade, Message, PoolStatus, StepResult, TokenSpans
+from agent_environments.breakage import Raised, told
+from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, render_tool_response, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer
 from agent_environments.tools.deadline import DeadlinePassed
@@ -17,6 +19,8 @@ from agent_environments.tools.tasks import Task
 
 if TYPE_CHECKING:
     from agent_environments.tools.mcp_server import McpServer
+
+logger = logging.getLogger(__name__)
 
 
 class ToolEnvironment:
@@ -65,6 +69,7 @@ class ToolEnvironment:
             done=bool(answers) and answers[-1].ended_with is not None,
             failed=any(item.failed for item in answers),
             empty_action=not calls,
+            tools=tuple(item.use for item in answers if item.use is not None),
         )
 
     def _note(self, role: str, content: str) -> None:
@@ -76,9 +81,19 @@ class ToolEnvironment:
             return await reward.grade(
                 self._task, answer=self._answer, trajectory=self._trajectory, instance=lease.instance
             )
-        except (DeadlinePassed, asyncio.CancelledError):
-            lease.broken = lease.broken or reward.takes_instance  # on which it may still be at work
+        except asyncio.CancelledError:
+            self._break_instance()
             raise
+        except (Raised, DeadlinePassed, ValueError) as error:
+            if isinstance(error, DeadlinePassed):
+                self._break_instance()
+            logger.error("reward %s gives no grade", reward.name, exc_info=error)
+            what = told(error)
+            return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
+
+    def _break_instance(self) -> None:
+        """The reward may still be at work on it."""
+        self._lease.broken = self._lease.broken or self._module.reward.takes_instance
 
     async def close(self) -> None:
         self._lease.end()

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,16 +25,20 @@ from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError, WrongArgu
 try:
     import jsonschema
     from mcp import Client, MCPError, StdioServerParameters
+    from mcp.client.stdio import stdio_client
     from mcp_types import CONNECTION_CLOSED
 except ImportError as error:
     raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
 
 logger = logging.getLogger(__name__)
 
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 15.0
 GRACE_S = "1"
 """Between SIGTERM and SIGKILL; the package itself sends SIGKILL after two seconds."""
+LAST_WORDS_DEADLINE_S = 5.0
+LAST_WORDS_BYTES = 2000
+"""Kept of what a server wrote to its standard error."""
 
 
 class McpTool(Tool):
@@ -87,6 +92,7 @@ class McpServer:
         self.deadline_s = deadline_s
         self._offered = None if tools is None else tuple(tools)
         guard = ["-I", process_guard.__file__, str(os.getpid()), GRACE_S, *command]
+        self._command = shlex.join(map(str, command))
         self._parameters = StdioServerParameters(command=sys.executable, args=guard, env=dict(env or {}))
         self._connection: _Connection | None = None
 
@@ -94,11 +100,12 @@ class McpServer:
         """Start the server and ask it for its tools.
 
         Raises:
-            ValueError: it does not start, or lacks a tool that the config names.
+            ValueError: it does not start, or lacks a tool that the config names; says the command and its last words.
         """
+        connection = self._connect()
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                client = await self._connect().client()
+                client = await connection.client()
                 listed, cursor = [], None
                 while True:
                     page = await client.list_tools(cursor=cursor)
@@ -108,7 +115,9 @@ class McpServer:
                         break
         except Exception as error:
             await self.close()
-            raise ValueError(f"MCP server {self.name} does not start: {error or type(error).__name__}") from error
+            why = str(error) or type(error).__name__
+            said = f"{self._command}: {connection.last_words}"
+            raise ValueError(f"MCP server {self.name} does not start: {why}; {said}") from error
         known = {tool.name for tool in listed}
         for name in (*(self._offered or ()), *self.terminal):
             if name not in known:
@@ -134,8 +143,9 @@ class McpServer:
             if deadline.expired():
                 raise DeadlinePassed(f"took longer than {self.deadline_s:g} s") from error
             if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED:
-                logger.warning("MCP server %s is gone: %r", self.name, error)
                 await self._drop(connection)
+                said = connection.last_words
+                logger.warning("MCP server %s is gone: %r; %s: %s", self.name, error, self._command, said)
             raise ToolError(str(error) or type(error).__name__) from error
         text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
         if result.is_error:
@@ -164,7 +174,9 @@ class _Connection:
     def __init__(self, parameters: StdioServerParameters) -> None:
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
+        self._errors = b""
         self._task = asyncio.ensure_future(self._hold(parameters))
+        self._listening: asyncio.Task[None] | None = None
 
     async def client(self) -> Client:
         return await asyncio.shield(self._ready)
@@ -173,16 +185,36 @@ class _Connection:
         self._over.set()
         if not self._ready.done():  # it is still starting, or hangs there
             self._task.cancel()
-        _, late = await asyncio.wait([self._task], timeout=STOP_DEADLINE_S)
-        for task in late:
-            task.cancel()
+        await _ended(self._task, STOP_DEADLINE_S)
+        if self._listening is not None:
+            await _ended(self._listening, LAST_WORDS_DEADLINE_S)
+
+    @property
+    def last_words(self) -> str:
+        """The last line that the server wrote to its standard error."""
+        lines = self._errors.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+    async def _listen(self, pipe: int) -> None:
+        """Hand on what the server writes to its standard error, to our own, and keep its end."""
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
+        with contextlib.closing(transport):
+            while said := await reader.read(LAST_WORDS_BYTES):
+                self._errors = (self._errors + said)[-LAST_WORDS_BYTES:]
+                sys.stderr.write(said.decode(errors="replace"))
 
     async def _hold(self, parameters: StdioServerParameters) -> None:
+        pipe, errors = os.pipe()
+        self._listening = asyncio.ensure_future(self._listen(pipe))
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
-                    async with asyncio.timeout(START_DEADLINE_S):
-                        client = await stack.enter_async_context(Client(parameters))
+                    # Its own copy of the other end is all that holds the pipe open: it ends with the server.
+                    with os.fdopen(errors, "w") as errlog:
+                        async with asyncio.timeout(START_DEADLINE_S):
+                            client = await stack.enter_async_context(Client(stdio_client(parameters, errlog)))
                 except TimeoutError as error:
                     raise TimeoutError(f"it did not start within {START_DEADLINE_S:g} s") from error
                 self._ready.set_result(client)
@@ -197,3 +229,9 @@ class _Connection:
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()
+
+
+async def _ended(task: asyncio.Task[None], deadline_s: float) -> None:
+    _, late = await asyncio.wait([task], timeout=deadline_s)
+    for each in late:
+        each.cancel()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agent_environments.breakage import told
 from agent_environments.tools.reward import Reward
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
@@ -67,8 +68,8 @@ def _import(name: str) -> ModuleType:
         sys.modules[spec.name] = module  # where type hints are looked up
         spec.loader.exec_module(module)
         return module
-    except Exception as error:
-        raise ValueError(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # of a main() that nobody guarded, or of argparse
+        raise ValueError(f"module {name} cannot be imported: {told(error)}") from error
 
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:

@@ -12,7 +12,7 @@ from agent_environments.tools import deadline
 
 OWN_NAMES = ("answer", "trajectory", "instance")
 """Parameters that are filled from the episode; all others from the task's fields."""
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 """For a call; the node itself waits 300 s for a grade."""
 
 

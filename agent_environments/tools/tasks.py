@@ -36,9 +36,8 @@ class TaskTable:
         if not isinstance(task, Mapping):
             raise ValueError(f"task {default_id} must be a mapping, not {task!r}")
         task_id = task.get("id", default_id)
-        scenario, separator, number = str(task_id).rpartition("_")
-        if not (scenario and separator and number.isdigit()) or "/" in scenario:
-            raise ValueError(f"task id {task_id!r} must be <scenario>_<n>")
+        if not isinstance(task_id, str) or not task_id:
+            raise ValueError(f"task id {task_id!r} must be text")
         if task_id in self._tasks:
             raise ValueError(f"there are two tasks {task_id!r}")
         self._tasks[task_id] = {**task, "id": task_id}

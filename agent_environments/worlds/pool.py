@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agent_environments.losses import Loss, WorldLost
 from agent_environments.observation import printable
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
-from agent_environments.remote.line import Line, LineGone, LineLost, LineStuck, RequestFailed
+from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
 from agent_environments.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from agent_environments.worlds.worker_process import SYSTEM_PATH, WorkerProcess
@@ -62,7 +63,8 @@ class WorldPool(RemotePool):
         max_worlds: episodes at a time; None: as many as one worker plays, or eight where a worker plays one.
         observation_max_tokens: what answers a command is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
-        start_timeout_s: time for a worker, and for a task in it, to start.
+        start_timeout_s: a worker, or a task in it, that starts and uses no processor for so long hangs; and time for a
+            lost world to come back.
     """
 
     kind: ClassVar[WorldKind]
@@ -73,7 +75,7 @@ class WorldPool(RemotePool):
         python: str,
         max_worlds: int | None = None,
         observation_max_tokens: int = 1000,
-        step_timeout_s: float = 30.0,
+        step_timeout_s: float = 180.0,
         start_timeout_s: float = 120.0,
     ) -> None:
         places = max_worlds if max_worlds is not None else max(self.kind.episodes_per_worker, 8)
@@ -101,7 +103,7 @@ class WorldPool(RemotePool):
             )
         try:
             answer = await (await self._start_worker()).call(self.rules.start_timeout_s, "tasks")
-        except (LineGone, LineLost, LineStuck, RequestFailed) as error:
+        except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
             raise EnvironmentCrashed(
                 f"the worker of {self.kind.name} does not start under {self._python}: {error}; run `make environments`"
@@ -114,7 +116,10 @@ class WorldPool(RemotePool):
 
     async def _start_worker(self) -> WorkerProcess:
         command: list[str | Path] = [self._python, self.kind.worker, str(self.kind.memory_mb)]
-        worker = await WorkerProcess.start(command, self.kind.environment())
+        try:
+            worker = await WorkerProcess.start(command, self.kind.environment(), self.losses)
+        except OSError as error:  # no memory for it, or no room
+            raise WorldLost(f"no worker can be started: {error}", Loss.REFUSED) from error
         self._workers.add(worker)
         return worker
 
@@ -167,10 +172,11 @@ class WorldPool(RemotePool):
             EnvironmentCrashed: the expert, or its worker, broke.
         """
         self.check_tasks([task_id])
-        worker = await self.lease()
         try:
-            return list((await worker.call(EXPERT_TIMEOUT_S, "expert", task=task_id))["commands"])
-        except (LineGone, LineLost, LineStuck, RequestFailed) as error:
+            worker = await self.lease()
+            try:
+                return list((await worker.call(EXPERT_TIMEOUT_S, "expert", task=task_id))["commands"])
+            finally:
+                await self.give_back(worker)
+        except (WorldLost, LineStuck, RequestFailed) as error:
             raise EnvironmentCrashed(f"no expert play of {task_id}: {error}") from error
-        finally:
-            await self.give_back(worker)

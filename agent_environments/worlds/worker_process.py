@@ -10,17 +10,24 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_environments import process_guard
-from agent_environments.remote.line import Line, LineLost, RequestFailed
+from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.moving import while_moving
+from agent_environments.remote.line import Line, RequestFailed
 
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
+KILLED_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Of a guard that got a SIGKILL, and of one whose worker did."""
 MAX_LINE = 64 << 20
 TAIL_BYTES = 4096
+AGENTS_REQUESTS = ("step", "grade")
+"""How long they take may be an agent's doing."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -42,18 +49,20 @@ def scrubbed_environment(extra: Mapping[str, str]) -> dict[str, str]:
 class WorkerProcess(Line):
     """A running worker."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, losses: Losses) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ValueError("the process was started without pipes")
-        super().__init__()
+        super().__init__(losses)
         self._process = process
         self._stdin, self._stdout = process.stdin, process.stdout
         self._tail = b""
         self._stderr = asyncio.create_task(self._drain(process.stderr))
-        self._ended = False
+        self._killed = False
 
     @classmethod
-    async def start(cls, command: Sequence[str | Path], environment: Mapping[str, str]) -> WorkerProcess:
+    async def start(
+        cls, command: Sequence[str | Path], environment: Mapping[str, str], losses: Losses
+    ) -> WorkerProcess:
         """Start ``command``; whether it is any good shows at the first request."""
         guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "0"]
         return cls(
@@ -66,12 +75,15 @@ class WorkerProcess(Line):
                 env=scrubbed_environment(environment),
                 start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
                 limit=MAX_LINE,
-            )
+            ),
+            losses,
         )
 
     async def _drain(self, stderr: asyncio.StreamReader) -> None:
         while part := await stderr.read(TAIL_BYTES):
             self._tail = (self._tail + part)[-TAIL_BYTES:]
+        if not self._killed:
+            self._ended()
 
     @property
     def pid(self) -> int:
@@ -80,7 +92,7 @@ class WorkerProcess(Line):
 
     @property
     def alive(self) -> bool:
-        return not self._ended and self._process.returncode is None
+        return not self._killed and self._process.returncode is None
 
     async def last_words(self) -> str:
         """The last line that an ended worker wrote to standard error."""
@@ -89,23 +101,40 @@ class WorkerProcess(Line):
         return lines[-1] if lines else "it said nothing"
 
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        line = b""
         try:
             self._stdin.write(json.dumps(request).encode() + b"\n")
             await self._stdin.drain()
-            answer = json.loads(await self._stdout.readline())
+            line = await self._stdout.readline()
+            answer = json.loads(line)
         except (OSError, ValueError, RecursionError) as error:  # a line that is empty, cut off or too long
+            loss = Loss.ENDED if line.endswith(b"\n") else await self._how_it_ended()
             self.kill()
-            raise LineLost(f"the worker ended at {request['op']!r}: {await self.last_words()}") from error
+            raise WorldLost(f"the worker ended at {request['op']!r}: {await self.last_words()}", loss) from error
         match answer:
             case {"ok": dict(result)}:
                 return result
             case {"error": str(message)}:
                 raise RequestFailed(message)
-        raise LineLost(f"the worker's answer to {request['op']!r} is none: {str(answer)[:200]}")
+        raise WorldLost(f"the worker's answer to {request['op']!r} is none: {str(answer)[:200]}", Loss.ENDED)
+
+    async def _how_it_ended(self) -> Loss:
+        """Of a worker whose pipe has ended."""
+        try:
+            status = await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:  # it lives, and has closed its output
+            return Loss.ENDED
+        return Loss.KILLED if status in KILLED_STATUSES else Loss.ENDED
+
+    async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        # What a world does for no command of an agent's it may do slowly; a command could compute for ever.
+        if request["op"] in AGENTS_REQUESTS:
+            return await super()._in_time(deadline_s, request)
+        return await while_moving(self._round_trip(request), self.pid, deadline_s)
 
     def kill(self) -> None:
         """End it and all that it started, at once."""
-        self._ended = True
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()  # the guard's grace is zero
 

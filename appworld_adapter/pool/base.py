@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.places import Places
 from agent_environments.protocol import (
     EnvironmentCrashed,
@@ -26,18 +27,17 @@ from appworld_adapter.prompt import Prompt, TaskCard
 
 logger = logging.getLogger(__name__)
 
-GRADE_TIMEOUT_S = 120.0
-"""For one grade. Two of them, of a state and of the untouched one, fit into the protocol's own deadline for grades."""
+GRADE_TIMEOUT_S = 600.0
+"""For one grade, of a state that may be large by the agent's doing. Two of them, and one of the untouched state, fit
+into the protocol's own deadline for grades."""
 GRADER_MEMORY_MB = 1024
 """What a grade may allocate beyond what its process inherits."""
-GRADER_SERVERS_PER_STATE = 3
-"""Grader servers that may die over one state before its attempt is called off."""
+GRADER_START_S = 400.0
+"""For a grader server that is started again while a state waits for its grade."""
+GRADER_PATIENCE_S = 200.0
+"""For a machine that loses graders over one state."""
 DYING_S = 5.0
 """How long a server that gave no child is given to turn out dead."""
-
-
-class _GraderServerDied(EnvironmentCrashed):
-    """A grade is lost with the server of its process. No state does that: a process cannot reach its server."""
 
 
 class DatasetPool:
@@ -53,7 +53,6 @@ class DatasetPool:
         observation_max_tokens: an observation's output is cut to this many tokens.
         max_worlds: places; who asks while all are taken waits.
         execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
-        episode_timeout_s: time for a whole episode, from ``start`` on.
         paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
             signed with the engine's published constant. Costs: docs/sandbox.md.
         keep_experiments: leave the worlds' states and logs in ``experiments_root``.
@@ -69,7 +68,6 @@ class DatasetPool:
         observation_max_tokens: int = 3000,
         max_worlds: int = 64,
         execute_timeout_s: float = 100.0,
-        episode_timeout_s: float = 1800.0,
         paper_parity: bool = False,
         keep_experiments: bool = False,
         experiments_root: str | None = None,
@@ -79,16 +77,13 @@ class DatasetPool:
                 raise ValueError(f"environment option {name} must be a path, not {path!r}")
         if keep_experiments and experiments_root is None:
             raise ValueError("keep_experiments needs experiments_root, a folder to keep them in")
-        if max_worlds < 1 or observation_max_tokens < 1 or execute_timeout_s < 1 or episode_timeout_s <= 0:
-            raise ValueError(
-                "max_worlds, observation_max_tokens and execute_timeout_s must be at least 1, episode_timeout_s above 0"
-            )
+        if min(max_worlds, observation_max_tokens, execute_timeout_s) < 1:
+            raise ValueError("max_worlds, observation_max_tokens and execute_timeout_s must be at least 1")
         self.root = Path(root).absolute()
         self.dataset = task_lists.dataset_name(root)
-        self.rules = EpisodeRules(
-            Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s), float(episode_timeout_s)
-        )
+        self.rules = EpisodeRules(Prompt(prompt), token_spans, observation_max_tokens, float(execute_timeout_s))
         self.replays = 0
+        self.losses = Losses()
         self._python = os.path.abspath(python)  # servers run in a folder of their own
         self._paper_parity = paper_parity
         self._keep = keep_experiments
@@ -184,69 +179,69 @@ class DatasetPool:
     async def grade(self, task_id: str, experiment: str) -> Grade:
         """Have the saved state of ``experiment`` graded.
 
-        A grader that fails at it is held against the same task's untouched state: one that can grade that shows that
-        it is this state which cannot be graded.
+        A grader that fails at it is held against the same task's untouched state, and then tries once more: one that
+        can grade that, and not this, shows that it is this state which cannot be graded.
 
         Raises:
             EnvironmentCrashed: there is no grader, or not even the untouched state can be graded.
         """
-        try:
-            answer = await self._grade(task_id, experiment)
-        except _GraderServerDied:
-            raise
-        except (EnvironmentCrashed, EnvironmentTimeout) as error:
-            answer = {"ok": False, "message": str(error)}
-        if answer["ok"]:
-            requirements = tuple(
-                Requirement(test["requirement"], passed, no_op_pass=test["label"] == "no_op_pass")
-                for passed, tests in ((True, answer["passes"]), (False, answer["failures"]))
-                for test in tests
-            )
-            return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
-        logger.warning("a state of %s was not graded: %s", task_id, answer["message"])
-        try:
-            untouched = await self._grade(task_id, None)
-        except EnvironmentTimeout as error:
-            raise EnvironmentCrashed(f"the grader is out of order: {error}") from error
-        if not untouched["ok"]:
-            raise EnvironmentCrashed(f"{task_id} cannot be graded, even untouched: {untouched['message']}")
-        return Grade.of_ungradable(answer["message"])
+        answer = await self._graded(task_id, experiment)
+        if not answer["ok"]:
+            logger.warning("a state of %s was not graded: %s", task_id, answer["message"])
+            untouched = await self._graded(task_id, None)
+            if not untouched["ok"]:
+                raise EnvironmentCrashed(f"{task_id} cannot be graded, even untouched: {untouched['message']}")
+            answer = await self._graded(task_id, experiment)
+        if not answer["ok"]:
+            return Grade.of_ungradable(answer["message"])
+        requirements = tuple(
+            Requirement(test["requirement"], passed, no_op_pass=test["label"] == "no_op_pass")
+            for passed, tests in ((True, answer["passes"]), (False, answer["failures"]))
+            for test in tests
+        )
+        return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
 
-    async def _grade(self, task_id: str, experiment: str | None) -> dict[str, Any]:
-        """The grader's answer. A process that dies alone is replaced once, and a server twice."""
-        deaths = servers = 0
-        while True:
-            try:
-                return await self._grade_once(task_id, experiment)
-            except _GraderServerDied as error:
-                servers += 1
-                if servers == GRADER_SERVERS_PER_STATE:
-                    raise
-                why = str(error)
-            except EnvironmentCrashed as error:
-                deaths += 1
-                if deaths == 2:
-                    raise
-                why = str(error)
-            logger.warning("the grader of %s died (%s); grading again", task_id, why)
+    async def _graded(self, task_id: str, experiment: str | None) -> dict[str, Any]:
+        """The grader's answer; ``ok`` is false for a state that takes it too long, or ends its processes."""
+        recovery = Recovery(self.losses, experiment or task_id, GRADER_PATIENCE_S)
+        try:
+            return await recovery.run(lambda: self._graded_once(task_id, experiment))
+        except (CommandsDoing, EnvironmentTimeout) as error:
+            return {"ok": False, "message": str(error)}
 
-    async def _grade_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
+    async def _graded_once(self, task_id: str, experiment: str | None) -> dict[str, Any]:
+        await self._grader_server()
         try:
             connection = await self._child("grader")
         except EnvironmentCrashed as error:
-            raise _GraderServerDied(str(error)) from error
+            raise WorldLost(str(error), Loss.REFUSED) from error
         try:
             async with asyncio.timeout(GRADE_TIMEOUT_S):
                 return await connection.call({"task_id": task_id, "experiment": experiment})
         except TimeoutError as error:
             raise EnvironmentTimeout(f"grading {task_id} took more than {GRADE_TIMEOUT_S:.0f} s") from error
         except EnvironmentCrashed as error:
-            await connection.server.wait_end(DYING_S, connection.ended)
-            if connection.server.alive:
-                raise
-            raise _GraderServerDied(f"the grader server died: {error}") from error
+            loss, how = await connection.how_it_ended()
+            raise WorldLost(f"the grader {how}", loss) from error
         finally:
             connection.kill()
+
+    async def _grader_server(self) -> None:
+        """Return when it runs. It goes on starting, though nobody may wait for it any more.
+
+        Raises:
+            EnvironmentCrashed: not in time. The protocol's own deadline for grades would make the state ungradable.
+            WorldLost: it does not start.
+        """
+        starting = asyncio.ensure_future(self._server("grader"))
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            async with asyncio.timeout(GRADER_START_S):
+                await asyncio.shield(starting)
+        except TimeoutError as error:
+            raise EnvironmentCrashed(f"no grader within {GRADER_START_S:g} s") from error
+        except (EnvironmentCrashed, OSError) as error:
+            raise WorldLost(str(error), Loss.REFUSED) from error
 
     def tasks(self, split: str) -> list[str]:
         return task_lists.load_split(self.root, split)
@@ -269,11 +264,13 @@ class DatasetPool:
 
     def status(self) -> PoolStatus:
         """Counters for the node's metrics page."""
-        return PoolStatus(len(self._open), self._places.waiting, self._restarts, {"replays": self.replays})
+        losses = dict(self.losses.counts)
+        return PoolStatus(len(self._open), self._places.waiting, self._restarts, {"replays": self.replays}, losses)
 
     async def close(self) -> None:
         """End all worlds and servers, and remove the run folder. May be called twice."""
         self._closing = True
+        self.losses.close()
         self._places.close()
         for environment in list(self._open):
             await environment.close()

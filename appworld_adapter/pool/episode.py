@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from agent_environments.extraction import extract_code
+from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -25,12 +26,14 @@ from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 
 logger = logging.getLogger(__name__)
 
-KILL_GRACE_S = 5.0
-"""How much later than the engine's own alarm a world is killed from outside."""
-WORLDS_PER_STEP = 3
-"""Worlds that may be lost while they run one step or what came before it; after that it is the agent's doing."""
-SETTLE_S = 10.0
-"""How long a world whose program was cut short is given to save what the program did."""
+KILL_GRACE_S = 30.0
+"""How much later than the engine's own alarm a world is killed from outside: its interpreter has to hear the alarm and
+say so, and the world to save what was done, on a machine that may have much else to do."""
+PATIENCE_S = 300.0
+"""For a machine that loses worlds, or has none to give, over one step."""
+SETTLE_S = 120.0
+"""How long a world whose program was cut short is given to save what the program did; what it has not saved then counts
+against the agent."""
 PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran this code. The episode is over."
 
 
@@ -52,13 +55,13 @@ class World(Protocol):
     """A task's world, somewhere, up and waiting."""
 
     async def execute(self, code: str) -> Execution:
-        """Raises EnvironmentCrashed if the world is gone. Has no deadline of its own."""
+        """Raises WorldLost if the world is gone. Has no deadline of its own."""
         ...
 
     async def settle(self) -> str | None:
         """After a program that was cut short: save what it did. Returns why that failed, else None.
 
-        Raises EnvironmentCrashed if the world is gone. Has no deadline of its own.
+        Raises WorldLost if the world is gone, or the state finds no room. Has no deadline of its own.
         """
         ...
 
@@ -75,7 +78,6 @@ class EpisodeRules:
     token_spans: TokenSpans
     observation_max_tokens: int
     execute_timeout_s: float
-    episode_timeout_s: float
 
 
 class EpisodeHost(Protocol):
@@ -83,6 +85,7 @@ class EpisodeHost(Protocol):
 
     root: Path
     rules: EpisodeRules
+    losses: Losses
     replays: int
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
@@ -92,14 +95,12 @@ class EpisodeHost(Protocol):
 
 
 class AppWorldEnvironment:
-    """One episode. A world that dies is brought back by running the episode's code from the start.
+    """One episode. A world that is lost is brought back by running the episode's code from the start.
 
-    The agent cannot undo what it did: a program that ends its interpreter, or is cut short by a deadline, ends the
-    episode with all it did until then; where that cannot be saved, there is nothing to grade.
-
-    That holds for a replay which is cut short, too: a slow program that has its world killed by using up the machine's
-    memory could bring that about. That no further world can be had is a fault of the machine (no memory, no room, a
-    weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is repeated.
+    :mod:`agent_environments.losses` says which losses count against a program. The agent cannot undo what it did: a
+    program that ends its interpreter, or is cut short by a deadline, ends the episode with all it did until then; where
+    that cannot be saved, there is nothing to grade. That no further world can be had is a fault of the machine (no
+    memory, no room, a weaker sandbox): worlds are bounded, so no agent causes it, and the attempt is repeated.
     """
 
     def __init__(self, pool: EpisodeHost, episode_id: str) -> None:
@@ -112,20 +113,25 @@ class AppWorldEnvironment:
         """The world whose program was still running when its time was up, until it is settled."""
         self._unsaved: str | None = None
         """Why the saved state is not that of all the episode's programs, so that it must not be graded."""
+        self._recovery = Recovery(pool.losses, self._experiment, PATIENCE_S)
+        """Of the program that runs, or ran last."""
+        self._lost: str | None = None
+        """Why its world was lost, until another one is where that one was."""
         self._started = False
         self._history: list[str] = []
-        self._deadline = 0.0
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Raises UnknownTask; EnvironmentCrashed or EnvironmentTimeout if no world can be had."""
+        """Raises UnknownTask; EnvironmentCrashed if no world can be had."""
         self._pool.check_tasks([task_id])
         try:
             self._known_card = await asyncio.to_thread(TaskCard.load, self._pool.root, task_id)
         except OSError as error:
             raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
-        self._deadline = time.monotonic() + self._rules.episode_timeout_s
-        await self._bring_up()
+        try:
+            await self._recovering().run(self._bring_up)
+        except CommandsDoing as error:
+            raise EnvironmentCrashed(f"no world for {task_id}: {error}") from error
         self._started = True
         return self._rules.prompt.messages(self._card)
 
@@ -139,7 +145,7 @@ class AppWorldEnvironment:
         """Run the action's code.
 
         Raises:
-            EnvironmentTimeout: the code, or the episode, took too long; the episode is over and can be graded.
+            EnvironmentTimeout: the code took too long; the episode is over and can be graded.
             EnvironmentCrashed: the world died, and there was no other to run the episode's code in.
         """
         code = extract_code(action)
@@ -157,80 +163,83 @@ class AppWorldEnvironment:
         return StepResult(shown, done, failed=failed, empty_action=not code, reminder=end)
 
     async def _execute_or_replay(self, code: str) -> Execution:
-        """Run ``code``; if its world is lost, in another one, after all that was run before.
-
-        A lost world may be chance. :data:`WORLDS_PER_STEP` lost over the same code are the agent's doing; what it did
-        in them cannot be had any more.
-        """
+        """Run ``code``; if its world is lost, in another one, after all that was run before."""
         if self._world is None:
             raise EnvironmentCrashed("this episode has no world: it was not started, has ended or was killed")
-        losses: list[str] = []
-        while len(losses) < WORLDS_PER_STEP:
-            try:
-                if losses:
-                    await self._replay(losses[-1])
-                return await self._execute(code)
-            except _WorldLost as error:
-                losses.append(str(error))
-        why = f"{WORLDS_PER_STEP} worlds were lost over one step: {'; '.join(losses)}"
-        logger.warning("%s: %s", self._card.task_id, why)
-        return Execution(None, completed=False, unsaved=why)
 
-    async def _replay(self, died: str) -> None:
-        """Run the episode's code so far in another world; ``died`` says why."""
+        async def once() -> Execution:
+            if self._world is None:
+                with not_the_agents():
+                    await self._replay()
+            return await self._execute(code)
+
+        try:
+            return await self._recovering().run(once)
+        except CommandsDoing as error:
+            logger.warning("%s: %s", self._card.task_id, error)
+            self._lost = None
+            return Execution(None, completed=False, unsaved=str(error))
+
+    def _recovering(self) -> Recovery:
+        self._recovery = Recovery(self._pool.losses, self._experiment, PATIENCE_S)
+        return self._recovery
+
+    async def _replay(self) -> None:
+        """Run the episode's code so far in another world."""
         task, steps = self._card.task_id, len(self._history)
-        logger.warning("world of %s died (%s); replaying %d steps in another", task, died, steps)
+        logger.warning("world of %s died (%s); replaying %d steps in another", task, self._lost, steps)
         self._pool.replays += 1
-        self._unsaved = f"its world was lost ({died}) and not brought back in time"
-        await self._leave(usable=False)
         await self._bring_up()
         for earlier in self._history:
             if (await self._execute(earlier)).output is None:  # it lived through this before
-                raise _WorldLost("the interpreter died in the replay")
-        self._unsaved = None
+                await self._lose(died := "the interpreter died in the replay")
+                raise WorldLost(died, Loss.ENDED)
+        self._lost = None
 
     async def _bring_up(self) -> None:
-        """A world that dies while it starts is replaced, once."""
         try:
-            await self._bring_up_once()
-        except EnvironmentCrashed as error:
-            logger.warning("world of %s died while it started (%s); starting another", self._card.task_id, error)
-            await self._bring_up_once()
-
-    async def _bring_up_once(self) -> None:
-        async with self._within(self._rules.episode_timeout_s, "starting its world"):
-            try:
-                self._world = await self._pool.bring_up(self._card, self._experiment)
-            except OSError as error:
-                raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
+            self._world = await self._pool.bring_up(self._card, self._experiment)
+        except PermissionError as error:
+            raise EnvironmentCrashed(f"no world for {self._card.task_id}: {error}") from error
+        except (EnvironmentCrashed, OSError) as error:
+            raise WorldLost(f"no world for {self._card.task_id}: {error}", Loss.REFUSED) from error
 
     async def _execute(self, code: str) -> Execution:
         world = self._world
         if world is None:
-            raise _WorldLost("there is no world")
-        async with self._within(self._rules.execute_timeout_s + KILL_GRACE_S, "running its code"):
+            raise WorldLost("there is no world", Loss.GONE)
+        async with _Deadline(self, self._rules.execute_timeout_s + KILL_GRACE_S):
             try:
                 return await world.execute(code)
-            except EnvironmentCrashed as error:
-                raise _WorldLost(str(error)) from error
+            except WorldLost as error:
+                await self._lose(str(error))
+                raise
 
-    def _within(self, seconds: float, doing: str) -> _Deadline:
-        return _Deadline(self, seconds, self._deadline - time.monotonic(), doing)
+    async def _lose(self, why: str) -> None:
+        self._lost = why
+        await self._leave(usable=False)
 
     def cut_short(self) -> None:
         """The time of what the world is doing is up: no more steps."""
         self._cut_short, self._world = self._world or self._cut_short, None
 
     async def _settle(self) -> None:
-        """Have what a program did until it was cut short saved, so that running out of time undoes nothing."""
+        """Have what a program did until it was cut short saved, so that running out of time undoes nothing.
+
+        Raises:
+            EnvironmentCrashed: its server is gone, or there is no room on the disk.
+        """
         if self._cut_short is None:
             return
-        if self._unsaved is None:
-            try:
-                async with asyncio.timeout(SETTLE_S):
-                    self._unsaved = await self._cut_short.settle()
-            except (EnvironmentCrashed, TimeoutError) as error:
-                self._unsaved = str(error) or f"its world did not save it within {SETTLE_S:.0f} s"
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                self._unsaved = await self._cut_short.settle()
+        except TimeoutError:
+            self._unsaved = f"its world did not save it within {SETTLE_S:.0f} s"
+        except WorldLost as lost:
+            if lost.loss in (Loss.REFUSED, Loss.NO_ROOM):
+                raise EnvironmentCrashed(f"what the last step did could not be saved: {lost}") from lost
+            self._unsaved = str(lost)
         await self._leave(usable=False)
 
     async def _leave(self, usable: bool) -> None:
@@ -243,11 +252,17 @@ class AppWorldEnvironment:
         """Grade the last saved state, if that is the last state.
 
         Raises:
-            EnvironmentCrashed: the episode was never started, or there is no grader.
+            EnvironmentCrashed: the episode was never started, its world was lost and not brought back, or there is no
+                grader.
         """
         if not self._started:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
-        await self._settle()
+        if self._lost is None:
+            await self._settle()
+        elif self._recovery.suspect:
+            self._unsaved = f"its world was lost ({self._lost}) and not brought back in time"
+        else:
+            raise EnvironmentCrashed(f"its world was lost ({self._lost}) and not brought back in time")
         if self._unsaved is not None:
             return Grade.of_ungradable(f"what the last step did could not be saved: {self._unsaved}")
         return await self._pool.grade(self._card.task_id, self._experiment)
@@ -259,17 +274,13 @@ class AppWorldEnvironment:
             await self._pool.release(self, self._experiment)
 
 
-class _WorldLost(Exception):
-    """A world is gone that was up and running the episode's code."""
-
-
 class _Deadline:
-    """Ends the episode's steps and raises EnvironmentTimeout when a step's or the episode's time is up."""
+    """Ends the episode's steps and raises EnvironmentTimeout when a step's time is up."""
 
-    def __init__(self, episode: AppWorldEnvironment, seconds: float, remaining: float, doing: str) -> None:
+    def __init__(self, episode: AppWorldEnvironment, seconds: float) -> None:
         self._episode = episode
-        self._what = f"{seconds:.0f} s {doing}" if seconds < remaining else f"its episode's time {doing}"
-        self._timeout = asyncio.timeout(max(0.0, min(seconds, remaining)))
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -281,6 +292,6 @@ class _Deadline:
             await self._timeout.__aexit__(kind, raised, trace)
         except TimeoutError as error:
             self._episode.cut_short()
-            raise EnvironmentTimeout(f"the world used up {self._what} and was stopped") from error
+            raise EnvironmentTimeout(f"the world ran its code for {self._seconds:.0f} s and was stopped") from error
         if isinstance(raised, asyncio.CancelledError):
             self._episode.cut_short()

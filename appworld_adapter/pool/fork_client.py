@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_environments.losses import Loss
+from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed
 
 WORKER_FOLDER = Path(__file__).resolve().parents[1] / "worker"
-START_TIMEOUT_S = 180.0
-CONNECT_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 30.0
 DEATH_SHOWS_S = 5.0
 """How long after a child is gone its server is given to say how it ended, or to turn out dead itself."""
 MAX_LINE = 64 * 1024 * 1024
@@ -64,7 +64,7 @@ class ForkServer:
 
     @classmethod
     async def start(cls, spec: ServerSpec) -> ForkServer:
-        """Start and warm up; raises EnvironmentCrashed with the last lines of the log if that fails."""
+        """Start and warm up, for as long as it moves; raises EnvironmentCrashed, in one line, if that fails."""
         arguments = {
             "role": spec.role,
             "socket": str(spec.socket),
@@ -87,17 +87,19 @@ class ForkServer:
                 limit=MAX_LINE,
             )
         try:
-            line = await asyncio.wait_for(_pipes(process)[1].readline(), START_TIMEOUT_S)
+            line = await while_moving(_pipes(process)[1].readline(), process.pid)
             ready = json.loads(line)
         except BaseException as error:  # cancelled included: nobody else knows of the process yet
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            if not isinstance(error, TimeoutError | ValueError):
+            if not isinstance(error, Stalled | ValueError):
                 raise
-            tail = " | ".join(spec.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-3:])
-            why = f"was not warm after {START_TIMEOUT_S:.0f} s" if isinstance(error, TimeoutError) else "did not start"
-            raise EnvironmentCrashed(f"the {spec.role} server {why} ({spec.python}): {tail}") from error
+            why = f"{error} while it started" if isinstance(error, Stalled) else "did not start"
+            said = spec.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
+            raise EnvironmentCrashed(
+                f"the {spec.role} server {why} ({spec.python}){': ' + said[-1] if said else ''}"
+            ) from None
         return cls(spec, process, ready)
 
     async def _drain_events(self) -> None:
@@ -124,23 +126,34 @@ class ForkServer:
         """A child of its own; raises EnvironmentCrashed if the server is gone, or hangs, in which case it is ended."""
         connection = None
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
-                connection = Connection(self, reader, writer)
-                connection.pid = (await connection.call(None))["pid"]
-                self._children[connection.pid] = connection.ended
+            opening = asyncio.open_unix_connection(str(self._spec.socket), limit=MAX_LINE)
+            reader, writer = await while_moving(opening, self.pid)
+            connection = Connection(self, reader, writer)
+            connection.pid = (await while_moving(connection.call(None), self.pid))["pid"]
+            self._children[connection.pid] = connection.ended
         except BaseException as error:
             if connection is not None:
                 connection.kill()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, Stalled):
                 self.kill()
                 raise EnvironmentCrashed(
-                    f"the {self._spec.role} server gave no child in {CONNECT_TIMEOUT_S:.0f} s; it is ended"
+                    f"the {self._spec.role} server gave no child: it {error}, and is ended"
                 ) from error
             if isinstance(error, OSError):
                 raise EnvironmentCrashed(f"the {self._spec.role} server is gone: {error}") from error
             raise
         return connection
+
+    async def gives_children(self) -> bool:
+        """Whether it lives. It looks for its own interpreter server's end before it forks, so however slow the machine
+        is, one that gives a child had not lost that when it was asked.
+        """
+        try:
+            child = await self.connect()
+        except EnvironmentCrashed:
+            return False
+        child.kill()
+        return True
 
     async def wait_end(self, seconds: float, child: asyncio.Future[int] | None = None) -> None:
         """Return when it, or the given child of it, has ended, or after ``seconds``."""
@@ -193,15 +206,17 @@ class Connection:
             raise EnvironmentCrashed(f"the connection to the process was lost: {error}") from error
         raise EnvironmentCrashed("the connection to the process was lost")
 
-    async def ended_from_within(self) -> str | None:
-        """For a child that is gone: how it ended, or None if its server went too, or if somebody sent it a SIGKILL."""
+    async def how_it_ended(self) -> tuple[Loss, str]:
+        """Of a child that is gone: by itself (``ENDED``), by a SIGKILL that somebody sent it (``KILLED``), or with its
+        server (``REFUSED``).
+        """
         await self.server.wait_end(DEATH_SHOWS_S, self.ended)
         if not self.ended.done():
-            return None
+            return (Loss.KILLED, "did not say how it ended") if self.server.alive else (Loss.REFUSED, "had no server")
         code = os.waitstatus_to_exitcode(self.ended.result())
         if code == -signal.SIGKILL:
-            return None
-        return f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+            return Loss.KILLED, "was killed"
+        return Loss.ENDED, f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
 
     def kill(self) -> None:
         """Kill the child's process group and hang up."""

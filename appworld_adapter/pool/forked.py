@@ -17,9 +17,12 @@ import hmac
 import json
 import logging
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent_environments.losses import Loss, Losses, WorldLost
+from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
@@ -38,8 +41,6 @@ WITHSTANDS = {
 }
 """What agent code can do at the levels below bubblewrap."""
 SECCOMP_MISSING = "the kernel or container refuses the seccomp filter, or it does not hold (x86-64 and aarch64 only)"
-START_WORLD_TIMEOUT_S = 120.0
-SERVER_DEATH_SHOWS_S = 1.0
 OUTPUT_CHARACTERS_PER_TOKEN = 64
 """Output is dropped, while it is produced, beyond this many characters per token that an observation may show."""
 
@@ -64,33 +65,55 @@ def token_key(root: Path) -> bytes:
 class ForkedWorld:
     """A world process with its interpreter, at the other end of a connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, losses: Losses) -> None:
         self._connection = connection
+        self._losses = losses
+        self._busy = False
+        connection.ended.add_done_callback(self._ended)
+
+    def _ended(self, ended: asyncio.Future[int]) -> None:
+        if not self._busy:  # between two programs that is no program's doing
+            self._losses.note(self)
 
     async def execute(self, code: str) -> Execution:
+        self._busy = True
         try:
             answer = await self._connection.call({"code": code})
-        except EnvironmentCrashed:
-            how = await self._connection.ended_from_within()
-            if how is None:
-                raise
-            return Execution(None, completed=False, unsaved=f"the world process {how}")
+        except EnvironmentCrashed as error:
+            loss, how = await self._connection.how_it_ended()
+            if loss is Loss.ENDED:
+                return Execution(None, completed=False, unsaved=f"the world process {how}")
+            raise WorldLost(f"{error}: it {how}", loss) from error
+        finally:
+            self._busy = False
         if answer["ok"]:
             return Execution(answer["output"], answer["completed"])
         # All interpreters die at once when the server does, which is nobody's program's doing.
-        await self._connection.server.wait_end(SERVER_DEATH_SHOWS_S)
-        if not self._connection.server.alive:
-            raise EnvironmentCrashed("the world server died")
-        return Execution(None, completed=False, unsaved=None if answer["saved"] else answer["message"])
+        if not await self._connection.server.gives_children():
+            raise WorldLost("the world server died", Loss.REFUSED)
+        return Execution(None, completed=False, unsaved=_unsaved(answer))
 
     async def settle(self) -> str | None:
-        answer = await self._connection.call({"end": True})
-        while "saved" not in answer:  # the answer to the program that came too late
-            answer = await self._connection.call(None)
-        return None if answer["saved"] else answer["message"]
+        try:
+            answer = await self._connection.call({"end": True})
+            while "saved" not in answer:  # the answer to the program that came too late
+                answer = await self._connection.call(None)
+        except EnvironmentCrashed as error:
+            loss, how = await self._connection.how_it_ended()
+            raise WorldLost(f"{error}: it {how}", loss) from error
+        return _unsaved(answer)
 
     async def give_back(self, usable: bool) -> None:
         self._connection.kill()
+
+
+def _unsaved(answer: dict[str, Any]) -> str | None:
+    """Why a world could not save its last state; raises WorldLost where the disk is full."""
+    if answer["saved"]:
+        return None
+    if answer.get("no_room"):
+        raise WorldLost(answer["message"], Loss.NO_ROOM)
+    return str(answer["message"])
 
 
 class AppWorldPool(DatasetPool):
@@ -185,19 +208,16 @@ class AppWorldPool(DatasetPool):
         request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
         connection = await self._child("world")
         try:
-            async with asyncio.timeout(START_WORLD_TIMEOUT_S):
-                answer = await connection.call(request)
+            answer = await while_moving(connection.call(request), connection.server.pid)
             if not answer["ok"]:
                 raise EnvironmentCrashed(f"the interpreter died while it started: {answer['message']}")
         except BaseException as error:
             connection.kill()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, Stalled):
                 connection.server.kill()
-                raise EnvironmentCrashed(
-                    f"no world after {START_WORLD_TIMEOUT_S:.0f} s; the server is ended"
-                ) from error
+                raise EnvironmentCrashed(f"no world: its server {error}, and is ended") from error
             raise
-        return ForkedWorld(connection)
+        return ForkedWorld(connection, self.losses)
 
     def _token_secret(self, task_id: str) -> str:
         """Key for the log-in tokens of a task's worlds: the same in every run."""
@@ -210,5 +230,4 @@ class AppWorldPool(DatasetPool):
 
     def status(self) -> PoolStatus:
         status = super().status()
-        details = {**status.details, "sandbox": self._level}
-        return PoolStatus(status.open_worlds, status.waiting, status.restarts, details)
+        return replace(status, details={**status.details, "sandbox": self._level})

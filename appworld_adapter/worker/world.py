@@ -133,8 +133,8 @@ class Episode:
 
         The answer to ``{"code": ...}`` is ``{"ok": true, "output", "completed"}``, or ``{"ok": false, "message",
         "saved"}`` where the program ended its interpreter or broke something else: then this world is at its end, and
-        ``saved`` says whether all that the program did is in the saved state. ``{"end": true}`` is answered, at any
-        time, by ``{"ended": true, "message", "saved"}``.
+        ``saved`` says whether all that the program did is in the saved state, ``no_room`` that the disk is full.
+        ``{"end": true}`` is answered, at any time, by ``{"ended": true, "message", "saved"}``.
         """
         try:
             pid = self._await_interpreter("ready")
@@ -170,8 +170,8 @@ class Episode:
         except (ChannelClosed, EndOfEpisode):  # the owner's doing
             raise
         except BaseException as error:  # whatever else goes wrong here, the program had a part in it
-            saved = self._last_save()
-            return {"ok": False, "message": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT], "saved": saved["saved"]}
+            saved = _unsaved(error) if _no_room(error) else self._last_save()
+            return {"ok": False, **saved, "message": saved["message"] or _described(error)}
 
     def _signal(self, number: int) -> None:
         if self._process is not None:
@@ -181,7 +181,7 @@ class Episode:
         try:
             self._world.save()
         except BaseException as error:
-            return {"saved": False, "message": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
+            return _unsaved(error)
         return {"saved": True, "message": ""}
 
     def _send_interpreter(self, message: dict[str, Any]) -> None:
@@ -211,6 +211,19 @@ class Episode:
             except Exception as error:
                 raise InterpreterDied(f"{type(error).__name__}: {error}") from error
             self._send_interpreter(answer)
+
+
+def _unsaved(error: BaseException) -> dict[str, Any]:
+    return {"saved": False, "no_room": _no_room(error), "message": _described(error)}
+
+
+def _no_room(error: BaseException) -> bool:
+    """Whether the disk is full. A state that is too large by itself is EFBIG."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]
 
 
 class EndOfEpisode(Exception):

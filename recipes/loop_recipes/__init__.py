@@ -9,3 +9,5 @@ iteration. The wings, each using only those below it:
     learner                             advantages, batches, log-probs, losses, steps, adapters, checkpoints
     config                              schemas and files of configs, and what can be refused before work begins
 """
+
+import agent_environments  # noqa: F401 - before torch, for the variable that it sets

@@ -4,12 +4,17 @@ torchtune has no plug-in point: `tune ls`, `tune run` and `tune cp` read the mod
 `torchtune._recipe_registry._ALL_RECIPES`. The `tune` executable imports torch before it reads that list, and torch
 calls every entry point of the group `torch.backends` at the end of its import; :func:`install_hook` is ours. It must
 stay cheap and must never raise, because every program that imports torch in this environment runs it.
+
+`tune run` is also the one program of ours that loads torch before any module of ours can say how OpenMP's threads are
+to wait (`agent_environments/__init__.py`), so it is started once more, with that variable, before it has done anything.
 """
 
 import importlib.abc
 import importlib.machinery
 import logging
+import os
 import sys
+from pathlib import Path
 
 from loop_recipes.paths import recipes_folder
 
@@ -73,8 +78,25 @@ def is_worth_reading(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Skipping import of cpp extensions due to incompatible torch version")
 
 
+def starts_again(command: list[str], at_start: bytes) -> bool:
+    """Whether this process is a `tune run` whose OpenMP threads spin while they wait.
+
+    Args:
+        command: how the process was started: interpreter, program, arguments.
+        at_start: the environment that it was started with, as in `/proc/self/environ`.
+    """
+    names = {variable.partition(b"=")[0] for variable in at_start.split(b"\0")}
+    chosen = names & {b"OMP_WAIT_POLICY", b"GOMP_SPINCOUNT"} or b"OMP_NUM_THREADS=1" in at_start.split(b"\0")
+    return [Path(word).name for word in command[1:3]] == ["tune", "run"] and not chosen
+
+
 def install_hook() -> None:
     """Entry point of the group `torch.backends`: arrange for :func:`register`, now or when the registry is imported."""
+    try:
+        if starts_again(sys.orig_argv, Path("/proc/self/environ").read_bytes()):
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    except OSError:  # it waits as it did
+        pass
     logging.getLogger("torchao").addFilter(is_worth_reading)
     try:
         if _REGISTRY in sys.modules:

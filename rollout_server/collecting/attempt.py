@@ -9,10 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
+from agent_environments.breakage import told
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, acquire
+from agent_environments.own_time import OwnTime
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, Message, acquire
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import CollectionRequest
@@ -22,9 +24,9 @@ from rollout_server.rollout import Rollout
 logger = logging.getLogger(__name__)
 
 ACQUIRE_DEADLINE_S = 3600.0
-CLOSE_DEADLINE_S = 60.0
-
-T = TypeVar("T")
+START_DEADLINE_S = 3600.0
+"""Last resort: what a world is started by finds out for itself, and sooner, that it hangs."""
+CLOSE_DEADLINE_S = 300.0
 
 
 def derive_seed(*parts: object) -> int:
@@ -59,7 +61,7 @@ class Attempt(ABC):
         self._limits = request.limits
         self._pool = pool
         self._on_phase = on_phase
-        self._deadline = 0.0
+        self._own_time = OwnTime(self._limits.episode_deadline_s)
 
     @property
     @abstractmethod
@@ -88,7 +90,6 @@ class Attempt(ABC):
         try:
             environment = await self._acquire()
             started_at, started = time.time(), time.monotonic()
-            self._deadline = started + self._limits.episode_deadline_s
             end_reason = await self._play(environment)
             grade = await self._grade(environment)
         except EpisodeFailed:
@@ -97,7 +98,7 @@ class Attempt(ABC):
             raise EpisodeFailed(error.reason, str(error) or type(error).__name__) from error
         except Exception as error:
             logger.exception("%s failed in an unforeseen way", self.rollout_id)
-            raise EpisodeFailed("environment_error", repr(error)) from error
+            raise EpisodeFailed("environment_error", told(error)) from error
         finally:
             try:
                 await self._to_the_end(self._let_go)
@@ -107,16 +108,21 @@ class Attempt(ABC):
         seconds = time.monotonic() - started
         return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
-        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-            return await work
-
     async def _acquire(self) -> NoVoiding:
         try:
             async with asyncio.timeout(ACQUIRE_DEADLINE_S):
                 return NoVoiding(await acquire(self._pool, self.rollout_id, self.key.task_id))
         except TimeoutError:
             message = f"no environment was free within {ACQUIRE_DEADLINE_S:g} s"
+            raise EpisodeFailed("environment_timeout", message) from None
+
+    async def _start_world(self, environment: NoVoiding) -> list[Message]:
+        """The messages that open the episode."""
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                return await environment.start(self.key.task_id)
+        except TimeoutError:
+            message = f"the world did not start within {START_DEADLINE_S:g} s"
             raise EpisodeFailed("environment_timeout", message) from None
 
     async def _grade(self, environment: NoVoiding) -> Grade:
@@ -165,6 +171,8 @@ class Attempt(ABC):
             "seconds": seconds,
             "tampered": grade.tampered,
             "ungradable": grade.ungradable,
+            "broke": grade.broke and asdict(grade.broke),
+            "tools": [asdict(use) for use in grade.tools],
         }
         try:
             return Rollout(**{**common, **fields}).validate()

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from rollout_server.branch import BranchStart
-from rollout_server.collection_request import CollectionItem, CollectionRequest, Progress
+from rollout_server.collection_request import (
+    CollectionItem,
+    CollectionRequest,
+    LostRollout,
+    Progress,
+    too_many_lost,
+)
 from rollout_server.ids import rollout_id
 from rollout_server.rollout import BRANCH_DIFFERS
-
-MAX_ATTEMPTS = 3
-"""Attempts at one rollout; after the last failure it is given up, and the others must reach the floors."""
 
 REDRAWN = frozenset({"bad_logprob"})
 """Failure reasons after which the same seeds would give the same useless tokens."""
@@ -33,14 +36,25 @@ class EpisodeKey:
     attempt: int
 
 
+@dataclass(frozen=True)
+class Gone:
+    """Why there will be no rollout: "branch_differs" where a branch is refused, else it is lost."""
+
+    reason: str
+    message: str
+
+    @property
+    def refused(self) -> bool:
+        return self.reason == BRANCH_DIFFERS
+
+
 @dataclass
 class _ItemState:
     item: CollectionItem
     waiting: deque[EpisodeKey]
     running: int = 0
     finished: int = 0
-    given_up: int = 0
-    refused: int = 0
+    gone: int = 0
     failures: int = 0
     draws: Counter[int] = field(default_factory=Counter)
 
@@ -53,14 +67,15 @@ class Collector:
     tasks that lag come first. Once the total is reached and only some tasks are below their own floor, the others
     start nothing more.
 
-    A point of a branch is one more task here. A rollout that goes on from it and is refused is neither attempted again
-    nor counted by any floor.
+    A point of a branch is one more task here. A rollout is gone when its attempts are used up (it is lost) or when the
+    branch is refused: then it is neither attempted again nor counted by any floor. The collection fails when more are
+    lost than the request allows.
 
     Args:
         request: what is collected.
         done: (task id, index) of rollouts that are there already.
         opened_before: how often this collection was opened before; keeps the attempt numbers of its openings apart.
-        refused: the branches that an earlier opening saw refused, and why.
+        gone: the rollouts that an earlier opening lost or saw refused.
     """
 
     def __init__(
@@ -68,20 +83,22 @@ class Collector:
         request: CollectionRequest,
         done: Iterable[tuple[str, int]] = (),
         opened_before: int = 0,
-        refused: Mapping[EpisodeKey, str] = MappingProxyType({}),
+        gone: Mapping[EpisodeKey, Gone] = MappingProxyType({}),
     ):
         self.request = request
-        self._first_attempt = opened_before * MAX_ATTEMPTS
+        self._asked_for, self._wanted, self._most_lost = request.episodes, request.floor_total, request.most_lost
+        self._first_attempt = opened_before * request.attempts
         self._items = [_ItemState(item, deque()) for item in request.items()]
         self._item_of = {(state.item.task_id, index): state for state in self._items for index in state.item.indices}
-        self._refused = dict(refused)
-        gone = {(key.task_id, key.index) for key in self._refused}
-        done = set(done)
+        self._refused: dict[EpisodeKey, str] = {}
+        self.lost: list[LostRollout] = []
+        """The rollouts whose attempts all failed, in the order in which they were lost."""
+        done, missing = set(done), {(key.task_id, key.index): (key, why) for key, why in gone.items()}
         for (task_id, index), state in self._item_of.items():
             if (task_id, index) in done:
                 state.finished += 1
-            elif (task_id, index) in gone:
-                state.refused += 1
+            elif (task_id, index) in missing:
+                self._note_gone(*missing[task_id, index])
             else:
                 state.waiting.append(EpisodeKey(task_id, index, self._first_attempt))
         self._finished = sum(state.finished for state in self._items)
@@ -139,29 +156,23 @@ class Collector:
         if self.outcome is None:
             self._update_outcome()
 
-    def failed(self, key: EpisodeKey, reason: str, message: str) -> None:
-        """The attempt came to nothing: it is replaced, or given up after :data:`MAX_ATTEMPTS`.
+    def failed(self, key: EpisodeKey, reason: str, message: str) -> bool:
+        """The attempt came to nothing: it is replaced, unless the rollout is gone; returns whether it is.
 
         A branch that was refused would be refused again.
         """
-        state = self._leave(key)
-        if reason == BRANCH_DIFFERS:
-            self._refused[key] = message
-            state.refused += 1
-            if self.outcome is None:
-                self._update_outcome()
-                self._check_floors_can_be_reached(key, f"some were given up, and the last was refused: {message}")
-            return
-        self.failures[reason] += 1
-        state.failures += 1
-        state.draws[key.index] += reason in REDRAWN
-        if self.attempts_before(key) + 1 < MAX_ATTEMPTS:
-            state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
-            return
-        state.given_up += 1
+        state, gone = self._leave(key), Gone(reason, message)
+        if not gone.refused:
+            self.failures[reason] += 1
+            state.failures += 1
+            state.draws[key.index] += reason in REDRAWN
+            if self.attempts_before(key) + 1 < self.request.attempts:
+                state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
+                return False
+        self._note_gone(key, gone)
         if self.outcome is None:
-            why = f"{MAX_ATTEMPTS} attempts each failed, the last with {reason}: {message}"
-            self._check_floors_can_be_reached(key, why)
+            self._update_outcome()
+        return True
 
     def drop(self, key: EpisodeKey) -> None:
         """The running episode was aborted."""
@@ -196,22 +207,30 @@ class Collector:
             needed=self._floor_total,
             dropped=self.dropped,
             failed=self.failures.total(),
+            lost=len(self.lost),
         )
 
     @property
     def _possible(self) -> int:
-        """Rollouts asked for, less those refused."""
-        return self.request.episodes - len(self._refused)
+        """Rollouts asked for, less those that are gone."""
+        return self._asked_for - len(self._refused) - len(self.lost)
 
     @property
     def _floor_total(self) -> int:
-        return min(self.request.floor_total, self._possible)
+        return min(self._wanted, self._possible)
 
     def _floor(self, state: _ItemState) -> int:
-        return min(self.request.floor_per_task, self.request.rollouts_per_task - state.refused)
+        return min(self.request.floor_per_task, len(state.item.indices) - state.gone)
 
     def _item(self, key: EpisodeKey) -> _ItemState:
         return self._item_of[key.task_id, key.index]
+
+    def _note_gone(self, key: EpisodeKey, why: Gone) -> None:
+        self._item(key).gone += 1
+        if why.refused:
+            self._refused[key] = why.message
+        else:
+            self.lost.append(LostRollout(key.task_id, key.index, why.reason, why.message))
 
     def _leave(self, key: EpisodeKey) -> _ItemState:
         self._running.remove(key)
@@ -220,20 +239,9 @@ class Collector:
         return state
 
     def _update_outcome(self) -> None:
-        if self._finished == self._possible:
+        if len(self.lost) > self._most_lost:
+            self.stop("failed", too_many_lost(self.lost, self.request))
+        elif self._finished == self._possible:
             self.outcome = "complete"
         elif self._finished >= self._floor_total and all(state.finished >= self._floor(state) for state in self._items):
             self.outcome = "early_stop"
-
-    def _check_floors_can_be_reached(self, key: EpisodeKey, why: str) -> None:
-        """Fail, with ``why``, if there are too few left; ``key`` is the rollout that has just been lost."""
-        state = self._item(key)
-        per_task = self.request.rollouts_per_task - state.refused - state.given_up
-        total = self._possible - sum(state.given_up for state in self._items)
-        if per_task < self._floor(state):
-            short = f"task {key.task_id} can reach {per_task} of the {self._floor(state)} rollouts it needs"
-        elif total < self._floor_total:
-            short = f"all tasks together can reach {total} of the {self._floor_total} rollouts needed"
-        else:
-            return
-        self.stop("failed", f"{short}: {why}")

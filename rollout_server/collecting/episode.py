@@ -15,6 +15,8 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.own_time import OwnTime
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -29,7 +31,6 @@ from rollout_server.collecting.speaker import (
     BranchRefused,
     ContextFull,
     EpisodeFailed,
-    OutOfTime,
     Speaker,
     SpokenTurn,
 )
@@ -70,11 +71,8 @@ class Episode(Attempt):
     def sampled_tokens(self) -> int:
         return self._speaker.sampled_tokens
 
-    async def _play(self, environment: Environment) -> str:
-        try:
-            opening = await self._in_time(environment.start(self.key.task_id))
-        except TimeoutError:
-            raise EpisodeFailed("environment_timeout", "the world did not start before the deadline") from None
+    async def _play(self, environment: NoVoiding) -> str:
+        opening = await self._start_world(environment)
         # Without a turn there is nothing to judge the agent by: the attempt has failed, it is no short episode.
         try:
             return await self._converse(environment, opening)
@@ -82,10 +80,6 @@ class Episode(Attempt):
             if not self._turns:
                 raise EpisodeFailed("environment_error", str(error)) from error
             return "context_limit"
-        except OutOfTime as error:
-            if not self._turns:
-                raise EpisodeFailed("server_error", str(error)) from error
-            return "deadline"
 
     async def _converse(self, environment: Environment, opening: Sequence[Message]) -> str:
         answered = time.monotonic()
@@ -97,12 +91,13 @@ class Episode(Attempt):
         self._speaker.begin(self.rollout_id, messages)
         while True:
             turn = self._turns_before + len(self._turns)
-            spoken = await self._speaker.speak(derive_seed(self.seed, turn), self._deadline)
+            spoken = await self._speaker.speak(derive_seed(self.seed, turn))
             self._on_phase("node", time.monotonic() - answered - spoken.seconds)
             self._messages.append({"role": "assistant", "content": spoken.text})
             asked = time.monotonic()
             try:
-                result = await self._in_time(environment.step(spoken.text))
+                async with self._own_time.running():
+                    result = await environment.step(spoken.text)
             except (TimeoutError, EnvironmentTimeout):
                 self._note_turn(spoken, time.monotonic() - asked, failed=True)
                 return "deadline"
@@ -119,14 +114,20 @@ class Episode(Attempt):
         """Bring the world to where the stored rollout had it; returns the messages of the turns replayed.
 
         Raises:
-            BranchRefused: the world answers otherwise than it did then.
+            BranchRefused: the world answers otherwise than it did then, or not in an action's time.
         """
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
         began, messages = time.monotonic(), []
+        others_time = OwnTime(self._limits.episode_deadline_s)  # of the agent that took these turns
         try:
             for turn, exchange in enumerate(start.exchanges):
-                result = await self._in_time(environment.step(exchange.action))
+                try:
+                    async with others_time.running():
+                        result = await environment.step(exchange.action)
+                except EnvironmentTimeout as error:
+                    rollout_id = start.branch.rollout_id
+                    raise BranchRefused(f"turn {turn} of {rollout_id} now takes too long: {error}") from error
                 if result.done or result.observation != exchange.observation:
                     raise BranchRefused(_difference(start.branch.rollout_id, turn, exchange.observation, result))
                 messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_environments.protocol import EnvironmentPool
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.speaker import EpisodeFailed, OutOfTime
+from rollout_server.collecting.speaker import TURN_LIMIT_S, EpisodeFailed
 from rollout_server.collection_request import Limits, Sampling
 from rollout_server.inference.router import (
     BadLogprob,
-    DeadlinePassed,
     Generation,
     RequestRefused,
     Router,
@@ -50,17 +50,15 @@ class PolicySampler:
         self._services = services
 
     async def sample(
-        self, episode_id: str, token_ids: Sequence[int], seed: int, deadline: float, max_tokens: int | None = None
+        self, episode_id: str, token_ids: Sequence[int], seed: int, max_tokens: int | None = None
     ) -> tuple[int, Generation]:
         """The policy version that answered, and what it sampled after ``token_ids``, fewer than ``limits.max_context``.
 
         Args:
             episode_id: keeps the requests of an episode on one server.
-            deadline: in seconds of ``time.monotonic()``.
             max_tokens: a bound below that of the limits.
 
         Raises:
-            OutOfTime: the deadline came first.
             EpisodeFailed: nothing can come of this attempt any more.
         """
         services = self._services
@@ -82,13 +80,11 @@ class PolicySampler:
                     top_k=self._sampling.top_k,
                     seed=seed,
                     stop_token_ids=services.tokens.stop_ids,
-                    deadline=deadline,
+                    deadline=time.monotonic() + TURN_LIMIT_S,
                 )
             finally:
                 if self._pinned_model is None:
                     services.policies.release(version)
-        except DeadlinePassed as error:
-            raise OutOfTime(str(error)) from error
         except BadLogprob as error:
             raise EpisodeFailed("bad_logprob", str(error)) from error
         except (ServerUnavailable, RequestRefused, UnknownPolicy) as error:

@@ -45,13 +45,16 @@ class PolicySpeaker:
 
     def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
         self._episode_id = episode_id
-        prompt = self._prefix if self._prefix is not None else self._services.tokens.prompt(messages)
-        if len(prompt) >= self._request.limits.max_context:
-            raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {self._request.limits.max_context}")
+        tokens, most = self._services.tokens, self._request.limits.max_context
+        if self._prefix is None and tokens.overfill((message.content for message in messages), most):
+            raise ContextFull(f"the prompt's tokens fill max_context {most}")
+        prompt = self._prefix if self._prefix is not None else tokens.prompt(messages)
+        if len(prompt) >= most:
+            raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {most}")
         self._append(prompt)
 
-    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
-        version, generation = await self._sampler.sample(self._episode_id, self._token_ids, seed, deadline)
+    async def speak(self, seed: int) -> SpokenTurn:
+        version, generation = await self._sampler.sample(self._episode_id, self._token_ids, seed)
         services, start = self._services, len(self._token_ids)
         self._token_ids += generation.token_ids
         self._mask += [True] * len(generation.token_ids)
@@ -71,9 +74,11 @@ class PolicySpeaker:
         )
 
     def hear(self, observation: str) -> None:
-        continuation = self._services.tokens.continuation(observation, self._closed_by_policy)
-        if len(self._token_ids) + len(continuation) >= self._request.limits.max_context:
-            raise ContextFull(f"the observation fills max_context {self._request.limits.max_context}")
+        tokens, most = self._services.tokens, self._request.limits.max_context
+        full = tokens.overfill([observation], most - len(self._token_ids))
+        continuation = [] if full else tokens.continuation(observation, self._closed_by_policy)
+        if full or len(self._token_ids) + len(continuation) >= most:
+            raise ContextFull(f"the observation fills max_context {most}")
         self._append(continuation)
 
     def record(self) -> SpokenRecord:

@@ -2,7 +2,8 @@
 
 ``<id>.jsonl`` holds one rollout per line. ``<id>.meta.jsonl`` holds, one object per line: ``{"request": ...}`` first,
 ``{"opened": n}`` each time work began, ``{"failure": ...}`` per failed attempt, ``{"end": ...}`` when work ended. A
-collection whose last opening has no end was interrupted, and is taken up again from what is in the files.
+collection whose last opening has no end was interrupted, and is taken up again from what is in the files: what it had
+lost stays lost. One that is taken up again after its end attempts the lost ones anew.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.no_voiding import ends_this_task
+from agent_environments.breakage import told
 from rollout_server.branch import BranchStart
 from rollout_server.collecting.attempt import Attempt
-from rollout_server.collecting.collector import Collector, EpisodeKey
+from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
@@ -43,7 +44,7 @@ class StoredCollection:
         self.opened = 0
         self.end: CollectionEnd | None = None
         self.done: set[tuple[str, int]] = set()
-        self.refused: dict[EpisodeKey, str] = {}
+        self.gone: dict[EpisodeKey, Gone] = {}
         self._expected: tuple[str, int] | None = None
         self.meta = AppendLog(meta_path(folder, collection_id), self._visit_meta)
         self.rollouts = AppendLog(log_path(folder, collection_id), self._visit_rollout)
@@ -57,13 +58,13 @@ class StoredCollection:
             case {"request": dict(request)}:
                 self.request = request
             case {"opened": int(count)}:
-                self.opened, self.end = count, None
+                self._note_opening(count)
             case {"end": dict(end)}:
-                self.end = CollectionEnd(**end)
+                self.end = CollectionEnd.from_dict(end)
             case {"failure": dict(failure)}:
-                if failure.get("reason") == BRANCH_DIFFERS:
+                if failure.get("final") or failure.get("reason") == BRANCH_DIFFERS:
                     key = EpisodeKey(failure["task_id"], failure["index"], failure["attempt"])
-                    self.refused[key] = failure["message"]
+                    self.gone[key] = Gone(failure["reason"], failure["message"])
             case _:
                 raise ValueError("not a record of a collection's meta file")
         return True
@@ -83,9 +84,16 @@ class StoredCollection:
 
     def begin(self, request: CollectionRequest) -> None:
         """Note that work begins (again). Raises OSError when that cannot be written."""
-        lines = [] if self.request is not None else [json.dumps({"request": request.to_dict()})]
+        known = self.request is not None and self.request.get("max_lost") == request.max_lost
+        lines = [] if known else [json.dumps({"request": request.to_dict()})]
         self.meta.append([*lines, json.dumps({"opened": self.opened + 1, "at": time.time()})])
-        self.request, self.opened, self.end = request.to_dict(), self.opened + 1, None
+        self.request = request.to_dict()
+        self._note_opening(self.opened + 1)
+
+    def _note_opening(self, count: int) -> None:
+        if self.end is not None:  # whoever asked again has mended what was wrong
+            self.gone = {key: gone for key, gone in self.gone.items() if gone.refused}
+        self.opened, self.end = count, None
 
 
 @dataclass
@@ -93,6 +101,23 @@ class _Running:
     episode: Attempt
     task: asyncio.Task[None]
     delivering: bool = False
+    aborted: bool = False
+    """Whether it was this collection that cancelled its task."""
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.task.cancel()
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """Whether what its task raises now is the end that this collection gave it, or the end of the event loop.
+
+        Not whether the task is being cancelled, or GeneratorExit is raised: whatever it ran can have asked for that.
+        """
+        try:
+            return self.aborted or asyncio.current_task() is not self.task
+        except RuntimeError:  # no loop: its coroutine is being closed
+            return True
 
 
 @dataclass
@@ -118,7 +143,7 @@ class CollectionRun:
     """Set, and replaced by a new one, at every change that a reader cares for."""
 
     def __post_init__(self) -> None:
-        self.collector = Collector(self.request, self.stored.done, self.stored.opened - 1, self.stored.refused)
+        self.collector = Collector(self.request, self.stored.done, self.stored.opened - 1, self.stored.gone)
         self._running: dict[EpisodeKey, _Running] = {}
         self._pending: list[tuple[EpisodeKey, list[str]]] = []
         self._write_lock = asyncio.Lock()
@@ -153,17 +178,22 @@ class CollectionRun:
         # Not a finally of _run, whose body is never entered where the task is cancelled before its first step.
         task.add_done_callback(lambda _: self._leave(key))
 
-    def cancel(self) -> None:
-        """Stop; what runs is dropped, what is finished stays."""
-        self.collector.stop("cancelled", "the collection was cancelled")
+    async def cancel(self) -> None:
+        """Stop; what runs is dropped, what is finished stays. What an ended one has lost is attempted anew when it is
+        asked for again."""
+        cancelled = "cancelled", "the collection was cancelled"
+        self.collector.stop(*cancelled)
         self._settle()
+        if self.end is not None and self.end.lost:
+            reason, error = cancelled
+            await self._note_end(replace(self.end, reason=reason, error=error))
 
     async def suspend(self) -> None:
         """Abort what runs, as a crash would, but tidily: no end is written, so the collection can be taken up again."""
         tasks = [entry.task for entry in self._running.values()]
         for entry in self._running.values():
             if not entry.delivering:
-                entry.task.cancel()
+                entry.abort()
         await asyncio.gather(*tasks, *([self._ending] if self._ending else []), return_exceptions=True)
 
     async def _run(self, episode: Attempt) -> None:
@@ -172,7 +202,10 @@ class CollectionRun:
         try:
             rollouts = await episode.run()
             self._running[key].delivering = True
-            ungradable = rollouts[0].ungradable
+            ungradable, broke = rollouts[0].ungradable, rollouts[0].broke
+            if broke is not None:
+                logger.warning("%s: its environment broke in %s: %s", key, broke["where"], broke["what"])
+                self.services.metrics.broken()
             if ungradable is not None:
                 logger.warning("%s counts as reward 0: its state was not gradable: %s", key, ungradable)
                 self.services.metrics.ungradable()
@@ -180,10 +213,10 @@ class CollectionRun:
         except EpisodeFailed as error:
             await self._fail(episode, error.reason, str(error), time.monotonic() - began)
         except BaseException as error:
-            if ends_this_task(error):
+            if self._running[key].ended_from_outside:
                 raise
             logger.exception("%s failed in an unforeseen way", episode.rollout_id)
-            await self._fail(episode, "environment_error", repr(error), time.monotonic() - began)
+            await self._fail(episode, "environment_error", told(error), time.monotonic() - began)
 
     def _leave(self, key: EpisodeKey) -> None:
         """The episode's task is over, however: its slot is free."""
@@ -218,11 +251,9 @@ class CollectionRun:
             return
         logger.warning("%s: %s: %s", episode.rollout_id, reason, message)
         self._running[key].delivering = True
-        failure = Failure(
-            self.request.id, key.task_id, key.index, key.attempt, reason, message, seconds, episode.sampled_tokens
-        )
         self.services.metrics.failed(reason)
-        self.collector.failed(key, reason, message)
+        final, tokens = self.collector.failed(key, reason, message), episode.sampled_tokens
+        failure = Failure(self.request.id, key.task_id, key.index, key.attempt, reason, message, seconds, tokens, final)
         try:
             await asyncio.to_thread(self.stored.meta.append, [json.dumps({"failure": asdict(failure)})])
         except OSError as error:
@@ -242,7 +273,7 @@ class CollectionRun:
                 self.collector.drop(key)
                 self.dropped_tokens += entry.episode.sampled_tokens
                 self.services.metrics.dropped(entry.episode.sampled_tokens)
-                entry.task.cancel()
+                entry.abort()
         if not any(entry.delivering for entry in self._running.values()):
             self._ending = asyncio.create_task(self._finish(), name=f"end of {self.request.id}")
 
@@ -258,19 +289,23 @@ class CollectionRun:
             error=self.collector.error,
             failures_by_task=self.collector.failures_by_task,
             refused=self.collector.refused,
+            lost=list(self.collector.lost),
         )
         if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
             logger.warning("collection %s: %s", self.request.id, warning)
-        try:
-            await asyncio.to_thread(self.stored.meta.append, [json.dumps({"end": asdict(end)})])
-        except OSError as error:
-            logger.error("the end of collection %s is not on disk: %s", self.request.id, error)
-        self.end = end
+        await self._note_end(end)
         logger.info("collection %s ended: %s", self.request.id, end)
         self._notify()
         self.on_change()
         if self.idle:
             self.on_idle()
+
+    async def _note_end(self, end: CollectionEnd) -> None:
+        try:
+            await asyncio.to_thread(self.stored.meta.append, [json.dumps({"end": asdict(end)})])
+        except OSError as error:
+            logger.error("the end of collection %s is not on disk: %s", self.request.id, error)
+        self.end = end
 
     def _notify(self) -> None:
         self.changed.set()

@@ -30,12 +30,13 @@ class BranchRefused(EpisodeFailed):
         super().__init__(BRANCH_DIFFERS, message)
 
 
+TURN_LIMIT_S = 3600.0
+"""Last resort for one turn, retries included. A server that hangs is found out and replaced much sooner; one that is
+busy is waited for."""
+
+
 class ContextFull(Exception):
     """The conversation leaves no room for another turn."""
-
-
-class OutOfTime(Exception):
-    """The episode's deadline came before the turn was spoken."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,10 @@ class Speaker(Protocol):
         """
         ...
 
-    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
-        """The next turn; ``deadline`` is in seconds of ``time.monotonic()``.
+    async def speak(self, seed: int) -> SpokenTurn:
+        """The next turn, however long the policy's server takes over it, up to :data:`TURN_LIMIT_S`.
 
         Raises:
-            OutOfTime: the deadline came first; the message says what it was spent on.
             ContextFull: whoever serves the policy found the conversation too long.
             EpisodeFailed: nothing can come of this attempt any more.
         """

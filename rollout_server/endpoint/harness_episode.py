@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_environments.harness.pool import Connection, HarnessEnvironment
+from agent_environments.harness.program import Ended
 from agent_environments.no_voiding import NoVoiding
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class HarnessEpisode(Attempt):
-    """One attempt of a program. It ends when the program does, or says so, or at the deadline.
+    """One attempt of a program. It ends when the program does, or says so, or when its own time is used up.
 
     Raises (:meth:`run`):
         EpisodeFailed: also for a program that ended before its first turn: there is nothing to judge the policy by.
@@ -53,13 +54,10 @@ class HarnessEpisode(Attempt):
         harness = environment.inner
         if not isinstance(harness, HarnessEnvironment):
             raise TypeError("the environment of a harness episode is a harness")
-        try:
-            opening = await self._in_time(environment.start(self.key.task_id))
-        except TimeoutError:
-            raise EpisodeFailed("environment_timeout", "the world did not start before the deadline") from None
+        opening = await self._start_world(environment)
         limits = replace(self._limits, max_turns=self._request.max_turns(self.key.task_id))
         session = self._session = Session(
-            self.rollout_id, self.seed, limits, self._deadline, self._sampler, self._services.tokens
+            self.rollout_id, self.seed, limits, self._own_time, self._sampler, self._services.tokens
         )
         session.serve_world(World(self.key.task_id, opening, harness))
         self._key = self._sessions.open(session)
@@ -76,7 +74,7 @@ class HarnessEpisode(Attempt):
         return end_reason
 
     async def _until_it_ends(self, session: Session, harness: HarnessEnvironment, connection: Connection) -> str:
-        running = asyncio.ensure_future(self._in_time(harness.run(connection)))
+        running = asyncio.ensure_future(self._run_program(harness, connection))
         try:
             waits: list[asyncio.Future[Any]] = [running, session.failure]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -96,6 +94,10 @@ class HarnessEpisode(Attempt):
                 self._notes["output"] = ended.output
                 logger.info("%s: the harness ended with %s: %s", self.rollout_id, ended.status, ended.output[-300:])
         return session.refused or "completed"
+
+    async def _run_program(self, harness: HarnessEnvironment, connection: Connection) -> Ended | None:
+        async with self._own_time.running():
+            return await harness.run(connection)
 
     def _sequences(self) -> list[dict[str, Any]]:
         assert self._session is not None, "it was played"

@@ -11,7 +11,7 @@ space at the ends, without its thoughts. :meth:`ChatMessage.key` does not see su
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from agent_environments.tool_calls import (
     tools_section,
 )
 
+MAX_NESTING = 100
+"""Of a call's arguments and of tools: they are written as JSON again, which fails at some depth."""
 _THOUGHT_OPENS, _THOUGHT_CLOSES = "<think>", "</think>"
 
 
@@ -99,6 +101,8 @@ def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping
         turns.append(ChatMessage("user", render_tool_response(*results)))
     if not tools:
         return turns
+    if _nests_deeply(tools):
+        raise BadMessages(f"tools must not be nested more than {MAX_NESTING} times")
     section = tools_section(tools)
     if turns[0].role == "system":
         return [ChatMessage("system", f"{turns[0].content}\n\n{section}"), *turns[1:]]
@@ -142,6 +146,24 @@ def _call(call: object, where: str) -> ToolCall:
                 given = json.loads(arguments) if isinstance(arguments, str) else arguments
             except (ValueError, RecursionError):
                 given = None
-            if isinstance(given, dict):
+            if isinstance(given, dict) and not _nests_deeply(given):
                 return ToolCall(name, given)
     raise BadMessages(f"{where}.tool_calls: a call is a function with a name, and arguments that are a JSON object")
+
+
+def _nests_deeply(value: object) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [part for item in level for part in _parts(item)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: object) -> Iterable[Any]:
+    match value:
+        case Mapping():
+            return value.values()
+        case list():
+            return value
+    return ()

@@ -16,11 +16,11 @@ from typing import Any
 
 from aiohttp import web
 
+from agent_environments.http_server import BadBody, read_agents_json, read_body, trust
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import MODEL, ApiError, ChatRequest, Completion
 
-BODY_DEADLINE_S = 60.0
 WRITE_DEADLINE_S = 60.0
 
 SESSIONS: web.AppKey[Sessions] = web.AppKey("sessions", Sessions)
@@ -53,6 +53,8 @@ def _with_session(handler: Handler) -> Callable[[web.Request], Awaitable[web.Str
             return await handler(request, _session(request))
         except ApiError as error:
             return _refusal(error)
+        except BadBody as error:
+            return _refusal(ApiError(400, "invalid_json", str(error)))
         except TimeoutError:
             return _refusal(ApiError(408, "timeout", "the request's body did not arrive in time"))
         except web.HTTPRequestEntityTooLarge as error:
@@ -67,6 +69,7 @@ def _session(request: web.Request) -> Session:
     session = request.app[SESSIONS].find(key)
     if session is None:
         raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
+    trust(request)
     return session
 
 
@@ -81,8 +84,7 @@ async def models(request: web.Request, session: Session) -> web.Response:
 
 
 async def chat_completions(request: web.Request, session: Session) -> web.StreamResponse:
-    async with asyncio.timeout(BODY_DEADLINE_S):
-        body = await request.read()
+    body = await read_body(request)
     asked = ChatRequest.parse(body)
     identity = request.headers.get("Idempotency-Key") or hashlib.sha256(body).hexdigest()
     # What OpenAI's own clients, in Python and in Node, say of themselves.
@@ -132,12 +134,7 @@ async def finish(request: web.Request, session: Session) -> web.Response:
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
-    async with asyncio.timeout(BODY_DEADLINE_S):
-        body = await request.read()
-    try:
-        value = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    value = read_agents_json(await read_body(request) or b"{}")
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_request", "the body must be a JSON object")
     return value

@@ -10,12 +10,12 @@ import asyncio
 import dataclasses
 import re
 import secrets
-import time
 from typing import Annotated
 
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from agent_environments.own_time import OwnTime
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collection_request import Limits, Sampling
 from rollout_server.endpoint.session import Session
@@ -81,10 +81,10 @@ class Serving:
             model = BASE_MODEL_NAME
         limits = Limits(UNBOUNDED_TURNS, request.max_tokens_per_turn, longest)
         sampler = PolicySampler(request.sampling, limits, version or 0, model, self._services)
-        name, deadline = f"serving-{secrets.token_hex(6)}", time.monotonic() + request.seconds
-        session = Session(name, request.seed, limits, deadline, sampler, self._services.tokens, record=False)
+        name, seconds = f"serving-{secrets.token_hex(6)}", request.seconds
+        session = Session(name, request.seed, limits, OwnTime(seconds), sampler, self._services.tokens, record=False)
         key = self._sessions.open(session)
-        expiry = asyncio.get_running_loop().call_later(request.seconds, self._expire, key)
+        expiry = asyncio.get_running_loop().call_later(seconds, self._expire, key)
         self._served[key] = _Served(name, version, expiry)
         return key
 

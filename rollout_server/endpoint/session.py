@@ -8,7 +8,6 @@ A turn that a stop text ends keeps the ids up to the one that completes that tex
 from __future__ import annotations
 
 import asyncio
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -16,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agent_environments.harness.pool import HarnessEnvironment
+from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
-from rollout_server.collecting.speaker import EpisodeFailed, OutOfTime
+from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.collection_request import Limits
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
 from rollout_server.endpoint.messages import BadMessages, ChatMessage, read_messages, spoken_message
@@ -63,7 +63,7 @@ class Session:
 
     Args:
         seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
-        deadline: of the episode, in seconds of ``time.monotonic()``.
+        own_time: of the episode's agent. It stands while a call is answered, and runs while a step does.
         record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:
@@ -77,17 +77,17 @@ class Session:
         episode_id: str,
         seed: int,
         limits: Limits,
-        deadline: float,
+        own_time: OwnTime,
         sampler: PolicySampler,
         tokens: ChatTokens,
         record: bool = True,
     ):
         self.episode_id = episode_id
-        self.deadline = deadline
         self.refused: str | None = None
         self.failure: asyncio.Future[EpisodeFailed] = asyncio.get_running_loop().create_future()
         self._seed = seed
         self._limits = limits
+        self._own_time = own_time
         self._sampler = sampler
         self._tokens = tokens
         self._conversations = Conversations(tokens)
@@ -139,7 +139,7 @@ class Session:
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
             try:
-                async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                async with self._own_time.running():
                     result = await harness.step(action)
             except (TimeoutError, EnvironmentTimeout) as error:
                 self._done, self.refused = True, "deadline"
@@ -259,16 +259,10 @@ class Session:
         self._check_turns_left()  # other calls may have begun meanwhile
         number, self._begun = self._begun, self._begun + 1
         try:
-            version, generation = await self._sampler.sample(
-                self.episode_id,
-                prompt.token_ids,
-                derive_seed(self._seed, number),
-                self.deadline,
-                request.most_tokens,
-            )
-        except OutOfTime as error:
-            self.refused = "deadline"
-            raise self._over(str(error)) from error
+            with self._own_time.paused():
+                version, generation = await self._sampler.sample(
+                    self.episode_id, prompt.token_ids, derive_seed(self._seed, number), request.most_tokens
+                )
         except EpisodeFailed as error:
             if not self.failure.done():
                 self.failure.set_result(error)
@@ -301,15 +295,18 @@ class Session:
             messages = read_messages(request.messages, request.tools or [])
         except BadMessages as error:
             raise ApiError(400, "invalid_request", str(error)) from error
-        if sum(len(message.content) for message in messages) <= ENCODED_AT_ONCE:
-            prompt = self._conversations.prompt(messages)
-        else:
-            prompt = await asyncio.to_thread(self._conversations.prompt, messages)
-        most = self._limits.max_context
-        if len(prompt.token_ids) >= most:
+        texts, most = [message.text for message in messages], self._limits.max_context
+
+        def encoded() -> Prompt | None:
+            return None if self._tokens.overfill(texts, most) else self._conversations.prompt(messages)
+
+        small = sum(map(len, texts)) <= ENCODED_AT_ONCE
+        prompt = encoded() if small else await asyncio.to_thread(encoded)
+        if prompt is None or len(prompt.token_ids) >= most:
             self.refused = "context_limit"
             said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
-            raise ApiError(400, "context_length_exceeded", f"{said} {len(prompt.token_ids)} tokens.")
+            count = f"more than {most}" if prompt is None else len(prompt.token_ids)
+            raise ApiError(400, "context_length_exceeded", f"{said} {count} tokens.")
         return prompt
 
     def _cut(self, generation: Generation, stops: list[str]) -> tuple[Generation, str, str]:

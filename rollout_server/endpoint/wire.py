@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agent_environments.http_server import read_agents_json
 from rollout_server.endpoint.messages import ChatMessage
 
 MODEL = "policy"
@@ -71,15 +72,13 @@ class ChatRequest(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
-        """Raises ApiError (400) for what is no request, or asks for what the policy cannot do."""
+        """Raises BadBody, or ApiError (400) for what is no request, or asks for what the policy cannot do."""
         try:
-            request = cls.model_validate(json.loads(body))
+            request = cls.model_validate(read_agents_json(body))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the body"
             raise ApiError(400, "invalid_request", f"{where}: {first['msg']}") from error
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
         if request.n not in (None, 1):
             raise ApiError(400, "unsupported", "n must be 1: ask again for another sample")
         if (request.response_format or {}).get("type", "text") != "text":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
+import stat
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollout_server.config import ModelConfig, ServersConfig
 
@@ -104,7 +107,9 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         ServerStartError: it would get a GPU that this process may not use.
     """
     environment = {
-        **os.environ,
+        # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: what is set for
+        # vLLM is in the configuration.
+        **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_API_KEY": api_key,
@@ -114,6 +119,9 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         # What vLLM 0.32 picks by itself for these settings; named, so that it cannot fall back without a word.
         "VLLM_USE_V2_MODEL_RUNNER": "0" if cpu else "1",
     }
+    # The server's temporary folder, where torch would keep what it compiled, goes with the server.
+    if "TORCHINDUCTOR_CACHE_DIR" not in environment and (folder := _inductor_cache()) is not None:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = folder
     # Meant for a trainer on this machine; memory that vLLM's workers share cannot be expandable.
     for allocator in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         environment.pop(allocator, None)
@@ -126,6 +134,18 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
     if servers.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = _visible(servers.gpus[index], os.environ.get("CUDA_VISIBLE_DEVICES"))
     return {**environment, **servers.env}
+
+
+def _inductor_cache() -> str | None:
+    """A folder for what torch compiles; None where there is none that only we can write to: it is code that runs."""
+    folder = Path(tempfile.gettempdir()) / f"torchtune-loop-inductor-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+    except OSError:
+        return None
+    ours = about.st_uid == os.getuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o022
+    return str(folder) if ours else None
 
 
 def _visible(gpus: list[int], inherited: str | None) -> str:

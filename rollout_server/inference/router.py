@@ -12,8 +12,9 @@ import json
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -24,6 +25,9 @@ from rollout_server.rollout import POISONED_LOGPROB
 ATTEMPTS = 4
 """How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""
 RETRY_PAUSE_S = 0.2
+POLL_S = 2.0
+LOST_S = 300.0
+"""A server that has no request for so long, by its own counters, while we wait for an answer of it, has lost ours."""
 MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVE_S = 2.0
 POISONED_ANSWERS, POISONED_WITHIN_S = 3, 300.0
@@ -33,10 +37,6 @@ blocks, the answers to other prompts are good."""
 
 class ServerUnavailable(RuntimeError):
     """No server could complete the request in its attempts or before its deadline."""
-
-
-class DeadlinePassed(ServerUnavailable):
-    """The request's deadline came first, and no server was at fault."""
 
 
 class RequestRefused(ValueError):
@@ -175,11 +175,12 @@ class Router:
     ) -> Generation:
         """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``.
 
-        ``deadline`` is in seconds of ``time.monotonic()``. Cancelling the call closes the connection, on which vLLM
-        aborts the request and frees its KV cache.
+        However long a server takes that has work to do: one that hangs is replaced by whoever watches it, and the
+        request then goes to another. ``deadline``, in seconds of ``time.monotonic()``, is the last resort. Cancelling
+        the call closes the connection, on which vLLM aborts the request and frees its KV cache.
 
         Raises:
-            ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or (DeadlinePassed) the deadline came.
+            ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or the deadline came.
             RequestRefused: a server refused the request as such.
             BadLogprob: a sampled log-prob at or below :data:`POISONED_LOGPROB`, or above 0, or not a number.
         """
@@ -207,7 +208,7 @@ class Router:
                         await self._group.wait_for_change()
                         continue
                     try:
-                        generation = await self._ask(server, episode_id, body, started)
+                        generation = await self._while_at_work(server, self._ask(server, episode_id, body, started))
                         # Left as they are they would fail at once, be the emptiest, and get the next episodes.
                         for other in without_model:
                             self._group.condemn(other, f"{other.name} does not know {model}, {server.name} does")
@@ -221,13 +222,35 @@ class Router:
                     avoid.append(server.name)
                     await asyncio.sleep(RETRY_PAUSE_S * 2 ** (len(avoid) - 1))
         except TimeoutError:
-            passed = f"{episode_id}: deadline passed after {time.monotonic() - started:.1f} s"
+            passed = f"{episode_id}: no answer after {time.monotonic() - started:.1f} s"
             cause = f"; last failure: {last}" if last is not None else ""
             none_ready = "" if self._group.ready else "; no vLLM server is ready"
-            # What the servers' failure cut off is no episode that the agent was too slow for.
-            at_fault = deadline > started and (cause or none_ready)
-            raise (ServerUnavailable if at_fault else DeadlinePassed)(f"{passed}{none_ready}{cause}") from None
+            raise ServerUnavailable(f"{passed}{none_ready}{cause}") from None
         raise ServerUnavailable(f"{episode_id}: gave up after {ATTEMPTS} attempts; last failure: {last}")
+
+    async def _while_at_work(self, server: VllmServer, asking: Coroutine[Any, Any, Generation]) -> Generation:
+        """The answer, unless the server is given up meanwhile, or says for long that it has nothing to do.
+
+        Raises:
+            _ServerFailed: the answer will not come.
+        """
+        answer, load, idle_since = asyncio.ensure_future(asking), server.load, None
+        try:
+            while not (await asyncio.wait([answer], timeout=POLL_S))[0]:
+                now = time.monotonic()
+                if server.state != "ready":
+                    raise _ServerFailed(f"{server.name} is {server.state}")
+                if server.load is load:  # nothing new is known of it
+                    continue
+                load = server.load
+                if load.running or load.waiting:
+                    idle_since = None
+                elif now - (idle_since := idle_since or now) > LOST_S:
+                    raise _ServerFailed(f"{server.name} lost the request: it has had nothing to do for {LOST_S:g} s")
+            return answer.result()
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
 
     async def _ask(self, server: VllmServer, episode_id: str, body: dict, started: float) -> Generation:
         if self._session is None:

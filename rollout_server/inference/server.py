@@ -15,37 +15,68 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from agent_environments import process_guard
+from agent_environments.secret import read_secret
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import (
+    BASE_MODEL_NAME,
     ServerStartError,
     check_release,
     installed_vllm,
     server_command,
     server_environment,
 )
+from rollout_server.inference.server_log import last_line, own_error
 from rollout_server.inference.server_metrics import Load, parse_load
+from rollout_server.inference.server_movement import HANG_S, Movement
 
 POLL_S = 2.0
+START_POLL_S = 0.25
 PROBE_TIMEOUT_S = 10.0
 PROBES_MISSED = 3
 STALL_S = 300.0
-"""A server with running requests that samples and reads no token for so long is hung, whatever its /health says."""
+"""A server with running requests that samples and reads no token for so long is hung, whatever its /health says, unless
+it had little of a processor: it may use as many seconds of one. So may a server that does not answer at all."""
+EXTERNAL_START_S = 300.0
+"""A server that somebody else started is there by then, or its URL is wrong."""
+FIRST_TOKENS = 2
+"""Sampled by the first request, which is ours."""
 GRACE_S = 5.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
-NICENESS = 5
-"""Of a server, once it is ready, that shares its processors with the worlds. They make the requests: they go first,
-and the requests meet in one batch. A step of the engine costs nearly the same for one token as for twenty."""
 AUTOGROUP_RETRY_S = 0.1
 """The kernel takes one change of an autogroup in this time from who is not root."""
 
-_TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+
+T = TypeVar("T")
+
+
+class ServerEnded(ServerStartError, ConnectionError):
+    """A server of ours whose processes are over."""
+
+
+class ServerHangs(ServerStartError, TimeoutError):
+    """A server of ours that is there and does nothing, or got nowhere within the last resort."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a server must be replaced: ``reason`` says it in one line.
+
+    ``hangs``: it is there and does not answer, or does nothing. ``cause`` is the error that it died of, if it said one.
+    """
+
+    reason: str
+    hangs: bool = False
+    cause: str | None = None
 
 
 def free_port() -> int:
@@ -55,7 +86,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def _go_last(root: int) -> None:
+async def _go_last(root: int, niceness: int) -> None:
     """Let a process and all below it run when others have nothing to do, most of the time.
 
     Between sessions Linux's autogroups decide, where there are any, and a process's own niceness counts only within.
@@ -67,23 +98,31 @@ async def _go_last(root: int) -> None:
             sessions.add(os.getsid(pid))
     for group in groups:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, group, NICENESS)
+            os.setpriority(os.PRIO_PGRP, group, niceness)
     for session in sessions:
-        await _autogroup_goes_last(session)
+        await _autogroup_goes_last(session, niceness)
 
 
-async def _autogroup_goes_last(session: int) -> None:
+async def _autogroup_goes_last(session: int, niceness: int) -> None:
+    file = Path(f"/proc/{session}/autogroup")
     for _ in range(5):
         try:
-            return await asyncio.to_thread(_set_autogroup, session)
+            await asyncio.to_thread(file.write_text, str(niceness), encoding="utf-8")
+            return
         except BlockingIOError:
             await asyncio.sleep(AUTOGROUP_RETRY_S)
         except OSError:  # no autogroups here
             return
 
 
-def _set_autogroup(session: int) -> None:
-    Path(f"/proc/{session}/autogroup").write_text(str(NICENESS), encoding="utf-8")
+def _hangs(movement: Movement, patience_s: float) -> bool:
+    """Whether what should have come after ``patience_s`` will not: the server does nothing, or does it in vain."""
+    idle, vain = movement.idle_s > HANG_S, movement.spent_s > STALL_S
+    return movement.elapsed_s > patience_s and (idle or vain)
+
+
+def _did(movement: Movement) -> str:
+    return f"after {movement.elapsed_s:.0f} s, in which it used {movement.spent_s:.1f} s of processor time"
 
 
 class VllmServer:
@@ -98,14 +137,17 @@ class VllmServer:
         self.state = "starting"
         self.restarts = 0
         self.last_error: str | None = None
+        self.moves = 0
+        """Signs of life that were seen while something of it was waited for."""
         self.load = Load()
         self.suspect = asyncio.Event()
         self.condemned: str | None = None
         self._model = model
         self._config = config
-        self._api_key = os.environ.get("VLLM_API_KEY", "") if self.external else secrets.token_hex(16)
+        self._api_key = read_secret("VLLM_API_KEY") if self.external else secrets.token_hex(16)
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
+        self._doing, self._since = "starts", time.monotonic()
         self._admin = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=8, force_close=True))
 
     @property
@@ -125,34 +167,109 @@ class VllmServer:
         async with self._admin.request(method, target, json=payload, headers=self.headers, timeout=timeout) as answer:
             return answer.status, await answer.text()
 
-    async def launch(self) -> None:
-        """Start the process (ours only) and wait until it answers.
+    async def work(self, path: str, payload: Any, *, timeout_s: float) -> tuple[int, str]:
+        """A POST that makes the server compute: one of ours is waited for as long as it moves.
 
         Raises:
-            ServerStartError: it ended first, or the deadline passed; with the last lines of its log.
+            ServerEnded, ServerHangs: it ended, or does not move any more. Otherwise what :meth:`request` does, after
+                ``timeout_s`` where the server is not ours.
         """
-        deadline = time.monotonic() + self._config.start_timeout_s
+        if self.external:
+            return await self.request("POST", path, payload, timeout_s=timeout_s)
+        limit = self._config.start_timeout_s
+        return await self._while_moving(lambda: self.request("POST", path, payload, timeout_s=limit), limit)
+
+    async def launch(self) -> None:
+        """Start the process (ours only) and wait until it has answered a first request.
+
+        Raises:
+            ServerStartError: it ended first, or hangs; with its own last error.
+        """
         self.condemned = None
         self.suspect.clear()
-        if not self.external:
-            await self._spawn()
+        self.now("starts")
+        if self.external:
+            return await self._launch_external()
+        await self._spawn()
+        await self._while_moving(self._until_healthy, self._config.start_timeout_s)
+        self.now("compiles for its first request")
+        await self._first_request()
+        if self._config.niceness and installed_vllm().cpu and self._process is not None:
+            await _go_last(self._process.pid, self._config.niceness)
+
+    async def _launch_external(self) -> None:
+        limit = min(EXTERNAL_START_S, self._config.start_timeout_s)
+        try:
+            async with asyncio.timeout(limit):
+                await self._until_healthy()
+        except TimeoutError:
+            raise ServerStartError(f"{self.name} ({self.url}) not ready after {limit:g} s; is the URL right?") from None
+        await self._check_external()
+
+    async def _until_healthy(self) -> None:
         while True:
-            with contextlib.suppress(*_TRANSPORT_ERRORS):
+            with contextlib.suppress(*TRANSPORT_ERRORS):
                 status, _ = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
                 # Ours must be alive too: while it starts, a stranger could have taken the port.
-                if status == 200 and not self._has_ended():
-                    break
-            if self._has_ended():
-                raise ServerStartError(f"{self.name} ended while starting{self._log_tail()}")
-            if time.monotonic() > deadline:
-                cure = "is the URL right?" if self.external else "raise servers.start_timeout_s or read the log"
-                waited = f"{self._config.start_timeout_s:g} s"
-                raise ServerStartError(f"{self.name} ({self.url}) not ready after {waited}; {cure}{self._log_tail()}")
-            await asyncio.sleep(0.25)
-        if self.external:
-            await self._check_external()
-        elif installed_vllm().cpu and self._process is not None:
-            await _go_last(self._process.pid)
+                if status == 200 and not self.has_ended:
+                    return
+            await asyncio.sleep(START_POLL_S)
+
+    async def _first_request(self) -> None:
+        """Have vLLM compile what it compiles only when a request asks for log-probs, and show what it dies of."""
+        sampling = {
+            "max_tokens": FIRST_TOKENS,
+            "temperature": 1.0,
+            "logprobs": 0,
+            "prompt_logprobs": 0,
+            "detokenize": False,
+        }
+        payload = {
+            "model": BASE_MODEL_NAME,
+            "token_ids": list(range(8)),
+            "request_id": f"first-{uuid.uuid4().hex[:12]}",
+            "sampling_params": sampling,
+        }
+        try:
+            status, body = await self.work("/inference/v1/generate", payload, timeout_s=EXTERNAL_START_S)
+        except ServerStartError:
+            raise
+        except TRANSPORT_ERRORS as error:
+            raise ServerEnded(f"{self.name} broke off its first request: {self.own_error() or repr(error)}") from error
+        if status != 200:
+            words = self.own_error() or f"HTTP {status} {' '.join(body.split())[:300]}"
+            raise ServerStartError(f"{self.name} failed its first request: {words} (log: {self.log_path})")
+
+    async def _while_moving(self, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
+        """The outcome of ``work()``, which the server's processes do.
+
+        Raises:
+            ServerEnded: they are over. ServerHangs: they stopped to move, or ``limit_s`` are over.
+        """
+        if self._process is None:
+            raise ServerEnded(f"{self.name} is being replaced")
+        doing, movement = asyncio.ensure_future(work()), Movement(self.pid, self.log_path)
+        ended = asyncio.ensure_future(self._process.wait())
+        try:
+            while True:
+                await asyncio.wait([doing, ended], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if doing.done():
+                    return doing.result()
+                if ended.done():
+                    raise ServerEnded(f"{self.name} ended while it {self._doing}{self._last_words()}")
+                self.moves += await movement.look()
+                if movement.idle_s > HANG_S:
+                    cure = f"it hangs; read {self.log_path}"
+                    raise ServerHangs(f"{self.name} {self._doing} and has not moved for {HANG_S:g} s: {cure}")
+                if movement.elapsed_s > limit_s:
+                    raise ServerHangs(
+                        f"{self.name} {self._doing} and is not ready after {limit_s:g} s, though it moves; raise "
+                        f"servers.start_timeout_s or read {self.log_path}"
+                    )
+        finally:
+            doing.cancel()
+            ended.cancel()
+            await asyncio.gather(doing, ended, return_exceptions=True)
 
     async def _spawn(self) -> None:
         port = free_port()
@@ -179,33 +296,54 @@ class VllmServer:
             raise ServerStartError(f"{self.url} does not answer /version as vLLM does (HTTP {status})")
         check_release(version[1], self.url)
 
-    def _has_ended(self) -> bool:
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is over, if it is ours."""
         return self._process is not None and self._process.returncode is not None
 
-    def _log_tail(self, lines: int = 12) -> str:
+    def own_error(self) -> str | None:
+        """What its log of this start gives as the reason of its end; None for none, and for a server elsewhere."""
+        return None if self.external else own_error(self.log_path, self._log_start)
+
+    def _last_words(self) -> str:
         if self.external:
             return ""
-        with open(self.log_path, "rb") as log:
-            log.seek(max(self._log_start, os.path.getsize(self.log_path) - 8192))
-            text = log.read().decode(errors="replace")
-        tail = [line for line in text.splitlines() if line.strip()][-lines:]
-        return "; the log ends:\n" + "\n".join([*tail, f"(all of it: {self.log_path})"])
+        last = last_line(self.log_path, self._log_start)
+        words = self.own_error() or f"its log names no error and ends with {last!r}"
+        return f": {words} (log: {self.log_path})"
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it was seen to sample for somebody since it started."""
+        return self.load.generated_tokens > FIRST_TOKENS
+
+    def now(self, doing: str) -> None:
+        """Note what is waited for, in the words that :meth:`waits_for` says it with."""
+        self._doing, self._since = doing, time.monotonic()
+
+    def waits_for(self) -> str:
+        """What this server, which is not ready, does, for how long, and what was wrong before; in one line."""
+        before = f" (before: {self.last_error})" if self.last_error else ""
+        return f"{self.name} {self._doing}, for {time.monotonic() - self._since:.0f} s{before}"
 
     async def probe(self) -> str | None:
         """Refresh ``load``. Returns why the server must be replaced, or None; raises on a missed answer."""
-        if self._has_ended():
-            return f"{self.name} ended{self._log_tail()}"
+        if self.has_ended:
+            return f"{self.name} ended{self._last_words()}"
         status, body = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
         if status != 200:
-            return f"{self.name}: /health answers {status} {body[:200]}{self._log_tail()}"
+            return f"{self.name}: /health answers {status} {' '.join(body.split())[:200]}{self._last_words()}"
         status, body = await self.request("GET", "/metrics", timeout_s=PROBE_TIMEOUT_S)
         if status == 200:
             self.load = parse_load(body)
         return None
 
-    async def watch(self) -> str:
-        """Probe until the server must be replaced; returns why."""
-        missed, progress, moved_at = 0, 0.0, time.monotonic()
+    async def watch(self) -> Fault:
+        """Probe until the server must be replaced; returns why. One that is slow need not be."""
+        missed, tokens = 0, 0.0
+        # What it did since its last answer, and since its last token: looked at only while there is none.
+        unanswered: Movement | None = None
+        stalled: Movement | None = None
         ended = asyncio.ensure_future(self._process.wait()) if self._process is not None else None
         suspected = asyncio.ensure_future(self.suspect.wait())
         try:
@@ -219,27 +357,37 @@ class VllmServer:
                     self.suspect.clear()
                     suspected = asyncio.ensure_future(self.suspect.wait())
                 if self.condemned is not None:
-                    return self.condemned
+                    return Fault(self.condemned)
                 try:
                     reason = await self.probe()
-                except _TRANSPORT_ERRORS as error:
+                except TRANSPORT_ERRORS as error:
                     missed += 1
-                    if missed >= PROBES_MISSED:
-                        return f"{self.name} does not answer: {error!r}{self._log_tail()}"
+                    unanswered = unanswered or self._movement()
+                    await unanswered.look()
+                    gone = self.external and isinstance(error, aiohttp.ClientConnectorError)
+                    if missed >= PROBES_MISSED and (gone or _hangs(unanswered, HANG_S)):
+                        return Fault(f"{self.name} does not answer, {_did(unanswered)}: {error!r}", hangs=True)
                     await asyncio.sleep(0.1)
                     continue
                 if reason is not None:
-                    return reason
-                missed = 0
-                tokens = self.load.generated_tokens + self.load.prompt_tokens
-                if tokens != progress or self.load.running == 0:
-                    progress, moved_at = tokens, time.monotonic()
-                elif time.monotonic() - moved_at > STALL_S:
-                    return f"{self.name} has {self.load.running:g} running requests and no token in {STALL_S:g} s"
+                    return Fault(reason, cause=self.own_error())
+                missed, unanswered = 0, None
+                before, tokens = tokens, self.load.generated_tokens + self.load.prompt_tokens
+                if tokens != before or self.load.running == 0:
+                    stalled = None
+                    continue
+                stalled = stalled or self._movement()
+                await stalled.look()
+                if _hangs(stalled, STALL_S):
+                    what = f"{self.name} has {self.load.running:g} running requests and no token"
+                    return Fault(f"{what}, {_did(stalled)}", hangs=True)
         finally:
             suspected.cancel()
             if ended is not None:
                 ended.cancel()
+
+    def _movement(self) -> Movement:
+        return Movement(None, None) if self.external else Movement(self.pid, self.log_path)
 
     async def kill(self) -> None:
         """End the process and all below it; bounded. An external server is left alone."""

@@ -1,13 +1,14 @@
 """All vLLM servers of a node: started together, replaced when they fail, and ready once they hold the policies.
 
-A server is "starting", "ready" or "down". It becomes ready only after every ready hook has run (the policy store's
-loads the live adapters), so a request sent to a ready server finds its policy there.
+A server is "starting", "ready", "down" or "given up". It becomes ready only after every ready hook has run (the policy
+store's loads the live adapters), so a request sent to a ready server finds its policy there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import ServerStartError, installed_vllm
-from rollout_server.inference.server import VllmServer
+from rollout_server.inference.server import TRANSPORT_ERRORS, Fault, ServerHangs, VllmServer
 from rollout_server.inference.server_metrics import Load
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,51 @@ logger = logging.getLogger(__name__)
 BACK_OFF_S = (1.0, 60.0)
 STABLE_S = 300.0
 """A server that stayed up so long has its back-off forgotten."""
+DEATHS_ALIKE = 3
+"""So many deaths in a row of the same error, without a token for anybody in between, and a server is given up."""
+
+
+class _Record:
+    """How one server has fared: whether to start it again, and when."""
+
+    def __init__(self) -> None:
+        self._pause_s = BACK_OFF_S[0]
+        self._hung_before = False
+        self._cause = ""
+        self._alike = 0
+
+    def died(self, cause: str | None, useful: bool) -> bool:
+        """Count a death; true when there have been enough of this ``cause``. None: it was killed, which says nothing.
+
+        ``useful``: it had sampled something since it was ready.
+        """
+        if cause is None:
+            return False
+        cause = re.sub(r"0x[0-9a-f]+|\d+", "#", cause)
+        self._alike = self._alike + 1 if cause == self._cause and not useful else 1
+        self._cause = cause
+        return self._alike >= DEATHS_ALIKE
+
+    def pause(self, ready_s: float, start_s: float, hung: bool) -> float:
+        """Seconds until the next start, given how long it was ready, and how long its start took.
+
+        A start is the most work of all. One that hangs again, which may be slow for reasons that we do not see, is left
+        alone for as long as its start took.
+        """
+        if ready_s > STABLE_S:
+            self._pause_s, self._hung_before = BACK_OFF_S[0], False
+        pause = max(self._pause_s, start_s) if hung and self._hung_before else self._pause_s
+        self._pause_s = min(2 * self._pause_s, BACK_OFF_S[1])
+        self._hung_before = hung
+        return pause
+
+
+def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
+    """What a start or a hook raised. That it was killed, or that a connection broke, says nothing of the cause."""
+    hangs = isinstance(error, ServerHangs)
+    reason = str(error) or repr(error)
+    killed = server.has_ended or (isinstance(error, TRANSPORT_ERRORS) and not hangs)
+    return Fault(reason, hangs, server.own_error() or (None if killed else reason))
 
 
 class ServerGroup:
@@ -34,6 +80,7 @@ class ServerGroup:
         self._log_folder = Path(log_folder)
         self._hooks: list[Callable[[VllmServer], Awaitable[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._given_up = asyncio.Event()
         self._changed = asyncio.Event()
         self.servers: list[VllmServer] = []
 
@@ -82,6 +129,20 @@ class ServerGroup:
         for server in self.servers:
             self._set_state(server, "down")
 
+    async def given_up(self) -> str:
+        """Return when no server is left that might come back; returns why, in one line."""
+        await self._given_up.wait()
+        return "; ".join(server.last_error or server.name for server in self.servers)
+
+    @property
+    def moves(self) -> int:
+        """Grows while servers that are not ready show signs of life."""
+        return sum(server.moves for server in self.servers)
+
+    def waits_for(self) -> list[str]:
+        """A line for each server that is not ready: what it does, and for how long."""
+        return [server.waits_for() for server in self.servers if server.state != "ready"]
+
     def status(self) -> list[dict[str, Any]]:
         return [server.describe() for server in self.servers]
 
@@ -109,12 +170,14 @@ class ServerGroup:
         self._changed = asyncio.Event()
 
     async def _supervise(self, server: VllmServer, first_start: asyncio.Future[None]) -> None:
-        """Start, watch, replace, for ever; the first start's failure goes to ``first_start`` and ends it."""
-        delay = BACK_OFF_S[0]
+        """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it."""
+        record = _Record()
         while True:
+            started = time.monotonic()
             ready_at = None
             try:
                 await server.launch()
+                server.now("loads its policies")
                 for hook in self._hooks:
                     await hook(server)
                 # No await since the last hook: whoever changes policies next sees this server as ready.
@@ -122,21 +185,34 @@ class ServerGroup:
                 ready_at = time.monotonic()
                 if not first_start.done():
                     first_start.set_result(None)
-                logger.info("%s is ready at %s", server.name, server.url)
-                server.last_error = await server.watch()
+                logger.info("%s is ready at %s after %.1f s", server.name, server.url, ready_at - started)
+                fault = await server.watch()
             except Exception as error:
                 # Whatever a start or a hook raised: this server is of no use now, and the node goes on without it.
-                server.last_error = f"{type(error).__name__}: {error}"
                 if not first_start.done():
                     first_start.set_exception(error)
                     return
+                fault = _fault_of_start(server, error)
+            server.last_error = fault.reason
             self._set_state(server, "down")
-            if ready_at is not None and time.monotonic() - ready_at > STABLE_S:
-                delay = BACK_OFF_S[0]
-            logger.warning("%s is down, restart in %g s: %s", server.name, delay, server.last_error)
+            start_s = (ready_at or time.monotonic()) - started
+            ready_s = time.monotonic() - ready_at if ready_at is not None else 0.0
+            if not server.external and record.died(fault.cause, useful=ready_s > STABLE_S or server.sampled):
+                return await self._give_up(server)
+            pause = record.pause(ready_s, start_s, fault.hangs)
+            logger.warning("%s is down, restart in %.1f s: %s", server.name, pause, server.last_error)
             await server.kill()
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, BACK_OFF_S[1])
+            server.now("is to be started again")
+            await asyncio.sleep(pause)
             server.restarts += 1
             server.load = Load()
             self._set_state(server, "starting")
+
+    async def _give_up(self, server: VllmServer) -> None:
+        await server.kill()
+        server.now("is given up")
+        server.last_error = f"{DEATHS_ALIKE} times in a row, without a token in between: {server.last_error}"
+        logger.error("%s is given up, %s", server.name, server.last_error)
+        self._set_state(server, "given up")
+        if all(other.state == "given up" for other in self.servers):
+            self._given_up.set()

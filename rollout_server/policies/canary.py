@@ -10,6 +10,8 @@ from typing import Any
 from rollout_server.policies.adapter_check import AdapterError
 
 NEARER = 4.0
+LARGEST = 2.0**31
+"""Of the numbers in a canary: ids, positions and nats are far smaller, and what is larger is no float for sure."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Canary:
 
         def numbers(key: str, kind: Any, values: Any) -> list:
             if not isinstance(values, list) or not all(
-                isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values
+                isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= LARGEST for value in values
             ):
                 raise AdapterError(f"canary.{key} must be a list of finite numbers")
             return values
@@ -85,6 +87,6 @@ class Canary:
                 raise AdapterError(f"canary has {len(positions)} positions and {len(values)} logprobs")
         limits = {key: data[key] for key in ("tolerance", "mean_tolerance") if data.get(key) is not None}
         for key, value in limits.items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
                 raise AdapterError(f"canary.{key} must be a number above 0")
         return cls(token_ids, positions, logprobs, **limits, others=tuple(others))

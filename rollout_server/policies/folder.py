@@ -71,7 +71,11 @@ class PolicyFolder:
         Raises:
             AdapterError: the first reason not to serve it.
         """
-        source = source.resolve()
+        try:
+            source = source.resolve()
+            source.is_dir()
+        except (ValueError, RuntimeError, OSError) as error:  # a NUL in it, a circle of links, a name too long
+            raise AdapterError(f"the path is that of no folder: {type(error).__name__}") from error
         self._check_source(source)
         folder = self.root / f".incoming-{uuid.uuid4().hex}"
         try:

@@ -11,10 +11,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from rollout_server.inference.router import ServerUnavailable
-from rollout_server.inference.server import VllmServer
+from rollout_server.inference.server import TRANSPORT_ERRORS, VllmServer
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.inference.server_metrics import adapters_at_work
 from rollout_server.policies.adapter_check import AdapterError
@@ -24,15 +22,15 @@ from rollout_server.rollout import POISONED_LOGPROB
 logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 120.0
+"""For a server that is not ours to load, or to prove, an adapter; ours may be slow."""
 DRAIN_S = 10.0
-_TRANSPORT_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class _ServerBroke(AdapterError):
     """A server that is up failed; whether over itself or over the adapter, other servers must say."""
 
 
-_SERVER_ERRORS = (*_TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
+_SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 
 @dataclass
@@ -74,7 +72,8 @@ class Placement:
             self._group.report_failure(server)
             if isinstance(failure, _ServerBroke):
                 raise failure
-        raise ServerUnavailable(f"no server could load {adapter.name}: {list(failures.values())!r}")
+        why = "; ".join(str(failure) or repr(failure) for failure in failures.values()) or "none is ready"
+        raise ServerUnavailable(f"no server could load {adapter.name}: {why}")
 
     async def load(self, server: VllmServer, adapter: Adapter) -> None:
         """Load and prove on one server; raises what :meth:`place` does, and transport errors."""
@@ -84,11 +83,11 @@ class Placement:
 
     async def _load_and_prove(self, server: VllmServer, adapter: Adapter) -> None:
         payload = {"lora_name": adapter.name, "lora_path": str(adapter.folder)}
-        status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+        status, body = await server.work("/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200 and "already been loaded" in body:
             # An external server has it from before: the same content, but perhaps from a folder that will go away.
             await self._unload(server, adapter)
-            status, body = await server.request("POST", "/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+            status, body = await server.work("/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200:
             raise await self._refusal(server, f"cannot load {adapter.name}", status, body)
         await self._prove(server, adapter)
@@ -102,7 +101,7 @@ class Placement:
             "request_id": f"canary-{uuid.uuid4().hex[:12]}",
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
         }
-        status, body = await server.request("POST", "/inference/v1/generate", payload, timeout_s=LOAD_TIMEOUT_S)
+        status, body = await server.work("/inference/v1/generate", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200:
             raise await self._refusal(server, f"refused the canary of {adapter.name}", status, body)
         rows = json.loads(body)["prompt_logprobs"]
@@ -121,7 +120,10 @@ class Placement:
         said = f"{server.name} {what}: HTTP {status} {body[:300]}"
         if status < 500:
             return AdapterError(said)
-        return _ServerBroke(said) if await server.probe() is None else ServerUnavailable(said)
+        if await server.probe() is None:
+            return _ServerBroke(said)
+        # It names its error only in its log: what it answers is that there was one.
+        return ServerUnavailable(f"{server.name} {what}: {server.own_error() or said}")
 
     async def remove(self, adapter: Adapter) -> None:
         """Unload it, and return when no server works with it any more, or after :data:`DRAIN_S`."""
@@ -129,9 +131,9 @@ class Placement:
         await self._drain(adapter)
 
     async def _unload(self, server: VllmServer, adapter: Adapter) -> None:
-        with contextlib.suppress(*_TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
+        with contextlib.suppress(*TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
             payload = {"lora_name": adapter.name}
-            status, body = await server.request("POST", "/v1/unload_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
+            status, body = await server.work("/v1/unload_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
             if status not in (200, 404):
                 logger.warning("%s did not unload %s: HTTP %d %s", server.name, adapter.name, status, body[:200])
 
@@ -139,7 +141,7 @@ class Placement:
         """Wait until no ready server works on a request of this adapter, such as one whose client has just gone."""
         give_up = time.monotonic() + DRAIN_S
         for server in self._group.ready:
-            with contextlib.suppress(*_TRANSPORT_ERRORS):
+            with contextlib.suppress(*TRANSPORT_ERRORS):
                 while time.monotonic() < give_up:
                     _, body = await server.request("GET", "/metrics", timeout_s=DRAIN_S)
                     if adapter.name not in adapters_at_work(body):

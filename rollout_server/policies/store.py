@@ -24,13 +24,15 @@ from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.canary import Canary
 from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name
-from rollout_server.policies.placement import LOAD_TIMEOUT_S, Adapter, Placement
+from rollout_server.policies.placement import Adapter, Placement
 
 logger = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 120.0
 """How long a publication waits for a version in use. The episodes that an early stop aborts may need a minute to close
 their worlds."""
+READY_TIMEOUT_S = 30.0
+"""How long a publication waits for a server before it says for what: whoever asked is to ask again."""
 _END_USERS = "end the collections (rollout-server cancel) and the agents' keys (DELETE /v1/keys/KEY) that use"
 
 
@@ -238,11 +240,12 @@ class PolicyStore:
 
     async def _wait_for_server(self) -> None:
         try:
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
+            async with asyncio.timeout(READY_TIMEOUT_S):
                 while not self._group.ready:
                     await self._group.wait_for_change()
         except TimeoutError:
-            raise ServerUnavailable(f"no vLLM server became ready in {LOAD_TIMEOUT_S:g} s") from None
+            states = "; ".join(self._group.waits_for())
+            raise ServerUnavailable(f"no vLLM server is ready after {READY_TIMEOUT_S:g} s: {states}") from None
 
     def _to_replace(self, version: int) -> ServedPolicy | None:
         """What has to go once ``version`` is proven: its other content or, of a full house, the oldest that is unused.

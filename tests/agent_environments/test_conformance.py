@@ -9,6 +9,7 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, Grade
 from support.adapter_support import word_spans
+from support.void_kinds import MADE_PLAIN, MADE_PLAIN_RESULTS, REFUSED, REFUSED_RESULTS
 
 TASK = "reach5_1"
 
@@ -75,7 +76,7 @@ class KeepsItsPlace(CounterEnvironment):
         (CallsItACrash, r"step\(.*EnvironmentCrashed.*the agent voids its episode"),
         (CannotGrade, r"grade\(\) raises OverflowError"),
         (PaysForIt, "an ungradable state is worth 0.5"),
-        (PaysWithoutMeasure, r"the reward nan is outside"),
+        (PaysWithoutMeasure, r"Grade.reward is nan, which is no number in \[0, 1\]"),
         (KeepsItsPlace, "worlds are still open"),
     ],
 )
@@ -84,9 +85,43 @@ async def test_what_does_not_conform_is_found(environment, complaint):
         await check_conformance(pool_of(environment), TASK)
 
 
+def hands_over(grade=None, result=None):
+    class HandsOver(CounterEnvironment):
+        async def step(self, action):
+            return await super().step(action) if result is None else result
+
+        async def grade(self):
+            return await super().grade() if grade is None else grade
+
+    return HandsOver
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind != "grade None"])
+async def test_a_grade_that_cannot_be_written_down_is_found(kind):
+    with pytest.raises(NotConforming):
+        await check_conformance(pool_of(hands_over(grade=REFUSED[kind])), TASK)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REFUSED_RESULTS if kind != "result None"])
+async def test_an_answer_that_cannot_be_written_down_is_found(kind):
+    with pytest.raises(NotConforming):
+        await check_conformance(pool_of(hands_over(result=REFUSED_RESULTS[kind])), TASK)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MADE_PLAIN if kind != "ungradable and worth something"])
+async def test_what_the_node_makes_plain_conforms(kind):
+    await check_conformance(pool_of(hands_over(grade=MADE_PLAIN[kind])), TASK, [""])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MADE_PLAIN_RESULTS if "observation" not in kind])
+async def test_an_answer_that_the_node_makes_plain_conforms(kind):
+    await check_conformance(pool_of(hands_over(result=MADE_PLAIN_RESULTS[kind])), TASK, [""])
+
+
 @pytest.mark.parametrize("environment", [DiesOfSurrogates, CannotGrade])
 async def test_the_nodes_guard_mends_what_it_can(environment, caplog):
-    await check_conformance(pool_of(lambda pool: NoVoiding(environment(pool))), TASK, ["```python\n\ud800\n```"])
+    with pytest.raises(NotConforming, match=r"the environment broke: .*test_conformance.py:\d+"):  # and voids nothing
+        await check_conformance(pool_of(lambda pool: NoVoiding(environment(pool))), TASK, ["```python\n\ud800\n```"])
 
 
 ODD_VALUES = st.one_of(

@@ -14,6 +14,7 @@ import pytest
 
 from support.small_jobs import CHECKOUT, SMALL, metrics
 from support.two_networks import LossyLink, address, inside, missing_for_networks
+from support.waiting import COMMAND_S, DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.slurm, pytest.mark.timeout(600)]
 HOSTS = ("loopwest", "loopeast")
@@ -44,22 +45,22 @@ def test_a_run_over_a_bad_network_completes_and_says_so(link, tmp_path):
         url = f"http://{address(2)}:{PORT}"
         words = ("rollout_node.launch=False", f"rollout_node.url={url}")
         started.append(_start(HOSTS[1], tmp_path / "trainer.log", *trainer, *words))
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + COMMAND_S
         while not metrics(run):
             assert started[1].poll() is None, (tmp_path / "trainer.log").read_text()[-3000:]
-            assert time.monotonic() < deadline, "no iteration within 400 s"
+            assert time.monotonic() < deadline, f"no iteration within {COMMAND_S:g} s"
             time.sleep(0.2)
         # All is lost for a while, in the middle of a collection or of an upload.
         link.loss = 1.0
         time.sleep(15)
         link.loss = 0.02
-        assert started[1].wait(180) == 0, (tmp_path / "trainer.log").read_text()[-3000:]
+        assert started[1].wait(COMMAND_S) == 0, (tmp_path / "trainer.log").read_text()[-3000:]
         started[0].send_signal(signal.SIGTERM)
-        assert started[0].wait(60) == 0
+        assert started[0].wait(DEADLINE_S) == 0
     finally:
         for process in started:
             process.kill()
-            process.wait(10)
+            process.wait(DEADLINE_S)
     assert [row["iteration"] for row in metrics(run)] == [1, 2, 3]
     assert [row["rollouts"] for row in metrics(run)] == [6, 6, 6]
     assert {row["gap_verdict"] for row in metrics(run)} == {"ok"}

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -34,7 +35,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.drill, pytest.mark.timeout(18
 TOLERANCE = 1e-4
 ROLLOUTS = 4
 LIMITS = Limits(max_turns=4, max_tokens_per_turn=24, max_context=1900, episode_deadline_s=600.0)
-START_S = 600.0
+START_S = 900.0
+NODE_KILLS = 10
 
 
 class House:
@@ -89,6 +91,12 @@ class House:
                 if all(word in command for word in words):
                     found.append(pid)
         return found
+
+    def kill(self) -> None:
+        """SIGKILL the node; returns when its servers and worlds have ended with it."""
+        below = descendants(self.process.pid)
+        os.kill(self.process.pid, signal.SIGKILL)
+        block_until(lambda: not any(map(alive, below)))
 
     def wait_for_servers(self) -> None:
         def states() -> list[str]:
@@ -221,10 +229,36 @@ def test_node_killed(house):
     tasks = house.begin("node")
     reader = Reader(house.client(), "node")
     reader.wait_for(3)
-    below = descendants(house.process.pid)
-    os.kill(house.process.pid, signal.SIGKILL)
-    block_until(lambda: not any(map(alive, below)))  # its servers and worlds end with it
+    house.kill()
     house.process.start()
     rollouts, end = reader.finish()
     assert end.reason == "complete"
     house.check("node", tasks, rollouts)
+
+
+@pytest.mark.timeout(3600)
+def test_node_killed_while_it_starts(house):
+    """Ten times in a row, from its first second to the loading of its policies; then it serves what it had."""
+    served = house.client().health()["policy_versions"]
+    for kill in range(NODE_KILLS):
+        house.kill()
+        house.process.start()
+        time.sleep(3.0 * kill)
+    house.kill()
+    house.process.start()
+    assert house.client().wait_ready(START_S, house.process.check)["policy_versions"] == served
+
+
+@pytest.mark.timeout(3600)
+def test_node_killed_during_publications(house):
+    """Ten times, from the upload to the proof; whoever publishes goes on trying, and has its version served."""
+    for kill in range(NODE_KILLS):
+        version = kill % 2  # the first publication of each, then others that find it there
+        publishing = threading.Thread(target=house.client().publish_policy, args=(version, house.adapter))
+        publishing.start()
+        time.sleep(0.05 * kill)
+        house.kill()
+        house.process.start()
+        publishing.join(START_S)
+        assert not publishing.is_alive(), "the publication outlives the node"
+        assert version in house.client().health()["policy_versions"]

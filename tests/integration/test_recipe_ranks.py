@@ -16,7 +16,7 @@ from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from support.processes import IMPORT_PATH
 from support.ranks import on_ranks
 from support.small_runs import replay_config, train_into
-from support.waiting import COMMAND_S, block_until
+from support.waiting import COMMAND_S, DEADLINE_S, block_until
 
 pytestmark = pytest.mark.integration
 ITERATIONS = 4
@@ -138,4 +138,4 @@ def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):
     assert process.returncode != 0
     assert "RuntimeError: rank 1 fails alone" in output
     assert "in __call__" in output, "the traceback leads to where it was raised"
-    assert ended - float(mark.read_text()) < 30
+    assert ended - float(mark.read_text()) < DEADLINE_S

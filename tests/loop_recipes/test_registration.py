@@ -1,5 +1,6 @@
 """The hook that makes our recipes known to `tune`: it appends once, survives anything, and imports nothing heavy."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -42,3 +43,26 @@ def test_the_hook_imports_nothing_heavy():
         "heavy = {'torch', 'torchtune', 'transformers', 'vllm'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=COMMAND_S)
+
+
+def test_only_a_tune_run_whose_threads_would_spin_is_started_again():
+    tune = ["/venv/bin/python", "/venv/bin/tune", "run", "loop_appworld"]
+    assert registration.starts_again(tune, b"HOME=/root\0OMP_NUM_THREADS=2\0")
+    for variable in (b"OMP_WAIT_POLICY=passive", b"OMP_WAIT_POLICY=active", b"GOMP_SPINCOUNT=0", b"OMP_NUM_THREADS=1"):
+        assert not registration.starts_again(tune, b"HOME=/root\0" + variable + b"\0")
+    for other in (
+        ["python"],
+        ["python", "-c", "import torch"],
+        ["python", "/venv/bin/tune", "ls"],
+        ["python", "train.py"],
+    ):
+        assert not registration.starts_again(other, b"")
+
+
+def test_every_program_below_ours_waits_passively():
+    program = (
+        "import loop_recipes, sys; assert 'torch' not in sys.modules; import os; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "passive\n"

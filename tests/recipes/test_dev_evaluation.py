@@ -53,7 +53,7 @@ class ScriptedSource(ReplaySource):
             raise StopRequested
         if short(request) == self.fails_in:
             end = CollectionEnd("failed", 3, 0, 0, {"environment": 3}, 0.0)
-            raise CollectionFailed(f"collection {request.id} failed: dev_4 can reach 0 of the 1 rollouts", end)
+            raise CollectionFailed(f"collection {request.id} failed: 4 of 4 rollouts lost", end)
         if not parse_collection_id(request.id).dev:
             return super().read(request)
         assert (request.tasks, request.rollouts_per_task) == (DEV_TASKS, 1)
@@ -139,7 +139,7 @@ def test_a_score_that_a_stop_cut_off_is_waited_for_by_the_resumed_run(tmp_path, 
         *("publish 1", "publish 2", "start made-up-i0001-dev", "read made-up-i0001-dev"),
         "start made-up-i0003",
     ]
-    keys = ("iteration", "dev_iteration", "dev_success", "dev_reward", "loss")
+    keys = ("iteration", "dev_iteration", "dev_success", "dev_reward", "dev_lost", "loss")
     assert [[line[key] for key in keys] for line in after] == [[line[key] for key in keys] for line in whole]
     saved = [load_latest(each / "run/checkpoints", critic=False) for each in (tmp_path / "whole", folder)]
     assert [state.state["best"] for state in saved] == [{"iteration": 1, "dev_success": 0.75}] * 2
@@ -168,12 +168,21 @@ def test_the_checkpoint_that_is_being_scored_is_kept(tmp_path, monkeypatch):
     assert sorted(kept) == ["iteration_0001", "iteration_0003"], "the best, and the last"
 
 
-def test_a_dev_task_that_fails_for_good_costs_a_score_and_not_the_run(tmp_path, monkeypatch, caplog):
+def test_the_run_s_last_line_keeps_the_score_of_the_policy_before_its_own(tmp_path, monkeypatch):
+    lines = run(tmp_path, monkeypatch, ScriptedSource(logs(tmp_path), [0, 3, 1]), 2, every=1)
+    assert [line["dev_iteration"] for line in lines] == [0, 2]
+    assert [line["dev_success"] for line in lines] == [0.0, 0.25]
+    assert (lines[1]["earlier_dev_iteration"], lines[1]["earlier_dev_success"]) == (1, 0.75)
+    assert (lines[1]["earlier_dev_reward"], lines[1]["earlier_dev_lost"]) == (0.875, 0)
+    assert not any(key.startswith("earlier") for key in lines[0])
+
+
+def test_an_evaluation_that_is_lost_altogether_costs_a_score_and_not_the_run(tmp_path, monkeypatch, caplog):
     source = ScriptedSource(logs(tmp_path), [0, 3, 1, 2], fails_in="made-up-i0001-dev")
     lines = run(tmp_path, monkeypatch, source, 3, every=1)
     assert [line.get("dev_success") for line in lines] == [0.0, None, 0.5]
     assert "this policy has no dev score: collection made-up-i0001-dev-" in caplog.text
-    assert "dev_4 can reach 0 of the 1 rollouts" in caplog.text
+    assert "4 of 4 rollouts lost" in caplog.text
 
 
 def test_an_update_is_saved_before_the_node_is_asked_for_anything(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 import eval_appworld
 from eval_appworld import EvalAppWorldRecipe
 from loop_recipes.config.files import extended, load_config
-from loop_recipes.evaluation.collect import EvaluationTimeout
+from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.config import find_policies, read_eval_config
 from rollout_server.run_files import adapter_digest
 from rollout_server.schema import ConfigError
@@ -150,50 +150,71 @@ async def test_an_interrupted_evaluation_goes_on_where_it_was(policy, tmp_path, 
         assert len(local.vllm.requests) == asked  # all was there, nothing was sampled again
 
 
-async def test_a_hopeless_task_is_retried_then_named(policy, tmp_path):
+def hopeless(node, target, status=400):
+    """A fault of the scripted vLLM: no request of the task to reach ``target`` is answered."""
+    wanted = node.node.tokens.encode_text(f"from 0 to {target}")
+
+    def fault(body):
+        ids = body["token_ids"]
+        return status if any(ids[i : i + len(wanted)] == wanted for i in range(len(ids))) else None
+
+    return fault
+
+
+async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_score(policy, tmp_path):
     async with local_node(policy, tmp_path / "node", publish=False) as local:
-        hopeless = local.node.tokens.encode_text("from 0 to 8")
-
-        def fault(body):
-            ids = body["token_ids"]
-            found = any(ids[i : i + len(hopeless)] == hopeless for i in range(len(ids)))
-            return 400 if found else None
-
-        local.vllm.fault = fault
+        local.vllm.fault = hopeless(local, 8)
         local.vllm.speak = lambda rng: solve(4)
-        cfg = config(policy, tmp_path, local.url, samplings=[{"temperature": 0.0, "runs": 1}], retries=1)
+        cfg = config(policy, tmp_path, local.url, samplings=[{"temperature": 0.0, "runs": 1}])
         results, report, markdown = reports(await asyncio.to_thread(run, cfg))
-        assert report["scores"][0]["tgc"]["mean"] == pytest.approx(100 / 6)
-        ((task, number, reason),) = report["scores"][0]["failed"]
+        score = report["scores"][0]
+        assert score["tgc"]["mean"] == pytest.approx(100 / 5), "one of the five that there are"
+        assert score["bounds"]["tgc"] == pytest.approx([100 / 6, 200 / 6])
+        ((task, number, reason),) = score["lost"]
         assert (task, number) == ("reach4_3", 0)
         assert "server_error" in reason
-        assert f"base, T=0: {task}, run 0:" in markdown
+        assert (
+            "base, T=0: 1 of 6 rollouts lost; had they all failed or all succeeded, TGC 20.0 would be 16.7 to 33.3"
+            in (markdown)
+        )
+        assert f"lost: base, T=0: {task}, run 0: server_error:" in markdown
+        assert "0 and 1 rollouts lost" not in markdown
+        assert "1 and 1 rollouts lost, compared on 5 tasks" in markdown
         assert [line["failure"] is None for line in results if line["task_id"] == task] == [False, False]
+        logs = [path for path in (tmp_path / "node/collections").glob("eval-base-*.meta.jsonl")]
+        attempts = [path.read_text().count('{"failure"') for path in logs]
+        assert sorted(attempts) == [1, 3], "three attempts, and one more at the end"
         # The same command tries it again, and only it.
         local.vllm.fault = lambda body: None
         asked = len(local.vllm.requests)
         _, report, _ = reports(await asyncio.to_thread(run, cfg))
-        assert report["scores"][0]["failed"] == []
+        assert (report["scores"][0]["lost"], report["scores"][0]["bounds"]) == ([], None)
         assert len(local.vllm.requests) == asked + 2
 
 
-async def test_several_nodes_share_the_tasks(policy, tmp_path):
-    """A task that they cannot do is named, and what else they did is kept."""
+async def test_where_everything_is_lost_there_is_no_score(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        local.vllm.fault = lambda body: 400
+        cfg = config(policy, tmp_path, local.url, samplings=[{"temperature": 0.0, "runs": 1}])
+        with pytest.raises(NoScore, match=r"no score of base, T=0: 6 of 6 rollouts lost \(server_error 6\), such as"):
+            await asyncio.to_thread(run, cfg)
+        assert not (tmp_path / "evaluation/report.json").exists()
+        local.vllm.fault = lambda body: None
+        _, report, _ = reports(await asyncio.to_thread(run, cfg))
+        assert report["scores"][0]["lost"] == [], "started again, it is tried again"
+
+
+async def test_several_nodes_share_the_tasks_and_what_is_played_again(policy, tmp_path):
+    """What one node cannot do another may; what none can do is named, and what else they did is kept."""
     async with (
         local_node(policy, tmp_path / "west", publish=False) as west,
         local_node(policy, tmp_path / "east", publish=False) as east,
     ):
-        hopeless = west.node.tokens.encode_text("from 0 to 8")
-
-        def fault(body):
-            ids = body["token_ids"]
-            return 400 if any(ids[i : i + len(hopeless)] == hopeless for i in range(len(ids))) else None
-
         for node in (west, east):
             node.vllm.speak = lambda rng: solve(4)
-            node.vllm.fault = fault
+            node.vllm.fault = hopeless(node, 8)
         urls = f"{west.url},{east.url}"
-        cfg = config(policy, tmp_path, urls, policies=[{"name": "base"}], samplings=[{"runs": 2}], retries=0)
+        cfg = config(policy, tmp_path, urls, policies=[{"name": "base"}], samplings=[{"runs": 2}], retries=1)
         results, report, _ = reports(await asyncio.to_thread(run, cfg))
         for node in (west, east):
             assert node.vllm.requests
@@ -201,12 +222,28 @@ async def test_several_nodes_share_the_tasks(policy, tmp_path):
         sound = [line["rollout_id"] for line in results if line["failure"] is None]
         assert len(sound) == 10
         assert any("-2of2/" in rollout_id for rollout_id in sound)
-        assert {task for task, _, _ in report["scores"][0]["failed"]} == {"reach4_3"}
+        assert {task for task, _, _ in report["scores"][0]["lost"]} == {"reach4_3"}
         for node in (west, east):
             node.vllm.fault = lambda body: None
         results, report, _ = reports(await asyncio.to_thread(run, cfg))
-        assert report["scores"][0]["failed"] == []
+        assert report["scores"][0]["lost"] == []
         assert set(sound) < {line["rollout_id"] for line in results}
+
+
+async def test_a_node_that_loses_all_its_share_is_helped_by_the_other(policy, tmp_path):
+    async with (
+        local_node(policy, tmp_path / "west", publish=False) as west,
+        local_node(policy, tmp_path / "east", publish=False) as east,
+    ):
+        for node in (west, east):
+            node.vllm.speak = lambda rng: solve(4)
+        west.vllm.fault = lambda body: 400
+        cfg = config(
+            policy, tmp_path, f"{west.url},{east.url}", policies=[{"name": "base"}], samplings=[{"runs": 1}], retries=2
+        )
+        results, report, _ = reports(await asyncio.to_thread(run, cfg))
+        assert len(report["scores"][0]["lost"]) < 3, "the three that it lost are dealt to both"
+        assert sum(line["failure"] is None for line in results) > 3
 
 
 async def test_the_base_model_is_served_by_an_adapter_without_effect(policy, tmp_path):

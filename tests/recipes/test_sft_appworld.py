@@ -18,7 +18,7 @@ from loop_recipes.learner.learner import Learner
 from loop_recipes.learner.preferences import ReturnPairs
 from loop_recipes.learner.run_metrics import MACHINE_KEYS
 from loop_recipes.learner.stored_critic import load_turn_critic
-from rollout_server.ids import branch_id, dev_id, evaluation_id, share_id, single_task_id
+from rollout_server.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
 from rollout_server.schema import ConfigError
 from sft_appworld import SftAppWorldRecipe
 from support.small_runs import sft_config
@@ -187,7 +187,7 @@ def test_a_runs_folder_is_learned_from_without_its_scores_and_branches(tmp_path)
         dev_id("made-up", 1, "[]"),
         share_id(dev_id("made-up", 2, "[]"), 1, 2),
         evaluation_id("after", "[]"),
-        single_task_id(evaluation_id("after", "[]"), "reach3_1"),
+        replay_id(evaluation_id("after", "[]"), "reach3_1"),
         branch_id("made-up-i0001", "[]"),
     ]
     for name in names:

@@ -11,7 +11,7 @@ import urllib.parse
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollout_server import app
+from agent_environments import http_server
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import Progress
@@ -283,6 +283,19 @@ def test_no_node_is_one_clear_error():
         RolloutClient("localhost:8700", TOKEN)
 
 
+async def test_a_node_that_gives_up_says_why_to_everybody_who_waits(running):
+    running.node.failure = "no vLLM server is left: 3 times in a row: vllm-0 ended: ValueError: no such model"
+    assert (await running.call(running.client.status))["status"] == "failed"
+    with pytest.raises(NodeUnreachable, match=r"gave up: no vLLM server is left: .*ValueError: no such model"):
+        await running.call(running.client.wait_ready, DEADLINE_S)
+    for call in (lambda: running.client.tasks("train"), lambda: list(running.client.rollouts("c1"))):
+        with pytest.raises(
+            RolloutNodeError, match=r"gave up: no vLLM server is left: .*ValueError: no such model"
+        ) as refused:
+            await running.call(call)
+        assert refused.value.status == 500
+
+
 def test_waiting_ends_when_the_node_died():
     def dead():
         raise RuntimeError("the node died")
@@ -377,7 +390,7 @@ def test_port_in_use_ends_in_one_line(yaml):
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_a_connection_on_which_nothing_is_asked_is_closed(policy, tmp_path, monkeypatch, asks):
-    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.2)
     async with local_node(policy, tmp_path / "node", publish=False) as running:
         parts = urllib.parse.urlsplit(running.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

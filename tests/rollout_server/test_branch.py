@@ -7,6 +7,7 @@ import random
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
+from agent_environments.protocol import EnvironmentTimeout
 from rollout_server.branch import Branch
 from rollout_server.client import RolloutNodeError
 from rollout_server.collection_request import CollectionRequest, Limits
@@ -136,6 +137,24 @@ async def test_a_world_that_answers_otherwise_is_refused(running):
     assert len(running.vllm.requests) - asked == sum(len(rollout.turns) for rollout in rollouts)
     metrics = running.node.metrics.render().decode()
     assert 'rollout_episode_failures_total{reason="branch_differs"} 4.0' in metrics
+
+
+async def test_a_stored_action_that_takes_too_long_is_refused_once(running, monkeypatch):
+    parent, _ = await collect_long(running)
+    step = CounterEnvironment.step
+
+    async def slow(environment, action):
+        if len(environment.__dict__.setdefault("steps", [])) == 1:
+            raise EnvironmentTimeout("the code ran too long")
+        environment.steps.append(action)
+        return await step(environment, action)
+
+    monkeypatch.setattr(CounterEnvironment, "step", slow)
+    rollouts, end = await running.collect(branching(Branch.of(parent, [3])))
+    assert (rollouts, end.reason, end.failures, end.lost) == ([], "complete", {}, [])
+    assert end.refused == {
+        "b1/reach8_1/0.0": f"turn 1 of {parent.rollout_id} now takes too long: the code ran too long"
+    }
 
 
 async def test_refusals_are_kept_over_a_restart(policy, tmp_path):

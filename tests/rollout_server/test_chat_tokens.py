@@ -1,6 +1,8 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from agent_environments.protocol import Message
@@ -99,3 +101,28 @@ def test_tokenizer_whose_marks_text_can_spell_is_refused(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match="text could forge turns"):
         ChatTokens(tmp_path)
+
+
+PIECES = st.sampled_from(
+    ["word ", "x", " ", "=", "\n", "é", "\u0301", "你", "aB3$", "counter.add(3)\n", "\U0001f600", "🇩🇪"]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.lists(PIECES, min_size=1, max_size=4), st.integers(1, 3000)), max_size=4), st.data())
+def test_what_is_said_to_overfill_does(tokens, runs, data):
+    texts = ["".join(pieces) * times for pieces, times in runs]
+    count = sum(len(tokens.encode_text(text)) for text in texts)
+    assert not tokens.overfill(texts, count)
+    most = data.draw(st.integers(0, count + 1))
+    assert not tokens.overfill(texts, most) or count > most
+
+
+def test_whether_a_text_of_megabytes_fits_is_found_in_its_first_pages(tokens, monkeypatch):
+    encoded = []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    for text in ("word " * 1_400_000, "x" * 7_000_000, " " * 7_000_000, "=" * 7_000_000, "你" * 2_000_000):
+        encoded.clear()
+        assert tokens.overfill([text], 1000)
+        assert sum(encoded) < 300_000

@@ -1,17 +1,24 @@
 """What `rollout-server` does to its own process before it serves, and its commands on a node that runs."""
 
+import asyncio
+import io
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
+from rich.console import Console
 
+from rollout_server import cli
 from rollout_server.cli import DEFAULT_TOKEN_ENV, main
+from rollout_server.client import RolloutClient
+from rollout_server.config import node_url
 from rollout_server.node_process import NodeProcess
 from rollout_server.run_files import node_address
 from support.counter_node import TOKEN, counter_request
-from support.waiting import wait_until
+from support.waiting import DEADLINE_S, wait_until
 
 LIMITED = """
 import logging, resource, sys
@@ -26,9 +33,9 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "said"),
     [
-        (128, 3000, 1856, ""),
+        (128, 3000, 2368, ""),
         (2500, 3000, 2500, ""),
-        (128, 1000, 1000, "at most 1000 files may be open, and 100 episodes may need 1856: "),
+        (128, 1000, 1000, "at most 1000 files may be open, and 100 episodes may need 2368: "),
     ],
 )
 def test_the_limit_of_open_files_is_raised_to_what_the_episodes_need(soft, hard, raised, said):
@@ -58,12 +65,79 @@ async def test_status_says_who_uses_a_version_and_cancel_ends_its_use(running, p
         await said("cancel", "c2")
 
 
-async def test_a_node_at_all_addresses_is_found_from_other_machines_and_by_its_owner(running, tmp_path):
-    config = replace(running.node.config, root=str(tmp_path / "open"), host="0.0.0.0")
+@pytest.mark.parametrize(
+    ("host", "written", "for_its_owner"),
+    [
+        ("0.0.0.0", socket.gethostname(), "127.0.0.1"),
+        ("::", socket.gethostname(), "[::1]"),
+        ("::1", "[::1]", "[::1]"),
+    ],
+)
+async def test_a_node_is_found_from_other_machines_and_by_its_owner(running, tmp_path, host, written, for_its_owner):
+    if ":" in host and not has_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    config = replace(running.node.config, root=str(tmp_path / "open"), host=host)
     process = NodeProcess(config, tmp_path, TOKEN)
     try:
         await running.call(process.start)
-        port = int(process.url.removeprefix("http://127.0.0.1:"))
-        assert node_address(tmp_path / "open") == f"http://{socket.gethostname()}:{port}"
+        assert node_address(tmp_path / "open") == process.url.replace(for_its_owner, written)
+        client = RolloutClient(process.url, TOKEN)
+        assert (await running.call(client.wait_ready, DEADLINE_S, process.check))["status"] == "ok"
     finally:
         await running.call(process.stop)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1", "node-3"])
+def test_the_address_of_a_node_is_one_that_its_client_takes(host):
+    url = node_url(host, 8700)
+    assert (urlsplit(url).hostname, urlsplit(url).port) == (host, 8700)
+    RolloutClient(url, TOKEN)
+
+
+class FailingNode:
+    """As much of a node as its program needs to see it fail."""
+
+    def __init__(self, start_error=None):
+        self.failure = None
+        self.stopped = False
+        self._start_error = start_error
+
+    async def start(self):
+        if self._start_error is not None:
+            raise self._start_error
+
+    async def until_given_up(self):
+        if self._start_error is not None:
+            await asyncio.Event().wait()
+        self.failure = "no vLLM server is left: vllm-0 ended"
+
+    async def stop(self):
+        self.stopped = True
+
+
+@pytest.mark.parametrize(
+    ("start_error", "said"),
+    [
+        (None, r"^rollout-server: no vLLM server is left: vllm-0 ended$"),
+        (TimeoutError(), r"^rollout-server: TimeoutError\(\) in start \(.*test_cli.py:\d+\)$"),
+        (KeyError("users"), r"^rollout-server: KeyError\('users'\) in start \(.*test_cli.py:\d+\)$"),
+        (RuntimeError("two\nlines"), r"^rollout-server: two lines$"),
+    ],
+)
+def test_a_node_that_ends_by_itself_says_why_in_one_line(monkeypatch, start_error, said):
+    monkeypatch.setattr(cli, "FAREWELL_S", 0.0)
+    node = FailingNode(start_error)
+    quiet = Console(file=io.StringIO())
+    monkeypatch.setattr(cli, "_serve", lambda arguments: asyncio.run(cli._until_stopped(node, quiet)))
+    with pytest.raises(SystemExit, match=said):
+        main([])
+    assert node.stopped
+    assert node.failure is not None

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from rollout_server import client as client_module
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.collection_request import CollectionEnd, Progress
+from support.counter_node import counter_request
 from support.random_policy import write_adapter
 from support.small_runs import stored_rollout
 
@@ -120,7 +121,130 @@ async def test_a_node_that_stays_unready_is_not_called_absent(node):
         await asyncio.to_thread(client.status)
 
 
+@pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
+async def test_what_says_nothing_against_a_request_is_asked_again(node, status):
+    answers = iter([status, status, 200])
+
+    async def handle(request):
+        if request.path == "/v1/status":
+            return web.json_response({"running": 1})
+        return web.json_response({"id": "c", "state": "open"}, status=next(answers))
+
+    client = RolloutClient(await node(handle), "token")
+    assert await asyncio.to_thread(client.cancel, "c") == "open"
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 500, 507])
+async def test_what_the_same_request_would_meet_again_is_final(node, status):
+    asked = []
+
+    async def handle(request):
+        asked.append(request)
+        return web.json_response({"error": "no"}, status=status)
+
+    client = RolloutClient(await node(handle), "token")
+    with pytest.raises(RolloutNodeError, match="rollout node: no") as refused:
+        await asyncio.to_thread(client.cancel, "c")
+    assert (refused.value.status, len(asked)) == (status, 1)
+
+
+@pytest.mark.parametrize("body", ["<html>", "[1]", "null", "[" * 100_000])
+async def test_a_success_that_is_no_answer_of_a_node_is_one_line(node, body):
+    async def handle(request):
+        return web.Response(text=body)
+
+    client = RolloutClient(await node(handle), "token")
+    for call in (client.status, lambda: client.cancel("c"), lambda: client.tasks("train")):
+        with pytest.raises(RolloutNodeError, match=r"answers 200 and no JSON; is it a rollout node\?"):
+            await asyncio.to_thread(call)
+    with pytest.raises(NodeUnreachable, match="is it a rollout node"):
+        await asyncio.to_thread(client.wait_ready, 0.0)
+
+
+async def test_a_full_node_is_waited_for_while_it_works_and_no_longer(node, monkeypatch):
+    """A search over a thousand tasks asks for more collections at once than a node opens."""
+    monkeypatch.setattr(client_module, "FULL_S", 0.3)
+    room, opened, waiting = 64, [], 500
+
+    async def handle(request):
+        nonlocal waiting, room
+        if request.path == "/v1/status":
+            waiting = max(0, waiting - 1)
+            room += waiting % 10 == 0 and waiting > 0
+            return web.json_response({"open_collections": 64, "running": 6, "waiting": waiting})
+        collection = (await request.json())["id"]
+        if len(opened) >= room:
+            return web.json_response({"error": "64 collections are open; end some"}, status=429)
+        opened.append(collection)
+        return web.json_response({"id": collection, "state": "open"})
+
+    client = RolloutClient(await node(handle), "token", reconnect_s=0.1)
+    for number in range(100):
+        await asyncio.to_thread(client.start_collection, counter_request(f"c{number}"))
+    assert opened == [f"c{number}" for number in range(100)]
+    room, waiting = 0, 0
+    with pytest.raises(NodeUnreachable, match="64 collections are open"):
+        await asyncio.to_thread(client.start_collection, counter_request("late"))
+
+
+async def test_the_token_is_in_no_message(node, caplog):
+    caplog.set_level(logging.DEBUG)
+
+    async def handle(request):
+        return web.json_response({"error": "no"}, status=403)
+
+    said = []
+    for url in (await node(handle), "http://127.0.0.1:9"):
+        client = RolloutClient(url, "t0ken", reconnect_s=0.0)
+        for call in (client.status, lambda c=client: c.wait_ready(0.0), lambda c=client: list(c.rollouts("c"))):
+            try:
+                await asyncio.to_thread(call)
+            except (RolloutNodeError, NodeUnreachable) as error:
+                said.append(repr(error))
+    assert len(said) == 6
+    assert "t0ken" not in "".join(said) + caplog.text
+
+
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8700", "ftp://node", "http://", "http://node:port"])
 def test_a_url_of_another_kind_is_refused(url):
     with pytest.raises(ValueError, match="must look like http://host:port"):
         RolloutClient(url, "token")
+
+
+async def test_a_node_that_moves_while_it_starts_is_waited_for_and_one_that_does_not_is_not(node):
+    asked, told = [], []
+
+    async def handle(request):
+        asked.append(request)
+        if len(asked) == 7:
+            return web.json_response({"status": "ok", "policy_versions": [3]})
+        report = {
+            "status": "starting",
+            "waits_for": [f"vllm-0 starts, for {len(asked)} s"],
+            "moved": min(len(asked), 9),
+        }
+        return web.json_response(report, status=503)
+
+    client = RolloutClient(await node(handle), "token")
+    client.told = told.append
+    assert (await asyncio.to_thread(client.wait_ready, 0.0))["policy_versions"] == [3]
+    assert told == [f"is starting; vllm-0 starts, for {count} s" for count in range(1, 7)]
+    with pytest.raises(NodeUnreachable, match=r"is starting; vllm-0 starts, for \d+ s after 0 s; see its log"):
+        await asyncio.to_thread(client.wait_ready, 0.0)
+
+
+async def test_a_refused_call_is_repeated_while_what_it_waits_for_moves(node):
+    asked, told = [], []
+
+    async def handle(request):
+        asked.append(request)
+        if len(asked) == 7:
+            return web.json_response({"status": "fine"})
+        return web.json_response({"error": "vllm-0 starts", "moved": min(len(asked), 9)}, status=503)
+
+    client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
+    client.told = told.append
+    assert await asyncio.to_thread(client.status) == {"status": "fine"}
+    assert told == ["rollout node: vllm-0 starts"] * 6
+    with pytest.raises(NodeUnreachable, match="is not ready after 0 s: rollout node: vllm-0 starts; see its log"):
+        await asyncio.to_thread(client.status)

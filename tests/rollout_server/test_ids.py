@@ -6,10 +6,10 @@ from rollout_server.ids import (
     dev_id,
     evaluation_id,
     parse_collection_id,
+    replay_id,
     rollout_id,
     search_id,
     share_id,
-    single_task_id,
     training_id,
 )
 
@@ -47,7 +47,7 @@ PROTOCOL = '["a protocol"]'
             CollectionName("v7", evaluation=True, score="eval-v7-38d16ba024"),
         ),
         (
-            single_task_id(evaluation_id("v7", PROTOCOL), "692c77d_1"),
+            replay_id(evaluation_id("v7", PROTOCOL), "692c77d_1"),
             "eval-v7-38d16ba024-f6698e50",
             CollectionName("v7", evaluation=True, score="eval-v7-38d16ba024"),
         ),
@@ -64,9 +64,9 @@ def test_what_is_written_into_a_collections_id_is_read_from_it(collection_id, wr
 
 def test_a_task_asked_for_alone_has_an_id_of_its_own():
     evaluation = evaluation_id("v7", PROTOCOL)
-    alone = single_task_id(evaluation, "692c77d_1")
+    alone = replay_id(evaluation, "692c77d_1")
     assert alone.startswith(f"{evaluation}-")
-    assert alone != single_task_id(evaluation, "692c77d_2")
+    assert alone != replay_id(evaluation, "692c77d_2")
 
 
 def test_another_protocol_is_another_evaluation():

@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from agent_environments.counter import CounterPool
+from agent_environments.counter import CounterEnvironment, CounterPool
 from rollout_server.client import CollectionFailed, RolloutNodeError
 from rollout_server.collection_request import Limits
 from rollout_server.rollout import Rollout
 from rollout_server.schema import ConfigError
 from support.counter_node import counter_request, local_node, read_all
 from support.scripted_vllm import expected_logprob
-from support.waiting import wait_until
+from support.waiting import pass_time, wait_until
 
 
 def check(rollout, vllm):
@@ -92,14 +92,39 @@ async def test_context_limit_ends_the_episode(running):
         assert 1 < len(rollout.turns) < 40
 
 
-async def test_deadline_grades_what_there_is(running):
+async def test_an_agent_whose_actions_take_too_long_is_graded_at_its_deadline(running, monkeypatch):
     running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
-    running.vllm.answers = lambda body: running.vllm.turn(body) == 1
-    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=2.0)
+    step, acted = CounterEnvironment.step, set()
+
+    async def hangs_the_second_time(environment, action):
+        if environment in acted:
+            await asyncio.Event().wait()
+        acted.add(environment)
+        return await step(environment, action)
+
+    monkeypatch.setattr(CounterEnvironment, "step", hangs_the_second_time)
+    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=5.0)
     rollouts, end = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
     assert end.reason == "complete"
     assert {rollout.end_reason for rollout in rollouts} == {"deadline"}
-    assert [len(rollout.turns) for rollout in rollouts] == [1, 1, 1]
+    assert [[turn.failed for turn in rollout.turns] for rollout in rollouts] == [[False, True]] * 3
+
+
+async def test_turns_that_wait_for_a_busy_server_end_no_episode(running, monkeypatch):
+    """Each for longer than the agent's own time: the first was a server error, a later one ended the episode."""
+    sample = running.vllm.sample
+
+    async def slowly(body):
+        await pass_time(700.0)
+        return await sample(body)
+
+    monkeypatch.setattr(running.vllm, "sample", slowly)
+    running.vllm.speak = lambda rng: "```python\nadd(1)\n```"
+    limits = Limits(max_turns=3, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=600.0)
+    request = counter_request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits)
+    rollouts, end = await running.collect(request)
+    assert (end.reason, end.failures) == ("complete", {})
+    assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("turn_limit", 3)]
 
 
 async def test_early_stop_aborts_and_counts_the_rest(running):
@@ -150,15 +175,47 @@ async def test_an_attempt_that_ends_in_a_cancellation_of_nobodys_is_replaced(run
     assert (len(rollouts), end.reason, end.failures) == (12, "complete", {"environment_error": 2})
 
 
-async def test_unreachable_floor_fails_with_one_error(running):
+async def test_too_many_lost_fail_with_one_error_and_are_attempted_anew_when_asked_again(running):
     running.vllm.fault = lambda body: 400
-    with pytest.raises(CollectionFailed, match=r"can reach 3 of the 4.*server_error.*HTTP 400") as raised:
-        await running.call(collect_or_raise, running.client, counter_request(rollouts_per_task=4))
+    request = counter_request(rollouts_per_task=4, max_lost=1)
+    with pytest.raises(CollectionFailed, match=r"2 of 12 .* lost \(server_error 2\).*400.*, where 1 may be") as raised:
+        await running.call(collect_or_raise, running.client, request)
     assert raised.value.end.reason == "failed"
     assert "\n" not in str(raised.value)
     running.vllm.fault = lambda body: None
-    rollouts, end = await running.collect(counter_request(rollouts_per_task=4))
-    assert (end.reason, len(rollouts)) == ("complete", 12), "asked for again, it is taken up again"
+    rollouts, end = await running.collect(request)
+    assert (end.reason, len(rollouts), end.lost) == ("complete", 12, [])
+
+
+def asks_for(node, text):
+    """Whether a request's prompt holds ``text``."""
+    wanted = node.tokens.encode_text(text)
+    return lambda ids: any(ids[i : i + len(wanted)] == wanted for i in range(len(ids)))
+
+
+async def test_a_lost_rollout_is_told_and_stays_lost_over_a_restart(policy, tmp_path):
+    """The others are played to their end; one that is asked for again after a cancellation is attempted anew."""
+    async with local_node(policy, tmp_path / "node") as local:
+        hopeless, held = (asks_for(local.node, f"from 0 to {target}") for target in (8, 5))
+        local.vllm.fault = lambda body: 400 if hopeless(body["token_ids"]) else None
+        local.vllm.answers = lambda body: not held(body["token_ids"])
+        request = counter_request(rollouts_per_task=2)
+        await local.call(local.client.start_collection, request)
+        run = await local.node.collection("c1")
+        await wait_until(lambda: len(run.collector.lost) == 2)
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        rollouts, end = await local.collect(request)
+        assert (end.reason, len(rollouts), end.failures) == ("complete", 4, {})
+        assert {(lost.task_id, lost.index, lost.reason) for lost in end.lost} == {
+            ("reach8_1", index, "server_error") for index in range(2)
+        }
+        assert all("400" in lost.message for lost in end.lost)
+        assert await local.call(local.client.start_collection, request) == "complete", (
+            "a resumed run finds it as it was"
+        )
+        assert await local.call(local.client.cancel, "c1") == "cancelled"
+        rollouts, end = await local.collect(request)
+        assert (end.reason, len(rollouts), end.lost) == ("complete", 6, [])
 
 
 def collect_or_raise(client, request):
@@ -272,6 +329,46 @@ async def test_interrupted_collection_is_taken_up_again(policy, tmp_path):
         assert (tmp_path / "node" / "collections" / "c1.jsonl").read_bytes().startswith(before)
 
 
+class WithATypo(CounterEnvironment):
+    async def step(self, action):
+        return [][1]
+
+
+class PoolWithATypo(CounterPool):
+    async def acquire(self, episode_id):
+        await super().acquire(episode_id)
+        return WithATypo(self)
+
+
+async def test_an_environment_that_breaks_is_in_every_record_and_counted(policy, tmp_path):
+    typo = f"{__file__}:{WithATypo.step.__code__.co_firstlineno + 1}"
+    environment = {"name": f"{__name__}:PoolWithATypo", "config": {}}
+    async with local_node(policy, tmp_path / "node", environment=environment) as local:
+        rollouts, end = await local.collect(counter_request())
+        assert (end.reason, len(rollouts)) == ("complete", 12)
+        broke = {"where": "step", "what": f"IndexError: list index out of range ({typo})"}
+        assert all(rollout.broke == broke for rollout in rollouts)
+        assert b"rollout_broken_episodes_total 12.0" in local.node.metrics.render()
+
+
+class EndsLikeACancelledAttempt(CounterPool):
+    """Its places are taken in the task of the attempt itself."""
+
+    async def acquire(self, episode_id):
+        if episode_id.endswith(".0"):
+            if "reach3_1" in episode_id:
+                raise GeneratorExit
+            asyncio.current_task().cancel()
+        return await super().acquire(episode_id)
+
+
+async def test_an_attempt_that_nobody_ended_leaves_a_trace(policy, tmp_path):
+    environment = {"name": f"{__name__}:EndsLikeACancelledAttempt", "config": {}}
+    async with local_node(policy, tmp_path / "node", environment=environment) as local:
+        rollouts, end = await local.collect(counter_request())
+        assert (end.reason, len(rollouts), end.failures) == ("complete", 12, {"environment_error": 12})
+
+
 async def test_second_node_on_the_same_root_is_refused(running, policy):
     with pytest.raises(ConfigError, match="another rollout node is using"):
         async with local_node(policy, running.node.root):
@@ -295,3 +392,14 @@ async def test_end_survives_a_restart(policy, tmp_path):
         again, same_end = await local.call(read_all, local.client, "c1")
         assert (again, same_end) == (rollouts, end)
         assert not local.vllm.requests
+
+
+async def test_more_collections_than_are_open_at_once_come_one_after_the_other(running, monkeypatch):
+    monkeypatch.setattr("rollout_server.node.MAX_OPEN_COLLECTIONS", 2)
+    monkeypatch.setattr("rollout_server.client.RETRY_PAUSE_S", 0.01)
+    requests = [counter_request(f"c{number}") for number in range(8)]
+    for request in requests:
+        await running.call(running.client.start_collection, request)
+    for request in requests:
+        rollouts, end = await running.call(read_all, running.client, request.id)
+        assert (len(rollouts), end.reason) == (12, "complete")

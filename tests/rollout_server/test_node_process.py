@@ -1,11 +1,14 @@
-"""A rollout node as a child: what is said of one that ended."""
+"""A rollout node as a child: what is said of one that ended, and whose address is believed."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from rollout_server.config import EnvironmentConfig, ModelConfig, NodeConfig
 from rollout_server.node_process import NodeDied, NodeProcess
+from rollout_server.run_files import NODE_ADDRESS, node_address
+from support.counter_node import TOKEN
 
 
 def test_a_node_that_died_is_not_explained_by_what_an_earlier_one_said(tmp_path, monkeypatch):
@@ -21,3 +24,21 @@ def test_a_node_that_died_is_not_explained_by_what_an_earlier_one_said(tmp_path,
             process.start()
         assert said in str(died.value)
         assert "choose another port" not in str(died.value)
+
+
+async def test_a_refused_child_leaves_the_address_of_the_node_that_runs(running, tmp_path):
+    """And takes no dead node's address for its own: there is none until it listens itself."""
+    config = replace(running.node.config, root=str(tmp_path / "root"))
+    stale = tmp_path / "root" / NODE_ADDRESS
+    stale.parent.mkdir()
+    stale.write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
+    first, second = (NodeProcess(config, tmp_path / name, TOKEN) for name in ("first", "second"))
+    try:
+        await running.call(first.start)
+        assert first.url != "http://127.0.0.1:9"
+        with pytest.raises(NodeDied, match=r"another rollout node is using .*root; stop it or choose another root"):
+            await running.call(second.start)
+        assert node_address(tmp_path / "root") == first.url
+    finally:
+        await running.call(first.stop)
+    assert node_address(tmp_path / "root") is None

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
+from agent_environments.http_server import Site
 from rollout_server.app import build_runner
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import CollectionFailed, RolloutClient
@@ -80,7 +79,7 @@ async def local_node(policy: Path, root: Path, publish: bool = True, **changes: 
     node = Node(from_mapping(NodeConfig, json.loads(json.dumps(config))))
     runner = build_runner(node, TOKEN, shutdown_timeout_s=0.5)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await Site(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     node.listens_at(url)
     try:

@@ -9,12 +9,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+
+ENGINE_DEATH = """\
+(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:1512]   File "core.py", line 1, in run
+(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:1512]     raise self._exception
+(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:1512] RuntimeError: Unsupported CPU attention: head_dim=16
+(APIServer pid=9) ERROR 11-25 22:09:19 [async_llm.py:906] AsyncLLM output_handler failed.
+(APIServer pid=9) ERROR 11-25 22:09:19 [async_llm.py:906] Traceback (most recent call last):
+(APIServer pid=9) ERROR 11-25 22:09:19 [async_llm.py:906]     raise self._format_exception(outputs) from None
+(APIServer pid=9) ERROR 11-25 22:09:19 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore \
+encountered an issue. See stack trace (above) for the root cause.
+(APIServer pid=9) INFO 11-25 22:09:19 [launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP server"""
+"""What vLLM 0.32 writes when its engine dies of a request."""
 
 
 def prompt_logprob(folder: Path) -> float:
@@ -110,7 +125,7 @@ class FakeVllm:
         body = await request.json()
         self.seen.append(body)
         token_ids, sampling = body["token_ids"], body["sampling_params"]
-        if body["model"] not in self.loaded:
+        if body["model"] not in (*self.loaded, "base"):
             return web.json_response({"error": {"message": f"The model {body['model']} does not exist."}}, status=404)
         if self.mode == "error":
             return web.json_response({"error": {"message": "EngineCore encountered an issue."}}, status=500)
@@ -124,7 +139,9 @@ class FakeVllm:
             request.transport.abort()
             return web.Response()
         if sampling.get("prompt_logprobs") is not None:
-            value = float("-9999") if self.mode == "poisoned" else prompt_logprob(self.loaded[body["model"]])
+            folder = self.loaded.get(body["model"])
+            value = -1.0 if folder is None else prompt_logprob(folder)
+            value = float("-9999") if self.mode == "poisoned" else value
             rows = [None, *({str(token): {"logprob": value}} for token in token_ids[1:])]
             return web.json_response({"choices": [], "prompt_logprobs": rows})
         try:
@@ -146,6 +163,18 @@ class FakeVllm:
         usage = {"prompt_tokens": len(token_ids), "prompt_tokens_details": cached}
         return web.json_response({"choices": [choice], "usage": usage})
 
+    async def die(self, _: web.Request) -> web.Response:
+        """End as vLLM does whose engine dies of a request."""
+        print(ENGINE_DEATH, flush=True)
+        os._exit(0)
+
+    async def spin(self, _: web.Request) -> web.Response:
+        """Answer, but only after a second of work in which nothing else is answered."""
+        until = time.process_time() + 1.0
+        while time.process_time() < until:
+            pass
+        return web.Response()
+
     async def sample(self, body: dict) -> Sampled | web.Response:
         """What this request samples."""
         prompt, most = body["token_ids"], body["sampling_params"]["max_tokens"]
@@ -156,7 +185,7 @@ class FakeVllm:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--misbehave", choices=["exit", "never ready", "ignore SIGTERM"])
+    parser.add_argument("--misbehave", choices=["exit", "never ready", "slow start", "slow answers", "die of requests"])
     arguments, _ = parser.parse_known_args()
     # As vLLM has engine processes: one that changes session and would outlive a plain kill.
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
@@ -166,7 +195,15 @@ def main() -> None:
         sys.exit(3)
     if arguments.misbehave == "never ready":
         asyncio.run(asyncio.sleep(600))
-    web.run_app(FakeVllm().app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
+    fake = FakeVllm()
+    if arguments.misbehave == "slow start":
+        asyncio.run(fake.spin(None))
+        asyncio.run(fake.spin(None))
+    if arguments.misbehave == "slow answers":
+        fake.health = fake.spin
+    if arguments.misbehave == "die of requests":
+        fake.generate = fake.die
+    web.run_app(fake.app(), host="127.0.0.1", port=arguments.port, print=None, handle_signals=True)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ class Episode:
             case ["fork"]:
                 child = subprocess.Popen(["sleep", "3600"])
                 return Step(str(child.pid), done=False)
+            case ["lose-child", marker]:
+                if not Path(marker).exists():
+                    Path(marker).touch()
+                    subprocess.Popen(["sleep", "3600"]).kill()
+                    raise ConnectionError("the child does not answer")
+                self._value += 1
             case ["count"]:
                 return Step(str(MADE), done=False)
             case ["environment"]:
@@ -83,6 +89,14 @@ class FakeWorld:
     def start(self, task: str) -> Episode:
         global MADE
         MADE += 1
+        match task.split():
+            case ["hang"]:
+                time.sleep(3600)
+            case ["compute-until", marker]:
+                Path(f"{marker}-is-awaited").touch()
+                while not Path(marker).exists():
+                    pass
+                task = "to_3"
         return Episode(int(task.removeprefix("to_")))
 
     def expert(self, task: str) -> list[str]:

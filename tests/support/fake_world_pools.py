@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_environments.losses import Losses
 from agent_environments.remote.line import Line, RequestFailed
 from agent_environments.worlds.pool import WorldKind, WorldPool
 from agent_environments.worlds.workers.worker_loop import Worker
@@ -34,7 +35,7 @@ class _Call(Line):
     alive = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Losses())
         self._worker = Worker(FakeWorld())
 
     async def _round_trip(self, request: Mapping[str, Any]) -> dict[str, Any]:

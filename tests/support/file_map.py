@@ -11,7 +11,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs" / "file_map.md"
-FOLDERS = ("recipes", "rollout_server", "agent_environments", "appworld_adapter", "benchmarks")
+FOLDERS = ("recipes", "rollout_server", "agent_environments", "appworld_adapter", "benchmarks", "experiments")
 HEAD = """# File map
 
 ```bash

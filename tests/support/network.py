@@ -43,6 +43,10 @@ class Network:
         """Keep all connections, and carry nothing more."""
         self._flows.clear()
 
+    def flow(self) -> None:
+        """Carry again."""
+        self._flows.set()
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._down:
             writer.transport.abort()

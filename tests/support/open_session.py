@@ -1,10 +1,10 @@
 """A session of a running node, and OpenAI's client of it."""
 
-import time
 from typing import Any
 
 import openai
 
+from agent_environments.own_time import OwnTime
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collection_request import Limits
 from rollout_server.endpoint.session import Session
@@ -22,9 +22,8 @@ class OpenSession:
         request = counter_request(policy_mode="latest", limits=Limits(**{**bounds, **limits}))
         node = running.node
         sampler = PolicySampler(request.sampling, request.limits, 0, None, node._services)
-        deadline = time.monotonic() + DEADLINE_S
         self.url = running.url
-        self.session = Session("e", 7, request.limits, deadline, sampler, node.tokens)
+        self.session = Session("e", 7, request.limits, OwnTime(DEADLINE_S), sampler, node.tokens)
         self.key = node.sessions.open(self.session)
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import struct
 import sys
@@ -21,6 +22,8 @@ SIGKILL = 9
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FIOASYNC, FIOSETOWN = 0x80086601, 0x40086602, 0x5452, 0x8901
 F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
 O_PATH = 0o10000000
+FUTEX, FSTAT = {"x86_64": 202, "aarch64": 98}, {"x86_64": 5, "aarch64": 80}
+FUTEX_WAKE, MADV_PAGEOUT = 1, 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,12 +45,13 @@ def new_call(number: int, *arguments: Any) -> int:
 
 
 def attempts(told: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """Rows A2 to A8, by name."""
+    """By name."""
     path = told["secret"].encode()
     victim = told["victim"]
     buffer = ctypes.create_string_buffer(4096)
     library = os.open(os.__file__, os.O_RDONLY)  # what agent code may open anyway
     acl = struct.pack("<IHHIHHIHHI", 2, 1, 0, 2**32 - 1, 4, 0, 2**32 - 1, 32, 0, 2**32 - 1)
+    page = ctypes.c_void_p(id(object) & -mmap.PAGESIZE)
     xattr_args = struct.pack("<QII", ctypes.addressof(ctypes.create_string_buffer(acl)), len(acl), 0)
 
     def signal_by_pipe() -> None:
@@ -99,6 +103,10 @@ def attempts(told: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "A6 lease": lambda: fcntl.fcntl(library, 1024, fcntl.F_RDLCK),
         "A8 POSIX timers": posix_timers,
         "A8 timerfd": lambda: c("timerfd_create", 0, 0),
+        "a shared futex": lambda: c("syscall", FUTEX[os.uname().machine], page, FUTEX_WAKE, 1, None, None, 0),
+        "a shared mapping of a library": lambda: mmap.mmap(library, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ),
+        "an emptied page cache": lambda: c("madvise", page, ctypes.c_size_t(mmap.PAGESIZE), MADV_PAGEOUT),
+        "when a library was last read": lambda: c("syscall", FSTAT[os.uname().machine], library, buffer),
         "a pipe, whose memory is counted for the user": os.pipe,
     }
 

@@ -20,6 +20,15 @@ async def wait_until(holds: Callable[[], object], deadline_s: float = DEADLINE_S
         await asyncio.sleep(0.01)
 
 
+async def pass_time(seconds: float) -> None:
+    """Have the running event loop's clock jump, and let what waited for a time before that have its turn."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 def block_until(holds: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     """Return when ``holds()``; fails the test after the deadline."""
     give_up = time.monotonic() + deadline_s

@@ -36,10 +36,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
+
+CHILD_DEATH_SHOWS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ class Worker:
         try:
             return {"ok": operations[request["op"]](request)}
         except Exception as error:  # of the world, which may be any: the client decides what it means
+            if killed_child():
+                os.kill(os.getpid(), signal.SIGKILL)  # this is no error of the world's, but the machine's doing
             return {"error": f"{type(error).__name__}: {error}"[:1000]}
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +124,19 @@ class Worker:
         if episode is not None:
             episode.close()
         return {}
+
+
+def killed_child() -> bool:
+    """Whether a child, such as a Java machine, got a SIGKILL. It is seen a moment after its pipes have ended."""
+    give_up = time.monotonic() + CHILD_DEATH_SHOWS_S
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        if ended is not None or time.monotonic() > give_up:
+            return ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status == signal.SIGKILL
+        time.sleep(0.05)
 
 
 def serve(world_class: Callable[[], World]) -> None:

@@ -5,7 +5,9 @@ reasoning (arXiv 2410.01679): the credit of a turn is the value of the state aft
 from __future__ import annotations
 
 import logging
+import math
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +18,7 @@ from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.learner.batching import Sample
 from rollout_server.branch import Branch
 from rollout_server.client import CollectionFailed
-from rollout_server.collection_request import CollectionRequest
+from rollout_server.collection_request import CollectionRequest, losses
 from rollout_server.rollout import Rollout
 
 logger = logging.getLogger(__name__)
@@ -52,17 +54,20 @@ def credits_in_parts(
     rollouts: Sequence[Rollout],
     how: Mapping[int, HowToSample],
     unfinished: Return,
+    deadline_s: float,
 ) -> dict[str, list[float]] | None:
     """:func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
 
     Args:
         ask: :meth:`~loop_recipes.collecting.shared_source.SharedSource.ask`. It is asked for some rollouts at a time,
-            since the other ranks wait for each answer, and no longer than for a collection.
+            since the other ranks wait for each answer.
+        deadline_s: longest time for each of them, as long as for a collection.
     """
     parts = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
     credits: dict[str, list[float]] = {}
     for part, ahead in zip(parts, [*parts[1:], []], strict=True):
-        found = ask(partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead))
+        work = partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead)
+        found = ask(partial(work, deadline_s=deadline_s))
         if found is None:
             return None
         credits |= found
@@ -75,17 +80,23 @@ def branch_credits(
     how: Mapping[int, HowToSample],
     unfinished: Return,
     ahead: Sequence[Rollout] = (),
+    deadline_s: float = math.inf,
 ) -> dict[str, list[float]]:
     """Credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
 
-    Rollouts that cannot be branched (of several sequences, or text alone) have none, nor have those whose
-    continuations failed.
+    Rollouts that cannot be branched (of several sequences, or text alone) have none, nor have those none of whose
+    continuations could be had.
 
     Args:
         source: of a node that serves the versions that sampled.
         how: by that version; its continuations are played for every turn.
         ahead: rollouts whose continuations are asked for already, so that the node has work when these are done.
+        deadline_s: longest time to wait for all of them together.
+
+    Raises:
+        NoRollouts: the deadline passed.
     """
+    give_up = time.monotonic() + deadline_s
     fit = _fit(rollouts)
     requests = _requests(fit, how)
     for request in [*requests, *_requests(_fit(ahead), how)]:
@@ -93,12 +104,17 @@ def branch_credits(
     played: dict[tuple[str, int], list[Rollout]] = {}
     for request in requests:
         try:
-            played |= read_continuations(source, request).rollouts
+            left = max(0.0, give_up - time.monotonic())
+            made = read_continuations(source, request, left)
         except CollectionFailed as error:
             logger.warning("%s; the turns of its rollouts share their advantage evenly", error)
+            continue
+        played |= made.rollouts
+        if made.lost:
+            logger.warning("continuations of %s: %s", request.id, losses(made.lost, request.episodes))
 
     def value(rollout: Rollout, turn: int) -> float | None:
-        found = played[rollout.rollout_id, turn]
+        found = played.get((rollout.rollout_id, turn))
         return statistics.fmean(_return(each, unfinished) for each in found) if found else None
 
     return {
@@ -106,7 +122,7 @@ def branch_credits(
             [value(rollout, turn) for turn in _numbers(rollout)], _return(rollout, unfinished)
         )
         for rollout in fit
-        if all((rollout.rollout_id, turn) in played for turn in _numbers(rollout))
+        if any(played.get((rollout.rollout_id, turn)) for turn in _numbers(rollout))
     }
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loop_recipes.collecting.source import CollectionSource
 from rollout_server.branch import Branch
-from rollout_server.collection_request import CollectionRequest, Limits, Sampling
+from rollout_server.collection_request import CollectionRequest, Limits, LostRollout, Sampling
 from rollout_server.ids import branch_id
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import meta_path, read_lines
@@ -37,10 +38,12 @@ class HowToSample:
 
 @dataclass(frozen=True)
 class Continuations:
-    """What became of a request: by (rollout id, turn), the rollouts that went on there, and how many were refused."""
+    """What became of a request: by (rollout id, turn), the rollouts that went on there, and how many were refused; and
+    what was lost."""
 
     rollouts: dict[tuple[str, int], list[Rollout]]
     refused: dict[tuple[str, int], int]
+    lost: list[LostRollout]
 
 
 def continuation_request(branches: Sequence[Branch], how: HowToSample) -> CollectionRequest:
@@ -77,18 +80,28 @@ def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[Collec
     return [continuation_request(part, how) for part in parts]
 
 
-def read_continuations(source: CollectionSource, request: CollectionRequest) -> Continuations:
-    """Wait for a collection that was started; raises what the source raises."""
-    collected = source.read(request)
+def read_continuations(
+    source: CollectionSource, request: CollectionRequest, deadline_s: float = math.inf
+) -> Continuations:
+    """Wait for a collection that was started, ``deadline_s`` at most; raises what the source raises."""
+    collected = source.read(request, deadline_s)
     rollouts: defaultdict[tuple[str, int], list[Rollout]] = defaultdict(list)
     for rollout in collected.rollouts:
         assert rollout.branch_of is not None, "every item of the request is a branch"
         rollouts[rollout.branch_of.rollout_id, rollout.branch_of.turns].append(rollout)
     points = [(branch.rollout_id, point.turns) for branch in request.branches for point in branch.points]
+    starts = {
+        (item.task_id, index): (item.start.origin.rollout_id, item.start.origin.turns)
+        for item in request.items()
+        if item.start is not None
+        for index in item.indices
+    }
+    lost = Counter(starts[each.task_id, each.index] for each in collected.end.lost)
     return Continuations(
         rollouts={point: sorted(rollouts[point], key=lambda rollout: rollout.index) for point in points},
-        # The floors are all of them, so what is missing was refused.
-        refused={point: request.rollouts_per_task - len(rollouts[point]) for point in points},
+        # The floors are all of them, so what is missing and not lost was refused.
+        refused={point: request.rollouts_per_task - len(rollouts[point]) - lost[point] for point in points},
+        lost=collected.end.lost,
     )
 
 

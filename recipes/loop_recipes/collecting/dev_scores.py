@@ -16,8 +16,7 @@ def dev_scores(source: CollectionSource, request: CollectionRequest) -> dict[str
     """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None when the run was asked to stop.
 
     A task is solved as in `eval_appworld`: by an episode that the agent ended itself. An episode of several sequences
-    counts once. Where the attempts at a task failed for good, there are no figures: those of the other tasks could not
-    be compared with the scores of other policies.
+    counts once. A lost rollout is in no figure but ``dev_lost``; where all are lost there are no figures.
     """
     try:
         collected = collect(source, request)
@@ -30,4 +29,5 @@ def dev_scores(source: CollectionSource, request: CollectionRequest) -> dict[str
     return {
         "dev_reward": rollout_metrics(collected.rollouts)["reward"],
         "dev_success": sum(rollout.solved for rollout in firsts) / len(firsts),
+        "dev_lost": len(collected.end.lost),
     }

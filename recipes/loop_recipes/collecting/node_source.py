@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,9 +12,10 @@ from typing import Any
 from tqdm import tqdm
 
 from loop_recipes.collecting.source import Collected, NoRollouts
+from loop_recipes.collecting.waiting import Waiting
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import RolloutClient, RolloutNodeError
-from rollout_server.collection_request import CollectionRequest, Progress
+from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
 from rollout_server.node_process import NodeProcess
 from rollout_server.rollout import Rollout
 
@@ -51,7 +54,19 @@ class NodeSource:
         return self._client.health()
 
     def wait_ready(self) -> list[int]:
-        return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+        with self._waiting("waiting for the rollout node to be ready"):
+            return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Say for what, for how long, and what the node says of it."""
+        before = self._client.told
+        with Waiting(what) as waiting:
+            self._client.told = waiting.told
+            try:
+                yield
+            finally:
+                self._client.told = before
 
     def check_vocabulary(self, size: int) -> None:
         """
@@ -72,7 +87,8 @@ class NodeSource:
         return listing.dataset, list(listing.tasks)
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        self._client.publish_policy(version, folder, canary)
+        with self._waiting(f"publishing policy version {version}"):
+            self._client.publish_policy(version, folder, canary)
 
     def retire(self, version: int) -> None:
         try:
@@ -84,28 +100,31 @@ class NodeSource:
     def start(self, request: CollectionRequest) -> None:
         self._client.start_collection(request)
 
-    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress]:
-        """Each rollout of a started collection as it finishes and, in between, the collection's progress.
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
+        """Each rollout of a started collection as it finishes, in between the collection's progress, and its end.
 
         Raises:
-            CollectionFailed: the floors could not be reached; raised after the last rollout.
+            CollectionFailed: it failed or was cancelled; raised after the last rollout.
         """
-        return iter(self._client.rollouts(request.id))
+        stream = self._client.rollouts(request.id)
+        yield from stream
+        assert stream.end is not None, "the stream is over"
+        yield stream.end
 
-    def read(self, request: CollectionRequest) -> Collected:
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
         """Wait for a collection that was started; also raises the client's errors.
 
         Raises:
             NoRollouts: a rollout came twice, or the deadline passed.
             StopRequested: see the class.
         """
-        started = time.monotonic()
+        started, longest = time.monotonic(), min(deadline_s, self._deadline_s)
         rollouts: dict[str, Rollout] = {}
         stream = self._client.rollouts(request.id)
         with tqdm(total=request.floor_total, desc="collecting", leave=False, disable=None, mininterval=1.0) as bar:
             for event in stream:
                 if isinstance(event, Progress):
-                    bar.set_postfix(running=event.running, waiting=event.waiting, failed=event.failed)
+                    bar.set_postfix(running=event.running, waiting=event.waiting, failed=event.failed, lost=event.lost)
                 elif event.rollout_id in rollouts:
                     raise NoRollouts(f"rollout {event.rollout_id} was delivered twice")
                 else:
@@ -113,13 +132,17 @@ class NodeSource:
                     bar.update(event.segment == 0)
                 if self._stop_requested():
                     raise StopRequested
-                if time.monotonic() - started > self._deadline_s:
+                if time.monotonic() - started > longest:
                     raise NoRollouts(
                         f"collection {request.id} had {bar.n} of {request.floor_total} rollouts after "
-                        f"{self._deadline_s:.0f} s (collection.deadline_s)"
+                        f"{longest:.0f} s (collection.deadline_s)"
                     )
         assert stream.end is not None, "the stream is over"
         return Collected(list(rollouts.values()), stream.end, time.monotonic() - started)
+
+    def cancel(self, request: CollectionRequest) -> None:
+        """Have what a collection lost attempted anew when it is asked for again."""
+        self._client.cancel(request.id)
 
     def close(self) -> None:
         if self._node is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from loop_recipes.collecting.replay_source import ReplaySource
 from loop_recipes.collecting.several_nodes import SeveralNodes
 from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.config.loop_config import RolloutSourceConfig
-from loop_recipes.config.rollout_node import RolloutNodeConfig
+from loop_recipes.config.rollout_node import RolloutNodeConfig, read_token
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import RolloutClient
 from rollout_server.node_process import NodeProcess
@@ -52,7 +51,7 @@ def open_nodes(
         NodeDied: the node that was launched ended at once.
     """
     # A node of our own needs no secret that somebody has to know.
-    token = os.environ.get(config.token_env) or secrets.token_hex(16)
+    token = read_token(config.token_env) or secrets.token_hex(16)
 
     def node_source(url: str, stop: Callable[[], bool], child: NodeProcess | None = None) -> NodeSource:
         def alive() -> None:

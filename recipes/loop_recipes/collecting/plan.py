@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -102,7 +103,12 @@ class CollectionPlan:
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
             environment_turns=self.environment_horizons(iteration),
         )
+        request = self.with_loss_limit(request)
         return replace(request, id=training_id(self._name, iteration, _protocol(request, adapter)))
+
+    def with_loss_limit(self, request: CollectionRequest) -> CollectionRequest:
+        """The request with ``max_lost_share`` of this config, also where it was asked for under another."""
+        return replace(request, max_lost=math.floor(self._config.max_lost_share * request.episodes))
 
     def evaluation(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest | None:
         """One greedy (or as configured) rollout of every dev task by the policy that stands after ``iteration`` (0:
@@ -138,7 +144,7 @@ class CollectionPlan:
 
 
 def _protocol(request: CollectionRequest, adapter: str) -> str:
-    return json.dumps([request.to_dict(), adapter], sort_keys=True)
+    return json.dumps([request.protocol(), adapter], sort_keys=True)
 
 
 def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -60,7 +61,7 @@ class ReplaySource:
     def start(self, request: CollectionRequest) -> None:
         pass
 
-    def read(self, request: CollectionRequest) -> Collected:
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
         """The log of the request's iteration.
 
         Raises:

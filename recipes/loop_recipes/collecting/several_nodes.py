@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from loop_recipes.collecting.source import Collected, NoRollouts
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.branch import Branch
 from rollout_server.client import CollectionFailed
-from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
+from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress, too_many_lost
 from rollout_server.ids import share_id
 from rollout_server.rollout import Rollout
 
@@ -27,7 +28,7 @@ class SeveralNodes:
 
     All nodes hold the same base model and dataset and are given every policy version. Each ends its share of a
     collection by itself, so the floors of early stop hold for each share and therefore for the whole. A node that fails
-    ends the collection, as a single node would.
+    ends the collection, as a single node would, and so do losses that are too many for the whole of it.
 
     Args:
         open_node: makes the source of one node, given its URL and what to ask whether to stop waiting.
@@ -89,8 +90,9 @@ class SeveralNodes:
         shares = split_request(request, len(self._nodes))
         self._each(lambda node, share: node.start(share), shares)
 
-    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress]:
-        """As of a single node, one share after the other: a node works on its own while another's share is read.
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
+        """As of a single node, one share after the other, each with its end: a node works on its own while another's
+        share is read.
 
         Raises:
             CollectionFailed: a share failed; raised after the rollouts of every share.
@@ -105,13 +107,18 @@ class SeveralNodes:
         if failure is not None:
             raise failure
 
-    def read(self, request: CollectionRequest) -> Collected:
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
         """All shares of a collection that was started. Raises what a single node's source raises."""
         shares = split_request(request, len(self._nodes))
-        parts = self._each(lambda node, share: node.read(share), shares)
+        parts = self._each(lambda node, share: node.read(share, deadline_s), shares)
+        end = merge_ends([part.end for part in parts])
+        if too_many := too_many_lost(end.lost, request):
+            # No share had too many: each has ended well, and would be found so by whoever asks again.
+            self._each(lambda node, share: node.cancel(share), shares)
+            raise CollectionFailed(f"collection {request.id} failed: {too_many}", end)
         return Collected(
             rollouts=[rollout for part in parts for rollout in part.rollouts],
-            end=merge_ends([part.end for part in parts]),
+            end=end,
             seconds_waiting=max(part.seconds_waiting for part in parts),
         )
 
@@ -152,19 +159,24 @@ def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequ
     of nodes is another collection."""
     wanted = [*request.tasks, *request.branches]
     nodes = min(nodes, len(wanted))
-    return [
-        dataclasses.replace(
-            request,
-            id=share_id(request.id, index + 1, nodes),
-            tasks=[item for item in wanted[index::nodes] if isinstance(item, str)],
-            branches=[item for item in wanted[index::nodes] if isinstance(item, Branch)],
+    shares = []
+    for index in range(nodes):
+        tasks = [item for item in wanted[index::nodes] if isinstance(item, str)]
+        shares.append(
+            dataclasses.replace(
+                request,
+                id=share_id(request.id, index + 1, nodes),
+                tasks=tasks,
+                max_lost=request.most_lost,  # of the whole: a node may lose all of its share
+                branches=[item for item in wanted[index::nodes] if isinstance(item, Branch)],
+                only={task_id: request.only[task_id] for task_id in tasks if task_id in request.only},
+            )
         )
-        for index in range(nodes)
-    ]
+    return shares
 
 
 def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
-    """How the whole collection ended, of shares that all reached their floors."""
+    """How the whole collection ended, of shares none of which failed."""
     failures: Counter[str] = Counter()
     by_task: Counter[str] = Counter()
     for end in ends:
@@ -178,5 +190,6 @@ def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
         failures=dict(failures),
         failures_by_task=dict(by_task),
         refused={rollout_id: why for end in ends for rollout_id, why in end.refused.items()},
+        lost=[lost for end in ends for lost in end.lost],
         seconds=max(end.seconds for end in ends),
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop_recipes.collecting.source import CollectionSource
+from loop_recipes.collecting.source import CollectionSource, NoRollouts, read_what_there_is
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collection_request import CollectionRequest, Limits, Sampling
 from rollout_server.ids import search_id
@@ -103,14 +103,15 @@ def search(
     """Sample until everything is solved, attempts or rollouts are spent, or ``out_of_time`` before a round.
 
     The solved rollouts are in ``out/collections/<collection>.jsonl`` after each round, one log for each of its requests
-    that solved something.
+    that solved something. A lost rollout is one that solved nothing.
 
     Raises:
+        NoRollouts: everything was lost.
         Exception: what the source raises; see :data:`~loop_recipes.collecting.source.SOURCE_ERRORS`.
     """
     solved: dict[float, set[str]] = {temperature: set() for temperature in wanted.temperatures}
     found = Found(0, len(wanted.tasks) * len(solved), 0, 0)
-    asked = 0
+    asked = had = 0
     for attempt in range(1, wanted.attempts + 1):
         requests = wanted.round(solved, attempt, asked)
         if not requests or out_of_time():
@@ -119,11 +120,15 @@ def search(
             source.start(request)
         for request in requests:
             asked += len(request.tasks)
-            successes = [rollout for rollout in source.read(request).rollouts if rollout.reward >= 1.0]
+            rollouts = read_what_there_is(source, request)
+            had += len(rollouts)
+            successes = [rollout for rollout in rollouts if rollout.reward >= 1.0]
             solved[request.sampling.temperature] |= {rollout.task_id for rollout in successes}
             if successes:
                 ordered = sorted(successes, key=lambda rollout: (rollout.episode_id, rollout.segment))
                 write_rollouts(out / COLLECTIONS, request.id, ordered)
+        if not had:
+            raise NoRollouts(f"all of the {asked} rollouts asked for are lost; the warnings say why")
         tasks = len(set().union(*solved.values()))
         found = Found(attempt, found.wanted, sum(map(len, solved.values())), tasks)
         on_round(found)

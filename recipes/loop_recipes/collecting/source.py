@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from loop_recipes.collecting.broken import EnvironmentBroke, broken_lines, broken_rollouts
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
-from rollout_server.collection_request import RARE_FAILURES, CollectionEnd, CollectionRequest, failures_warning
+from rollout_server.collection_request import (
+    RARE_FAILURES,
+    CollectionEnd,
+    CollectionRequest,
+    failures_warning,
+    losses,
+    too_many_lost,
+)
 from rollout_server.node_process import NodeDied
 from rollout_server.rollout import Rollout, by_episode
 
@@ -21,7 +31,10 @@ class NoRollouts(RuntimeError):
     """Rollouts are missing or invalid; the message says why."""
 
 
-SOURCE_ERRORS = (NoRollouts, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
+SMALLEST_GROUP = 2
+"""Rollouts that a task must have to be learned from: one has nothing to be compared with."""
+
+SOURCE_ERRORS = (NoRollouts, EnvironmentBroke, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
 """What a source raises when it cannot deliver; each message is for the user."""
 
 
@@ -35,11 +48,16 @@ class Collected:
 
     def metrics(self) -> dict[str, float]:
         """What ``metrics.jsonl`` says about the collection itself."""
+        left = Counter(rollout.task_id for rollout in self.rollouts if rollout.segment == 0)
+        tasks = left.keys() | {lost.task_id for lost in self.end.lost}
         return {
+            "lost_rollouts": len(self.end.lost),
+            "tasks_left_out": sum(left[task_id] < SMALLEST_GROUP for task_id in tasks),
             "dropped_rollouts": self.end.dropped,
             "failed_attempts": sum(self.end.failures.values()),
             "failed_attempts_worst_task": max(self.end.failures_by_task.values(), default=0),
             "ungradable_rollouts": sum(r.ungradable is not None for r in self.rollouts if r.segment == 0),
+            "broken_rollouts": len(broken_rollouts(self.rollouts)),
             "seconds_collecting": self.end.seconds,
             "seconds_waiting": self.seconds_waiting,
         }
@@ -54,7 +72,7 @@ class Collected:
     def unpack(cls, data: Mapping[str, Any]) -> Collected:
         """The inverse of :meth:`pack`, but for the texts."""
         rollouts = [Rollout.from_dict(record) for record in data["rollouts"]]
-        return cls(rollouts, CollectionEnd(**data["end"]), data["seconds_waiting"])
+        return cls(rollouts, CollectionEnd.from_dict(data["end"]), data["seconds_waiting"])
 
 
 class CollectionSource(Protocol):
@@ -84,8 +102,8 @@ class CollectionSource(Protocol):
         """Ask for a collection without waiting; asking again is harmless."""
         ...
 
-    def read(self, request: CollectionRequest) -> Collected:
-        """Wait for a collection that was started."""
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
+        """Wait for a collection that was started, ``deadline_s`` at most where that is less than the source's own."""
         ...
 
     def close(self) -> None:
@@ -100,7 +118,17 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
         collected = source.read(request)
     except StopRequested:
         return None
+    except CollectionFailed as error:
+        if request.max_lost is None or too_many_lost(error.end.lost, request) is None:
+            raise
+        cure = (
+            "mend what the reasons name (a node's collections/*.meta.jsonl has all of them) and start again with "
+            "resume_from_checkpoint=True, or raise collection.max_lost_share"
+        )
+        raise CollectionFailed(f"{error}; {cure}", error.end) from error
     end, rollouts = collected.end, len(by_episode(collected.rollouts))
+    if end.lost:
+        logger.warning("collection %s goes on with what it has: %s", request.id, losses(end.lost, request.episodes))
     if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
         logger.warning("collection %s: %s", request.id, warning)
     ungradable = collected.metrics()["ungradable_rollouts"]
@@ -111,7 +139,36 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
             ungradable,
             rollouts,
         )
+    for line in broken_lines(collected.rollouts):
+        logger.warning("collection %s: %s", request.id, line)
     return collected
+
+
+def read_what_there_is(source: CollectionSource, request: CollectionRequest) -> list[Rollout]:
+    """Wait for a collection that was started; its rollouts, none where all are lost. Raises what the source raises."""
+    try:
+        collected = source.read(request)
+        rollouts, lost = collected.rollouts, collected.end.lost
+    except CollectionFailed as error:
+        if too_many_lost(error.end.lost, request) is None:
+            raise
+        rollouts, lost = [], error.end.lost
+    if lost:
+        logger.warning("collection %s: %s", request.id, losses(lost, request.episodes))
+    return rollouts
+
+
+def in_groups(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those of tasks with at least :data:`SMALLEST_GROUP` episodes.
+
+    Raises:
+        NoRollouts: there are none.
+    """
+    sizes = Counter(rollout.task_id for rollout in rollouts if rollout.segment == 0)
+    kept = [rollout for rollout in rollouts if sizes[rollout.task_id] >= SMALLEST_GROUP]
+    if not kept:
+        raise NoRollouts(f"none of {len(sizes)} tasks has {SMALLEST_GROUP} rollouts to compare")
+    return kept
 
 
 def check_versions(rollouts: Sequence[Rollout], oldest: int, newest: int) -> None:

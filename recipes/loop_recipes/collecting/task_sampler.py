@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_environments.mixed import check_environments, environment_of
+from appworld_adapter.dataset import scenario_of
 
 
 class TaskSampler:
@@ -39,7 +40,7 @@ class TaskSampler:
         drawn: Counter[str] = Counter()
 
         def nth_of_its_scenario(task: str) -> int:
-            scenario = task.rpartition("_")[0]  # another environment's ids may have none: then nothing is reordered
+            scenario = scenario_of(task)
             drawn[scenario] += 1
             return drawn[scenario]
 

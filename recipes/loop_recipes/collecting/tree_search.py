@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loop_recipes.collecting.branching import HowToSample, branch_requests
-from loop_recipes.collecting.source import CollectionSource
+from loop_recipes.collecting.source import CollectionSource, NoRollouts, read_what_there_is
 from loop_recipes.collecting.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
 from loop_recipes.collecting.turn_tree import TURNS_OF_A_STATE, State, TurnTree
 from rollout_server.branch import Branch
@@ -69,6 +69,7 @@ class TreeSearch:
 
         Raises:
             ValueError: the file of pairs is none.
+            NoRollouts: every first rollout was lost.
             Exception: what the source raises; see :data:`~loop_recipes.collecting.source.SOURCE_ERRORS`.
         """
         with PairBuffer(folder / PAIRS_FILE) as buffer:  # opened first: damage is said before anything is sampled
@@ -78,6 +79,10 @@ class TreeSearch:
                 known[rollout.rollout_id] = rollout
                 tree = trees[rollout.task_id]
                 tree.add(tree.root, rollout.rollout_id, turns_of(rollout), rollout.reward)
+            if not known:
+                raise NoRollouts("every first rollout is lost; the warnings say why")
+            for tree in trees.values():
+                tree.root.closed = not tree.root.sampled  # nothing can go on from rollouts that are lost
             for iteration in range(self.iterations):
                 states = {task_id: state for task_id, tree in trees.items() if (state := tree.select()) is not None}
                 if not states:
@@ -98,7 +103,7 @@ class TreeSearch:
         known: dict[str, Rollout],
         iteration: int,
     ) -> None:
-        """One rollout from each of ``states``; one that is refused closes its state."""
+        """One rollout from each of ``states``; one that is refused or lost closes its state."""
         branches = [Branch.of(known[state.sampled[0].rollout_id], [state.turn]) for state in states.values()]
         how = dataclasses.replace(self.how, continuations=1, seed=self.how.seed + iteration)
         waiting = dict(states)
@@ -127,5 +132,5 @@ class TreeSearch:
         """The rollouts of all requests in an order that does not depend on which ended first."""
         for request in requests:
             source.start(request)
-        rollouts = [rollout for request in requests for rollout in source.read(request).rollouts]
+        rollouts = [rollout for request in requests for rollout in read_what_there_is(source, request)]
         return sorted(rollouts, key=lambda rollout: (rollout.task_id, rollout.index))

@@ -9,6 +9,7 @@ as :mod:`~loop_recipes.collecting.turn_pairs` keeps it, with the critic's advant
 from __future__ import annotations
 
 import dataclasses
+import logging
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,11 @@ from loop_recipes.collecting.branching import HowToSample, branch_requests, read
 from loop_recipes.collecting.source import CollectionSource
 from loop_recipes.collecting.turn_pairs import TurnPair, turns_of
 from rollout_server.branch import Branch
+from rollout_server.client import CollectionFailed
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.rollout import Rollout
+
+logger = logging.getLogger(__name__)
 
 Turn = tuple[str, int]
 """A turn of a stored rollout: its id, and the turn's number in the episode, from 0."""
@@ -49,18 +53,31 @@ def sample_candidates(
     requests: Sequence[CollectionRequest],
     on_request: Callable[[CollectionRequest], None] = lambda request: None,
 ) -> dict[Turn, list[Rollout]]:
-    """The candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise has none.
+    """The candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise, or that lost
+    them all, has none.
 
     What the node has on disk is not sampled again. Raises what the source raises.
+
+    Raises:
+        CollectionFailed: everything was lost.
     """
     for request in requests[:2]:
         source.start(request)
     candidates: dict[Turn, list[Rollout]] = {}
+    failure: CollectionFailed | None = None
     for number, request in enumerate(requests):
-        candidates |= read_continuations(source, request).rollouts
+        try:
+            candidates |= read_continuations(source, request).rollouts
+        except CollectionFailed as error:
+            if not error.end.lost:
+                raise
+            logger.warning("%s", error)
+            failure = error
         on_request(request)
         if number + 2 < len(requests):
             source.start(requests[number + 2])
+    if failure is not None and not any(candidates.values()):
+        raise failure
     return candidates
 
 

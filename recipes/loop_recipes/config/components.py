@@ -9,6 +9,7 @@ from typing import Any
 
 from torchtune import config
 
+from agent_environments.breakage import told
 from rollout_server.config import as_config
 from rollout_server.schema import ConfigError, nearest
 
@@ -39,6 +40,8 @@ def check_component(
         signature = inspect.signature(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # of a module of the user's own
+        raise ConfigError(f"{path}._component_: {name!r} cannot be imported: {told(error)}") from error
     parameters = signature.parameters.values()
     known = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     arguments = {key: value for key, value in component.items() if key != "_component_"}

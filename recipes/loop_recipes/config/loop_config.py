@@ -86,6 +86,11 @@ class CollectionConfig:
     """``pinned`` samples a whole episode from one policy version, ``latest`` takes the newest one at every turn."""
     deadline_s: PositiveFloat = 7200.0
     """Seconds until a collection must have ended."""
+    max_lost_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
+    """The run ends when a larger share of an iteration's rollouts is lost, that is when all attempts at them failed
+    through no fault of the agent. It is below half, so that there is always something to learn from."""
+    max_broken_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """An iteration ends the run if the environment itself broke in a larger share of its episodes. 1 never does."""
 
     def __post_init__(self) -> None:
         most, least = self.rollouts_per_task, self.min_rollouts_per_task

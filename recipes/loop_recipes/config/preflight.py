@@ -20,7 +20,7 @@ from appworld_adapter.dataset import load_split
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
-from loop_recipes.paths import METRICS_FILE
+from loop_recipes.paths import METRICS_FILE, loop_package
 from rollout_server.base_model import BaseModel
 from rollout_server.config import HIGHEST_RANK, NodeConfig
 from rollout_server.policies.adapter_check import check_adapter
@@ -114,7 +114,7 @@ def port_problem(node: NodeConfig) -> str | None:
     """Why the node could not listen at its port on this machine, in the system's words; None if it could."""
     if node.port == 0:
         return None
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in node.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((node.host, node.port))
@@ -190,11 +190,9 @@ def _built(path: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -
 
 def _check_checkpoint_files(config: LearnerConfig) -> None:
     folder = Path(config.checkpointer["checkpoint_dir"])
-    require(
-        (folder / "config.json").is_file(),
-        f"checkpointer.checkpoint_dir {folder} holds no config.json; download the model there (tune download) or, for "
-        "the tiny policy, run `make warm-start`",
-    )
+    shipped = folder.resolve() == loop_package("tiny_policy").resolve()
+    cure = "run `make warm-start`" if shipped else "download it (tune download), or run the warm start that makes it"
+    require((folder / "config.json").is_file(), f"checkpointer.checkpoint_dir {folder} holds no config.json; {cure}")
     try:
         BaseModel.read(folder)
     except ValueError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
+from agent_environments.secret import read_secret
 from rollout_server.config import NodeConfig
-from rollout_server.schema import STRICT, require
+from rollout_server.schema import STRICT, ConfigError, require
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -22,7 +21,8 @@ class RolloutNodeConfig:
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token; a launched node needs none."""
     start_deadline_s: PositiveFloat = 600.0
-    """Seconds until the node must be ready, at the beginning and after it was restarted."""
+    """Seconds without a sign of life after which a node that is not ready is given up, at the beginning and after it
+    was restarted. One that is slow is waited for; its own deadlines are in ``config``."""
     config: NodeConfig | None = None
     """The node that ``launch`` and ``loop-launch rollout-node`` start."""
 
@@ -46,4 +46,16 @@ def check_token(variable: str) -> None:
     Raises:
         ConfigError: the environment variable ``variable`` does not hold the token of a node that runs elsewhere.
     """
-    require(os.environ.get(variable), f"the environment variable {variable} must hold the rollout node's bearer token")
+    require(read_token(variable), f"the environment variable {variable} must hold the rollout node's bearer token")
+
+
+def read_token(variable: str) -> str:
+    """As :func:`~agent_environments.secret.read_secret`.
+
+    Raises:
+        ConfigError: no HTTP header can carry it.
+    """
+    try:
+        return read_secret(variable)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Runs an evaluation on rollout nodes: one collection per policy and way of sampling, resumable, with named failures.
+"""Runs an evaluation on rollout nodes: one collection per policy and way of sampling, resumable, with named losses.
 
 Every rollout that arrives becomes a line of ``journal.jsonl`` at once, so an evaluation that is started again with the
 same config asks only for what is missing; the node, too, finds again what it has under the collection's id.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,14 +18,32 @@ from typing import Any, Protocol
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
 from rollout_server.client import CollectionFailed
-from rollout_server.collection_request import CollectionRequest, Limits, Progress, Sampling
-from rollout_server.ids import evaluation_id, single_task_id
+from rollout_server.collection_request import (
+    CollectionEnd,
+    CollectionRequest,
+    Limits,
+    LostRollout,
+    Progress,
+    Sampling,
+    losses,
+    too_many_lost,
+)
+from rollout_server.ids import evaluation_id, replay_id
 from rollout_server.rollout import Rollout
 from rollout_server.run_files import append_to, to_json, writing
 
 
 class EvaluationTimeout(RuntimeError):
     """The rollouts did not come within ``deadline_s``; what came is kept."""
+
+
+class NoScore(RuntimeError):
+    """Nothing came of a cell: there is nothing to score, and trying again would be in vain."""
+
+    @classmethod
+    def of(cls, cell: Cell, why: str) -> NoScore:
+        """``why``: what was lost, in one line."""
+        return cls(f"no score of {cell.label}: {why}; mend that and start the same evaluation again")
 
 
 @dataclass(frozen=True)
@@ -84,12 +103,13 @@ def evaluation_request(
 class ResultStore:
     """``journal.jsonl``: one line per attempt, {"cell": collection id, "policy", "sampling", ...TaskResult}.
 
-    Lines are kept whatever the config becomes; only those of the cells asked for are used. A recorded failure is
-    ignored, and so is a line that is no result: starting the evaluation again tries those tasks again.
+    Lines are kept whatever the config becomes; only those of the cells asked for are used. A lost rollout is only
+    counted, and a line that is no result is ignored: starting the evaluation again plays those again.
     """
 
     def __init__(self, path: Path) -> None:
         self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
+        self._losses: Counter[tuple[str, str, int]] = Counter()
         self._path = path
         append_to(path).close()
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -98,7 +118,9 @@ class ResultStore:
                 cell, result = data["cell"], TaskResult.from_dict(data)
             except (ValueError, TypeError, KeyError):
                 continue
-            if result.failure is None:
+            if result.lost:
+                self._losses[cell, result.task_id, result.run] += 1
+            else:
                 self._results.setdefault(cell, {})[result.task_id, result.run] = result
 
     def add(self, cell: Cell, result: TaskResult) -> bool:
@@ -121,6 +143,10 @@ class ResultStore:
         known = self._results.get(cell.request.id, {})
         return [key for key in cell.expected if key not in known]
 
+    def times_lost(self, cell: Cell) -> int:
+        """How many earlier starts ended with a loss among what is missing: the most of any of them."""
+        return max((self._losses[cell.request.id, task, run] for task, run in self.missing(cell)), default=0)
+
 
 class Nodes(Protocol):
     """What an evaluation asks of the rollout node, or of several as of one."""
@@ -129,11 +155,12 @@ class Nodes(Protocol):
         """Ask for a collection without waiting; asking again is harmless."""
         ...
 
-    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress]:
-        """Each rollout of a started collection as it finishes and, in between, the collection's progress.
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
+        """Each rollout of a started collection as it finishes, in between the collection's progress, and its end, or
+        the end of each node's share.
 
         Raises:
-            CollectionFailed: not every rollout could be made; raised after the last one.
+            CollectionFailed: everything was lost, or it failed otherwise; raised after the last rollout.
         """
         ...
 
@@ -147,71 +174,80 @@ def run_cells(
     deadline_s: float,
     on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
 ) -> None:
-    """Fill the store with a result for every attempt of ``cells``, whose policy is served already.
+    """Fill the store with a result for every rollout of ``cells``, whose policy is served already.
 
-    All collections are started first, so that the last episodes of one overlap with the first of the next. A task whose
-    attempts keep failing is asked for again by itself, ``retries`` times, then recorded as failed.
+    All collections are started first, so that the last episodes of one overlap with the first of the next. What is lost
+    is played again at the end, all of it at once and over all nodes, ``retries`` times with one attempt each, and what
+    cannot be had then is recorded as lost.
 
     Raises:
+        NoScore: everything of a cell was lost.
         EvaluationTimeout: not done after ``deadline_s``.
+        CollectionFailed: a node's disk is full, or somebody cancelled a collection.
         RolloutNodeError, NodeUnreachable, NodeDied: of the nodes.
     """
     give_up = time.monotonic() + deadline_s
     waiting = [cell for cell in cells if store.missing(cell)]
+    lost: dict[str, dict[tuple[str, int], str]] = {cell.request.id: {} for cell in waiting}
+    for number in range(retries + 1):
+        asked = [(cell, _missing_again(cell, store, number) if number else cell.request) for cell in waiting]
+        for _, request in asked:
+            nodes.start(request)
+        for cell, request in asked:
+            found = _read(nodes, cell, request, store, give_up, on_result)
+            if found and not store.results(cell):
+                raise NoScore.of(cell, losses(found, request.episodes))
+            lost[cell.request.id] |= {(each.task_id, each.index): f"{each.reason}: {each.message}" for each in found}
+        waiting = [cell for cell in waiting if store.missing(cell)]
     for cell in waiting:
-        nodes.start(cell.request)
-    for cell in waiting:
-
-        def take(rollouts: Iterator[Rollout], cell: Cell = cell) -> None:
-            # The sequences of an episode follow each other. With the last it is stored, before another is asked for:
-            # that may raise.
-            sequences: list[Rollout] = []
-            for rollout in rollouts:
-                sequences.append(rollout)
-                if rollout.segment + 1 == rollout.segments:
-                    result = TaskResult.from_rollout(*sequences)
-                    sequences = []
-                    if store.add(cell, result):
-                        on_result(cell, result)
-
-        try:
-            take(_read(nodes, cell.request, give_up))
-        except CollectionFailed:
-            # One hopeless task ends its whole collection, so from here on every task has its own.
-            for task in dict.fromkeys(task for task, _ in store.missing(cell)):
-                failure = _retry_task(nodes, cell.request, task, retries, give_up, take)
-                for _, run in [key for key in store.missing(cell) if key[0] == task]:
-                    result = TaskResult(task_id=task, run=run, failure=failure)
-                    store.add(cell, result)
-                    on_result(cell, result)
+        for task, run in store.missing(cell):
+            result = TaskResult(task_id=task, run=run, failure=lost[cell.request.id].get((task, run), ""))
+            store.add(cell, result)
+            on_result(cell, result)
 
 
-def _retry_task(
+def _missing_again(cell: Cell, store: ResultStore, number: int) -> CollectionRequest:
+    """What the cell lacks, for the ``number``-th time (from 1) since this start of the evaluation; with the seeds that
+    it had."""
+    only: dict[str, list[int]] = {}
+    for task, run in store.missing(cell):
+        only.setdefault(task, []).append(run)
+    protocol = json.dumps([only, store.times_lost(cell), number])
+    request_id = replay_id(cell.request.id, protocol)
+    return replace(cell.request, id=request_id, tasks=list(only), only=only, attempts=1)
+
+
+def _read(
     nodes: Nodes,
+    cell: Cell,
     request: CollectionRequest,
-    task: str,
-    retries: int,
+    store: ResultStore,
     give_up: float,
-    take: Callable[[Iterator[Rollout]], None],
-) -> str:
-    """Ask for one task alone, and again while it fails; returns the last failure, "" if there was none."""
-    alone = CollectionRequest.from_dict(request.to_dict() | {"id": single_task_id(request.id, task), "tasks": [task]})
-    failure = ""
-    for _ in range(retries + 1):
-        nodes.start(alone)
-        try:
-            take(_read(nodes, alone, give_up))
-            return ""
-        except CollectionFailed as error:
-            failure = str(error)
-    return failure
-
-
-def _read(nodes: Nodes, request: CollectionRequest, give_up: float) -> Iterator[Rollout]:
-    for event in nodes.events(request):
-        if time.monotonic() > give_up:
-            raise EvaluationTimeout(
-                f"collection {request.id} was not done within deadline_s; start the same evaluation again to go on"
-            )
-        if isinstance(event, Rollout):
-            yield event
+    on_result: Callable[[Cell, TaskResult], None],
+) -> list[LostRollout]:
+    """Store the rollouts of a collection as they come; returns those that were lost."""
+    lost: list[LostRollout] = []
+    # The sequences of an episode follow each other. With the last it is stored, before another is asked for: that may
+    # raise.
+    sequences: list[Rollout] = []
+    try:
+        for event in nodes.events(request):
+            if time.monotonic() > give_up:
+                raise EvaluationTimeout(
+                    f"collection {request.id} was not done within deadline_s; start the same evaluation again to go on"
+                )
+            if isinstance(event, CollectionEnd):
+                lost += event.lost
+            if not isinstance(event, Rollout):
+                continue
+            sequences.append(event)
+            if event.segment + 1 == event.segments:
+                result = TaskResult.from_rollout(*sequences)
+                sequences = []
+                if store.add(cell, result):
+                    on_result(cell, result)
+    except CollectionFailed as error:
+        if too_many_lost(error.end.lost, request) is None:
+            raise
+        lost += error.end.lost
+    return lost

@@ -8,7 +8,7 @@ from typing import Any
 
 from appworld_adapter.dataset import scenario_of
 from loop_recipes.evaluation.groups import DIFFERENCE_COLUMNS, GroupDifference, compare_groups, difference_row
-from loop_recipes.evaluation.scores import TaskResult, scenario_rates, success_rates, success_table
+from loop_recipes.evaluation.scores import TaskResult, scenario_rates, score_bounds, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, paired_difference
 
 
@@ -16,7 +16,10 @@ from loop_recipes.evaluation.statistics import Difference, paired_difference
 class Comparison:
     """Second minus first; TGC and SGC in percentage points.
 
-    ``gained`` and ``lost`` hold (task id, success rate of the first, of the second), largest change first.
+    Over the tasks of which both have a rollout, ``tasks`` of them. ``gained`` and ``lost`` hold (task id, success rate
+    of the first, of the second), largest change first. ``lost_rollouts`` is how many either side is without, and
+    ``tgc_bounds`` and ``sgc_bounds`` are the smallest and the largest difference that they could have made; None where
+    there are none.
     """
 
     first: str
@@ -28,6 +31,9 @@ class Comparison:
     gained: list[tuple[str, float, float]]
     lost: list[tuple[str, float, float]]
     groups: list[GroupDifference] = field(default_factory=list)
+    lost_rollouts: tuple[int, int] = (0, 0)
+    tgc_bounds: tuple[float, float] | None = None
+    sgc_bounds: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,16 +63,22 @@ def compare(
         groups: group -> its tasks, which are compared by themselves too.
 
     Raises:
-        ValueError: the two are not over the same tasks.
+        ValueError: the two are not over the same tasks, or have no task in common that was not lost.
     """
-    tables = [success_table(side.results) for side in (first, second)]
-    before, after = (success_rates(table) for table in tables)
-    if before.keys() != after.keys():
-        odd = sorted(before.keys() ^ after.keys())
+    asked = [{result.task_id for result in side.results} for side in (first, second)]
+    if odd := sorted(asked[0] ^ asked[1]):
         raise ValueError(
             f"{first.name} and {second.name} are not over the same tasks: {len(odd)} are in only one, such as {odd[0]}"
         )
+    tables = [success_table(side.results) for side in (first, second)]
+    both = set.intersection(*({task for run in table for task in run} for table in tables))
+    if not both:
+        raise ValueError(f"{first.name} and {second.name} have no task in common that was not lost")
+    tables = [[{task: run[task] for task in run if task in both} for run in table] for table in tables]
+    before, after = (success_rates(table) for table in tables)
     scenarios_before, scenarios_after = (scenario_rates(table) for table in tables)
+    lost = tuple(sum(result.lost for result in side.results) for side in (first, second))
+    bounds = [score_bounds(side.results) for side in (first, second)] if any(lost) else []
     bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     tasks = {task: after[task] - before[task] for task in before}
     scenarios = {name: scenarios_after[name] - scenarios_before[name] for name in scenarios_before}
@@ -81,7 +93,26 @@ def compare(
         gained=[(task, before[task], after[task]) for task in changes if tasks[task] > 0],
         lost=[(task, before[task], after[task]) for task in changes if tasks[task] < 0],
         groups=compare_groups(first.results, second.results, groups or {}, **bootstrap),
+        lost_rollouts=(lost[0], lost[1]),
+        tgc_bounds=_difference_bounds(*(each.tgc for each in bounds)) if bounds else None,
+        sgc_bounds=_difference_bounds(*(each.sgc for each in bounds)) if bounds else None,
     )
+
+
+def _difference_bounds(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    return second[0] - first[1], second[1] - first[0]
+
+
+def lost_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """What the losses of either side could have made of each difference; nothing where nothing was lost."""
+    return [
+        f"- {item.second} against {item.first}, {item.sampling}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
+        f"rollouts lost, compared on {item.tasks} tasks; had they all failed or succeeded, the TGC difference would "
+        f"lie in [{item.tgc_bounds[0]:+.1f}, {item.tgc_bounds[1]:+.1f}], the SGC difference in "
+        f"[{item.sgc_bounds[0]:+.1f}, {item.sgc_bounds[1]:+.1f}]"
+        for item in comparisons
+        if item.tgc_bounds is not None and item.sgc_bounds is not None
+    ]
 
 
 def compare_with_first(
@@ -107,6 +138,8 @@ def comparison_markdown(comparisons: Sequence[Comparison], header: Mapping[str, 
     lines = ["# Comparison on " + header["dataset"], ""]
     lines += [f"- {name}: {value}" for name, value in header.items()]
     lines += ["", *comparison_table(comparisons)]
+    if lost := lost_lines(comparisons):
+        lines += ["", *lost]
     for item in comparisons:
         lines += group_table(item)
     for item in comparisons:

@@ -6,7 +6,6 @@ import dataclasses
 import glob
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -16,8 +15,9 @@ from omegaconf import DictConfig
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from agent_environments.chat_client import url_problem
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
+from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
 from rollout_server.collection_request import Limits
 from rollout_server.config import EnvironmentConfig, NodeConfig
 from rollout_server.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
@@ -45,8 +45,8 @@ class EndpointConfig:
     """Merged into the body of every request, for what one service wants and another refuses; null leaves a key out."""
 
     def __post_init__(self) -> None:
-        sound = self.url.startswith(("http://", "https://"))
-        require(sound, f"url {self.url!r} must begin with http:// or https://")
+        if (problem := url_problem(self.url)) is not None:
+            raise ConfigError(f"url {problem}")
 
     @property
     def digest(self) -> str:
@@ -57,11 +57,11 @@ class EndpointConfig:
         """What authorizes a request.
 
         Raises:
-            ConfigError: the environment variable is not set.
+            ConfigError: the environment variable is not set, or holds what no header can carry.
         """
         if self.api_key_env is None:
             return {}
-        key = os.environ.get(self.api_key_env)
+        key = read_token(self.api_key_env)
         if not key:
             raise ConfigError(
                 f"the environment variable {self.api_key_env} must hold the endpoint's key (api_key_env: null for none)"
@@ -147,8 +147,8 @@ class EvalConfig:
     samplings: list[SamplingConfig] = field(default_factory=lambda: [SamplingConfig()])
     seed: int = 0
     """Each run over the tasks has seeds of its own, made from this one."""
-    retries: NonNegativeInt = 2
-    """How often a task that gave no rollout is asked for again, beyond the attempts that the node makes by itself."""
+    retries: NonNegativeInt = 1
+    """How often the rollouts that were lost are played again at the end, all at once, with one attempt each."""
     deadline_s: PositiveFloat = 14_400.0
     """Seconds until the runs of one policy must be done."""
     dataset_root: str | None = None

@@ -16,21 +16,27 @@ from pathlib import Path
 
 import aiohttp
 
+from agent_environments import chat_client
+from agent_environments.chat_client import ChatClient
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
-from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, ResultStore
+from agent_environments.retries import pauses
+from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore
 from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.evaluation.scores import TaskResult
 from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collecting.collector import MAX_ATTEMPTS, EpisodeKey
+from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import failures_warning
+from rollout_server.collection_request import MAX_ATTEMPTS, failures_warning
 from rollout_server.config import EnvironmentConfig
 from rollout_server.run_files import append_to, log_path, writing
 from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
+
+NEVER_ANSWERED = (401, 403, 404)
+"""Statuses of a wrong key, model or address: while there has been no completion, no other request will fare better."""
 
 
 class EndpointEpisodes:
@@ -77,12 +83,15 @@ class EndpointEpisodes:
         deadline_s: float,
         on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
     ) -> None:
-        """Fill the store with a result for every attempt of ``cells`` that it lacks.
+        """Fill the store with a result for every rollout of ``cells`` that it lacks.
 
-        As on a rollout node, a rollout is attempted :data:`MAX_ATTEMPTS` times, and that again ``retries`` times.
+        As on a rollout node, a rollout is attempted :data:`MAX_ATTEMPTS` times, and what is lost is played again at the
+        end, ``retries`` times with one attempt each.
 
         Raises:
+            NoScore: everything of a cell was lost.
             EvaluationTimeout: not done after ``deadline_s``.
+            ConfigError: the endpoint gives no completion at all.
         """
         self._finished = 0
         self._failures: Counter[str] = Counter()
@@ -111,33 +120,51 @@ class EndpointEpisodes:
         episodes_at_once = asyncio.Semaphore(endpoint.max_concurrent)
         timeout = aiohttp.ClientTimeout(total=endpoint.request_timeout_s)
 
-        async def fill(session: aiohttp.ClientSession, cell: Cell, task: str, run: int) -> None:
+        rounds = [range(MAX_ATTEMPTS), *(range(n, n + 1) for n in range(MAX_ATTEMPTS, MAX_ATTEMPTS + retries))]
+
+        async def fill(client: ChatClient, cell: Cell, task: str, run: int, attempts: range) -> None:
             async with episodes_at_once:
-                result = await self._result(session, endpoint, cell, task, run, MAX_ATTEMPTS * (retries + 1))
-            store.add(cell, result)
-            on_result(cell, result)
+                result = await self._result(client, endpoint, cell, task, run, attempts)
+            if not result.lost or attempts == rounds[-1]:
+                store.add(cell, result)
+                on_result(cell, result)
+            lost[cell.request.id] = f"{task}, run {run}: {result.failure}"
 
         try:
             async with (
                 asyncio.timeout(deadline_s),
                 aiohttp.ClientSession(headers=endpoint.headers(), timeout=timeout) as session,
-                asyncio.TaskGroup() as group,
             ):
-                for cell in cells:
-                    for task, run in store.missing(cell):
-                        group.create_task(fill(session, cell, task, run))
+                client = ChatClient(session, endpoint.url)
+                for attempts in rounds:
+                    lost: dict[str, str] = {}
+                    async with asyncio.TaskGroup() as group:
+                        for cell in cells:
+                            for task, run in store.missing(cell):
+                                group.create_task(fill(client, cell, task, run, attempts))
+                    for cell in cells:
+                        if not any(not result.lost for result in store.results(cell)):
+                            raise NoScore.of(
+                                cell, f"all {len(cell.expected)} rollouts lost, such as {lost[cell.request.id]}"
+                            )
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         except TimeoutError:
             raise EvaluationTimeout(
                 f"{endpoint.model} was not done within deadline_s; start the same evaluation again to go on"
             ) from None
 
     async def _result(
-        self, session: aiohttp.ClientSession, endpoint: EndpointConfig, cell: Cell, task: str, run: int, attempts: int
+        self, client: ChatClient, endpoint: EndpointConfig, cell: Cell, task: str, run: int, attempts: range
     ) -> TaskResult:
-        """What one of the attempts gave, or why none gave anything."""
+        """What one of the attempts gave, or why none gave anything.
+
+        Raises:
+            ConfigError: the endpoint has not given a single completion, and will not.
+        """
         failure = ""
-        for attempt in range(attempts):
-            speaker = EndpointSpeaker(session, endpoint, cell.request)
+        for attempt, pause_s in zip(attempts, pauses(chat_client.FIRST_PAUSE_S), strict=False):
+            speaker = EndpointSpeaker(client, endpoint, cell.request)
             episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, speaker)
             try:
                 [rollout] = await episode.run()
@@ -145,6 +172,13 @@ class EndpointEpisodes:
                 failure = f"{error.reason}: {error}"
                 self._failures[error.reason] += 1
                 self._failures_by_task[task] += 1
+                last = attempt == attempts[-1]
+                refused = speaker.refusal is not None and (last or speaker.refusal.status in NEVER_ANSWERED)
+                if refused and not client.completions:
+                    cure = "correct endpoint.url, endpoint.model, or the key in endpoint.api_key_env"
+                    raise ConfigError(f"{endpoint.model} gave no completion: {error}; {cure}") from error
+                if not last:
+                    await asyncio.sleep(pause_s)
                 continue
             self._finished += 1
             log = log_path(self._logs, cell.request.id)

@@ -3,55 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import aiohttp
 
+from agent_environments.chat_client import ChatClient, Completion, ConversationTooLong, NoCompletion
+from agent_environments.http_server import one_line
 from agent_environments.protocol import Message
 from loop_recipes.evaluation.config import EndpointConfig
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from rollout_server.collecting.speaker import TURN_LIMIT_S, ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest
 from rollout_server.schema import ConfigError
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
-WARN_AFTER_S = 60.0
 REACHED_WITHIN_S = 60.0
-_CONTEXT_FULL = re.compile(r"context.?length|maximum context|too many tokens", re.IGNORECASE)
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer of the endpoint; tokens as it counts them, 0 where it does not say."""
-
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
 
 
 class EndpointSpeaker:
     """A model behind an OpenAI-compatible endpoint. What it counts as tokens is all that is known of the context.
 
     Args:
-        session: carries what authorizes requests.
+        client: of the endpoint.
         request: the collection's limits and way of sampling.
+
+    Attributes:
+        refusal: why the endpoint gave no completion, if that ended the episode.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: EndpointConfig, request: CollectionRequest) -> None:
-        self._session = session
+    def __init__(self, client: ChatClient, endpoint: EndpointConfig, request: CollectionRequest) -> None:
+        self.refusal: NoCompletion | None = None
+        self._client = client
         self._endpoint = endpoint
         self._request = request
         self._messages: list[dict[str, str]] = []
-        self._replies: list[Reply] = []
+        self._replies: list[Completion] = []
 
     @property
     def sampled_tokens(self) -> int:
@@ -60,12 +46,18 @@ class EndpointSpeaker:
     def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
         self._messages = [asdict(message) for message in messages]
 
-    async def speak(self, seed: int, deadline: float) -> SpokenTurn:
+    async def speak(self, seed: int) -> SpokenTurn:
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                reply = await self._ask(seed)
+            async with asyncio.timeout(TURN_LIMIT_S):
+                reply = await self._client.complete(self._body(seed))
         except TimeoutError:
-            raise OutOfTime(f"{self._endpoint.model} gave no answer before the episode's deadline") from None
+            reason = f"{self._endpoint.model} gave no answer within {TURN_LIMIT_S:g} s"
+            raise EpisodeFailed("server_error", reason) from None
+        except ConversationTooLong as error:
+            raise ContextFull(f"the endpoint refuses the conversation: {error}") from error
+        except NoCompletion as error:
+            self.refusal = error
+            raise EpisodeFailed("server_error", str(error)) from error
         self._replies.append(reply)
         self._messages.append({"role": "assistant", "content": reply.text})
         return SpokenTurn(
@@ -95,42 +87,6 @@ class EndpointSpeaker:
     def close(self) -> None:
         """Nothing is held: the session is everybody's."""
 
-    async def _ask(self, seed: int) -> Reply:
-        """One completion; asked again, with growing pauses, while the service is busy or away. Warns once when that has
-        lasted :data:`WARN_AFTER_S`.
-
-        Raises:
-            ContextFull: the conversation is too long for the endpoint.
-            EpisodeFailed: the endpoint refuses the request, or answers with something else.
-        """
-        body = self._body(seed)
-        url = f"{self._endpoint.url.rstrip('/')}/chat/completions"
-        pause = FIRST_PAUSE_S
-        began, warned = time.monotonic(), False
-        while True:
-            started = time.monotonic()
-            try:
-                async with self._session.post(url, json=body) as answer:
-                    text = await answer.text()
-                    if answer.status == 200:
-                        return _reply(await answer.json(content_type=None), time.monotonic() - started)
-                    shown = " ".join(text.split())[:200]
-                    reason = f"{url} answers {answer.status}: {shown}"
-                    if answer.status not in (408, 409, 429) and answer.status < 500:
-                        if _CONTEXT_FULL.search(text):
-                            raise ContextFull(f"the endpoint refuses the conversation: {shown}")
-                        raise EpisodeFailed("server_error", reason)
-                    wait = _retry_after(answer.headers.get("Retry-After"), pause)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                reason = f"{url} gives no answer: {error or type(error).__name__}"
-                wait = pause
-            waited = time.monotonic() - began
-            if waited >= WARN_AFTER_S and not warned:
-                warned = True
-                logger.warning("no completion for %.0f s; asking until the episode's deadline: %s", waited, reason)
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-
     def _body(self, seed: int) -> dict[str, Any]:
         sampling = self._request.sampling
         body = {
@@ -147,7 +103,7 @@ class EndpointSpeaker:
 
 
 def check_reached(endpoint: EndpointConfig) -> None:
-    """One request, to which any answer will do: a wrong address would be asked in vain until an episode's deadline.
+    """One request, to which any answer will do: a wrong address would be asked in vain for :data:`TURN_LIMIT_S`.
 
     Raises:
         ConfigError: no answer within :data:`REACHED_WITHIN_S`.
@@ -164,35 +120,5 @@ def check_reached(endpoint: EndpointConfig) -> None:
     try:
         asyncio.run(ask())
     except (aiohttp.ClientError, TimeoutError) as error:
-        reason = str(error) or type(error).__name__
-        raise ConfigError(
-            f"endpoint.url {endpoint.url} gives no answer ({reason}); start the service there, or correct the url"
-        ) from error
-
-
-def _reply(data: Any, seconds: float) -> Reply:
-    """Parse an answer.
-
-    Raises:
-        EpisodeFailed: it is no chat completion.
-    """
-    try:
-        choice = data["choices"][0]
-        usage = data.get("usage") or {}
-        return Reply(
-            text=choice["message"].get("content") or "",
-            finish_reason=str(choice.get("finish_reason")),
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
-            seconds=seconds,
-        )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EpisodeFailed("server_error", f"the endpoint's answer is no chat completion: {error!r}") from error
-
-
-def _retry_after(header: str | None, otherwise: float) -> float:
-    """Seconds that a service asks to wait; its dates are not read."""
-    try:
-        return min(max(float(header or otherwise), 0.0), LONGEST_PAUSE_S)
-    except ValueError:
-        return otherwise
+        cure = "start the service there, or correct the url"
+        raise ConfigError(f"endpoint.url {endpoint.url} gives no answer ({one_line(error)}); {cure}") from error

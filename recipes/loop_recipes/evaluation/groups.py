@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -57,7 +57,10 @@ def task_groups(tasks: Sequence[str], patterns: Mapping[str, str]) -> dict[str, 
 def score_groups(
     results: Sequence[TaskResult], groups: Mapping[str, Sequence[str]], **bootstrap: Any
 ) -> list[GroupScore]:
-    """The score of each group; ``bootstrap`` as for :func:`~loop_recipes.evaluation.statistics.rate_interval`."""
+    """The score of each group that has a rollout.
+
+    ``bootstrap`` as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
+    """
     success, reward = success_rates(success_table(results)), reward_rates(results)
     return [
         GroupScore(
@@ -66,7 +69,7 @@ def score_groups(
             rate_interval(_of(tasks, success), scenario_of, **bootstrap).scaled(100.0),
             rate_interval(_of(tasks, reward), scenario_of, **bootstrap),
         )
-        for group, tasks in groups.items()
+        for group, tasks in _with_rollouts(groups, success)
     ]
 
 
@@ -76,11 +79,11 @@ def compare_groups(
     groups: Mapping[str, Sequence[str]],
     **bootstrap: Any,
 ) -> list[GroupDifference]:
-    """The difference on each group, paired by task; both are over the same tasks."""
+    """The difference on each group, paired by task, over the tasks of which both have a rollout."""
 
     def differences(rates: Callable[[Sequence[TaskResult]], Mapping[str, float]]) -> dict[str, float]:
         before, after = rates(first), rates(second)
-        return {task: after[task] - before[task] for task in before}
+        return {task: after[task] - before[task] for task in before if task in after}
 
     success = differences(lambda results: success_rates(success_table(results)))
     reward = differences(reward_rates)
@@ -91,14 +94,16 @@ def compare_groups(
             paired_difference(_of(tasks, success), scenario_of, **bootstrap).scaled(100.0),
             paired_difference(_of(tasks, reward), scenario_of, **bootstrap),
         )
-        for group, tasks in groups.items()
+        for group, tasks in _with_rollouts(groups, success)
     ]
 
 
 def reward_rates(results: Sequence[TaskResult]) -> dict[str, float]:
-    """Task id -> its mean reward over the runs."""
+    """Task id -> its mean reward over the runs that have it."""
     rewards: dict[str, list[float]] = {}
     for result in results:
+        if result.lost:
+            continue
         rewards.setdefault(result.task_id, []).append(result.reward)
     return {task: sum(values) / len(values) for task, values in rewards.items()}
 
@@ -120,6 +125,13 @@ def difference_row(difference: GroupDifference) -> list[str]:
     for item, form in ((difference.success, "{:+.1f}"), (difference.reward, "{:+.3f}")):
         cells += [_interval(item.interval, form), f"{item.p_value:.3g}"]
     return cells
+
+
+def _with_rollouts(groups: Mapping[str, Sequence[str]], values: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
+    """Each group with those of its tasks that have a value, where there are any."""
+    for group, tasks in groups.items():
+        if known := [task for task in tasks if task in values]:
+            yield group, known
 
 
 def _of(tasks: Sequence[str], values: Mapping[str, float]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from loop_recipes.evaluation.comparison import (
     compare_with_first,
     comparison_table,
     group_table,
+    lost_lines,
 )
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
@@ -200,14 +201,38 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
         ]
         lines[-1] += "the p-value of a permutation test, both over scenarios."
         lines += ["", *comparison_table(comparisons)]
+        if lost := lost_lines(comparisons):
+            lines += ["", *lost]
         for comparison in comparisons:
             lines += group_table(comparison)
     lines += ["", "## Behaviour (LOOP, appendix A.1)", "", *_behavior_rows(scored)]
-    failures = [(item, failure) for item in scored for failure in item.score.failed]
-    if failures:
-        lines += ["", "## Tasks that gave no rollout, counted as failures", ""]
-        lines += [f"- {item.cell.label}: {task}, run {run}: {reason}" for item, (task, run, reason) in failures]
+    if lost := lost_rollouts(scored):
+        lines += ["", "## Lost rollouts", "", "They are in no figure: the agent had no part in their failure.", ""]
+        lines += [f"- {line}" for line in lost]
     return "\n".join(lines) + "\n"
+
+
+def lost_rollouts(scored: Sequence[ScoredCell]) -> list[str]:
+    """For each score that lacks rollouts, how many and what they could have made of it; then each with its reason."""
+    lines = []
+    for item in scored:
+        result, bounds = item.score, item.score.bounds
+        if bounds is None:
+            continue
+        ranges = ", ".join(
+            f"{name} {mean:{form}} would be {low:{form}} to {high:{form}}"
+            for name, mean, (low, high), form in (
+                ("TGC", result.tgc.mean, bounds.tgc, ".1f"),
+                ("SGC", result.sgc.mean, bounds.sgc, ".1f"),
+                ("reward", result.reward, bounds.reward, ".3f"),
+            )
+        )
+        lines.append(
+            f"{item.cell.label}: {len(result.lost)} of {result.tasks * result.runs} rollouts lost; had they all failed "
+            f"or all succeeded, {ranges}"
+        )
+        lines += [f"lost: {item.cell.label}: {task}, run {run}: {reason}" for task, run, reason in result.lost]
+    return lines
 
 
 def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Console) -> None:
@@ -242,7 +267,7 @@ def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:
 
 def _columns(scored: Sequence[ScoredCell]) -> list[str]:
     levels = [f"TGC/SGC diff. {difficulty}" for difficulty in _difficulties(scored)]
-    return ["policy", "sampling", "runs", "TGC", "SGC", *levels, "reward", "turns", "over budget", "no rollout"]
+    return ["policy", "sampling", "runs", "TGC", "SGC", *levels, "reward", "turns", "over budget", "lost"]
 
 
 def _cells(item: ScoredCell, scored: Sequence[ScoredCell]) -> list[str]:
@@ -257,8 +282,8 @@ def _cells(item: ScoredCell, scored: Sequence[ScoredCell]) -> list[str]:
         *("-" if level is None else f"{level.tgc:.1f}/{level.sgc:.1f}" for level in levels),
         f"{result.reward:.3f}",
         f"{result.interactions:.1f}",
-        f"{len(result.over_budget)}/{result.tasks * result.runs}",
-        str(len(result.failed)),
+        f"{len(result.over_budget)}/{result.tasks * result.runs - len(result.lost)}",
+        str(len(result.lost)),
     ]
 
 

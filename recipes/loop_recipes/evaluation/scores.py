@@ -2,13 +2,16 @@
 
 A task counts as solved when all its unit tests passed *and* the agent ended the episode itself: an episode that ran
 into a limit of turns, context or time is over budget, which in evaluation is a failure (LOOP, appendix D).
+
+A rollout that was lost, through no fault of the agent, is neither a success nor a failure: all figures are over what
+there is, and :class:`Bounds` say what they would be if all that is lost had failed or had succeeded.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, rollout_behavior
@@ -25,10 +28,10 @@ from rollout_server.rollout import Rollout, episode_turns
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One attempt at one task.
+    """The rollout of one task in one run, or that it was lost.
 
     ``run`` counts from 0. ``success`` is the grader's verdict; whether the task counts as solved is :attr:`solved`.
-    ``failure`` says why there is no rollout; the other fields are then empty.
+    ``failure`` says why the rollout was lost; the other fields are then empty.
     """
 
     task_id: str
@@ -52,9 +55,13 @@ class TaskResult:
         return self.success and self.end_reason == "completed"
 
     @property
+    def lost(self) -> bool:
+        return self.failure is not None
+
+    @property
     def over_budget(self) -> bool:
         """The agent did not end the episode itself."""
-        return self.failure is None and self.end_reason != "completed"
+        return not self.lost and self.end_reason != "completed"
 
     @classmethod
     def from_rollout(cls, rollout: Rollout, *further: Rollout) -> TaskResult:
@@ -99,11 +106,20 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Score:
-    """All figures of one policy under one way of sampling. ``per_run`` holds TGC and SGC of each run.
+class Bounds:
+    """[low, high] of the means: what they would be if every lost rollout had failed, or had succeeded."""
 
-    ``interactions`` is the mean number of agent turns over the attempts that were made; ``over_budget`` and ``failed``
-    name attempts as (task id, run).
+    tgc: tuple[float, float]
+    sgc: tuple[float, float]
+    reward: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """All figures of one policy under one way of sampling. ``per_run`` holds TGC and SGC of each run with a rollout.
+
+    ``interactions`` is the mean number of agent turns; ``over_budget`` names rollouts as (task id, run), ``lost`` those
+    that are in no figure, with the reason. ``bounds`` is None where nothing was lost.
     """
 
     runs: int
@@ -116,7 +132,8 @@ class Score:
     reward: float
     interactions: float
     over_budget: list[tuple[str, int]]
-    failed: list[tuple[str, int, str]]
+    lost: list[tuple[str, int, str]]
+    bounds: Bounds | None
     behavior: Behavior | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,16 +141,21 @@ class Score:
 
 
 def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
-    """For each run, ascending: task id -> solved."""
+    """For each run that has a rollout, ascending: task id -> solved; lost rollouts are left out."""
     runs: dict[int, dict[str, bool]] = {}
     for result in results:
-        runs.setdefault(result.run, {})[result.task_id] = result.solved
+        if not result.lost:
+            runs.setdefault(result.run, {})[result.task_id] = result.solved
     return [runs[run] for run in sorted(runs)]
 
 
 def success_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
-    """Task id -> share of the runs that solved it."""
-    return {task: sum(run[task] for run in runs) / len(runs) for task in runs[0]}
+    """Task id -> share of the runs that solved it, of those that have it."""
+    solved: dict[str, list[bool]] = {}
+    for run in runs:
+        for task, success in run.items():
+            solved.setdefault(task, []).append(success)
+    return {task: sum(successes) / len(successes) for task, successes in solved.items()}
 
 
 def scenario_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
@@ -155,33 +177,56 @@ def score(
     resampled, each with all its tasks and runs. Figures by difficulty are means over the runs.
 
     Args:
-        results: one per task and run; attempts that failed included.
+        results: one per task and run; those that were lost included.
         difficulties: task id -> difficulty; figures by difficulty are left out without it.
 
     Raises:
-        ValueError: no results, or runs that do not cover the same tasks.
+        ValueError: no rollout, or runs that do not cover the same tasks.
     """
-    runs = success_table(results)
-    if not runs or any(run.keys() != runs[0].keys() for run in runs) or len(results) != sum(map(len, runs)):
+    tasks, numbers = ({getattr(result, key) for result in results} for key in ("task_id", "run"))
+    asked = {(result.task_id, result.run) for result in results}
+    if not results or not len(results) == len(asked) == len(tasks) * len(numbers):
         raise ValueError("a score needs exactly one result for each task and run")
+    runs = success_table(results)
+    if not runs:
+        raise ValueError("there is nothing to score: every rollout was lost")
     per_run = [goal_completion(run) for run in runs]
-    made = [result for result in results if result.failure is None]
+    made = [result for result in results if not result.lost]
+    lost = sorted((result.task_id, result.run, str(result.failure)) for result in results if result.lost)
     bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     behaviors = [result.behavior for result in made if result.behavior is not None]
     return Score(
-        runs=len(runs),
-        tasks=per_run[0].tasks,
-        scenarios=per_run[0].scenarios,
+        runs=len(numbers),
+        tasks=len(tasks),
+        scenarios=len(set(map(scenario_of, tasks))),
         tgc=_figure([run.tgc for run in per_run], rate_interval(success_rates(runs), scenario_of, **bootstrap)),
         sgc=_figure([run.sgc for run in per_run], rate_interval(scenario_rates(runs), str, **bootstrap)),
         per_run=per_run,
         by_difficulty=_mean_by_difficulty(runs, difficulties or {}),
-        reward=sum(result.reward for result in results) / len(results),
-        interactions=sum(result.turns for result in made) / max(len(made), 1),
+        reward=sum(result.reward for result in made) / len(made),
+        interactions=sum(result.turns for result in made) / len(made),
         over_budget=sorted((result.task_id, result.run) for result in results if result.over_budget),
-        failed=sorted((result.task_id, result.run, result.failure) for result in results if result.failure is not None),
+        lost=lost,
+        bounds=score_bounds(results) if lost else None,
         behavior=aggregate(behaviors) if behaviors else None,
     )
+
+
+def score_bounds(results: Sequence[TaskResult]) -> Bounds:
+    """Of results as for :func:`score`."""
+    ends = []
+    for lost_as in (False, True):
+        filled = [replace(each, failure=None, **_outcome(lost_as)) if each.lost else each for each in results]
+        per_run = [goal_completion(run) for run in success_table(filled)]
+        reward = sum(each.reward for each in filled) / len(filled)
+        ends.append(
+            (statistics.fmean(run.tgc for run in per_run), statistics.fmean(run.sgc for run in per_run), reward)
+        )
+    return Bounds(*zip(*ends, strict=True))
+
+
+def _outcome(solved: bool) -> dict[str, Any]:
+    return {"reward": float(solved), "success": solved, "end_reason": "completed"}
 
 
 def _figure(values: list[float], interval: Interval) -> Figure:
@@ -192,13 +237,16 @@ def _figure(values: list[float], interval: Interval) -> Figure:
 def _mean_by_difficulty(
     runs: Sequence[Mapping[str, bool]], difficulties: Mapping[str, int]
 ) -> dict[int, GoalCompletion]:
-    per_run = [goal_completion_by_difficulty(run, difficulties) for run in runs]
+    levels: dict[int, list[GoalCompletion]] = {}
+    for run in runs:
+        for difficulty, completion in goal_completion_by_difficulty(run, difficulties).items():
+            levels.setdefault(difficulty, []).append(completion)
     return {
         difficulty: GoalCompletion(
-            tgc=statistics.fmean(run[difficulty].tgc for run in per_run),
-            sgc=statistics.fmean(run[difficulty].sgc for run in per_run),
-            tasks=first.tasks,
-            scenarios=first.scenarios,
+            tgc=statistics.fmean(run.tgc for run in levels[difficulty]),
+            sgc=statistics.fmean(run.sgc for run in levels[difficulty]),
+            tasks=max(run.tasks for run in levels[difficulty]),
+            scenarios=max(run.scenarios for run in levels[difficulty]),
         )
-        for difficulty, first in per_run[0].items()
+        for difficulty in sorted(levels)
     }

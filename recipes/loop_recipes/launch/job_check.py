@@ -11,11 +11,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agent_environments.protocol import pool_class
+from agent_environments.breakage import told
+from agent_environments.protocol import create_pool, pool_class
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import appworld_tasks, check_run, port_problem
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from loop_recipes.learner.checkpoint import latest_checkpoint
+from loop_recipes.learner.model import DTYPES, meta_model, vocabulary
 from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig, ServersConfig
 from rollout_server.schema import ConfigError
@@ -99,6 +101,8 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         if sound:
             report.problems.append(f"model: {error}")
         return report
+    if sound:
+        _sizes(report, config, shape)
     lora_rank = config.model.get("lora_rank", 16)
     _disk(report, config, shape.adapter_parameters(lora_rank))
     if cuda:
@@ -188,11 +192,7 @@ def _run(report: Report, config: LoopConfig) -> bool:
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
     name = node.environment.name
     if name != "appworld":
-        try:
-            pool_class(name)
-        except ValueError as error:
-            report.problems.append(f"rollout_node.config.environment.name: {error}")
-        report.row("environment", name)
+        _environment(report, node)
         return
     try:
         dataset, tasks = appworld_tasks(config, node)
@@ -207,6 +207,47 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
     if len(tasks) < config.collection.tasks_per_iteration:
         report.problems.append(
             f"collection.tasks_per_iteration is {config.collection.tasks_per_iteration}, but the split has {len(tasks)}"
+        )
+
+
+def _environment(report: Report, node: NodeConfig) -> None:
+    """Builds the node's pool, without opening it: a module that is not there, options that it does not take."""
+    settings = node.environment
+    report.row("environment", settings.name)
+    try:
+        pool_class(settings.name)
+    except ValueError as error:
+        report.problems.append(f"rollout_node.config.environment.name: {error}")
+        return
+    try:
+        create_pool(settings.name, settings.config, lambda text: [])
+    except Exception as error:
+        said = str(error) if isinstance(error, ValueError | OSError) else told(error)
+        report.problems.append(f"rollout_node.config.environment: {said}")
+
+
+def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:
+    """The sizes under `model` against those of config.json, of which the weights are."""
+    try:
+        model = meta_model(config.model, DTYPES[config.dtype])
+    except ConfigError as error:
+        report.problems.append(str(error))
+        return
+    attention, (feed_forward, width) = model.layers[0].attn, model.layers[0].mlp.w1.weight.shape
+    own = {
+        "layers": len(model.layers),
+        "width": width,
+        "feed_forward": feed_forward,
+        "heads": attention.num_heads,
+        "kv_heads": attention.num_kv_heads,
+        "head_width": attention.head_dim,
+        "vocabulary": vocabulary(model),
+    }
+    differ = [f"{name} {size} ({getattr(shape, name)})" for name, size in own.items() if size != getattr(shape, name)]
+    if differ:
+        report.problems.append(
+            f"model: {config.model['_component_']} has {', '.join(differ)} where the config.json in "
+            f"{config.checkpointer['checkpoint_dir']} has what stands in brackets; make them the same"
         )
 
 

@@ -7,11 +7,13 @@ by a run resumed on the same rollouts (on a CPU).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent_environments.agent_turns import AgentTurn
+from agent_environments.breakage import told
 from agent_environments.colbench.behavior import QUESTION_FIGURES, is_conversation, question_metrics
 from agent_environments.mixed import environment_of
 from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metrics
@@ -21,6 +23,10 @@ from rollout_server.rollout import Rollout, by_episode, episode_turns
 from rollout_server.run_files import append_to, read_lines, to_json, write_whole, writing
 from rollout_server.schema import ConfigError
 
+logger = logging.getLogger(__name__)
+
+_DEV = ("iteration", "reward", "success", "lost")
+
 METRICS: dict[str, str] = {
     "iteration": "number of the iteration, from 1: one collection and one update",
     "policy_version": "version of the policy after the update; it is raised only if a step was taken",
@@ -29,9 +35,14 @@ METRICS: dict[str, str] = {
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
     "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/train_your_agent.md)",
     "dropped_rollouts": "episodes that early stop cut off",
-    "failed_attempts": "attempts that failed (crashed world, server error) and were repeated",
+    "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
+    "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",
+    "failed_attempts": "attempts that failed (crashed world, server error)",
     "failed_attempts_worst_task": "of them, those at the task that had the most",
     "ungradable_rollouts": "rollouts that ended in a state which could not be graded, and so have reward 0",
+    "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
+    "says of what, and a share above collection.max_broken_share ends the run",
+    "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
     "reward": "mean reward: the fraction of a task's unit tests that passed",
     "success": "share of rollouts whose task is solved: all unit tests passed",
     "completed": "share of rollouts that the agent itself ended",
@@ -87,17 +98,23 @@ METRICS: dict[str, str] = {
     "in the run's last line its own",
     "dev_reward": "mean reward of that policy on dev_evaluation.split",
     "dev_success": "share of its tasks solved: all unit tests passed, and the agent ended the episode itself",
+    "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
+    **{
+        f"earlier_dev_{name}": f"dev_{name} of the policy before, where the run's last line has two of them"
+        for name in _DEV
+    },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
 """Every key that may stand in metrics.jsonl, and what it means. A number that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "value_loss", "entropy", "model_flops_utilization", "dev_iteration", "dev_reward", "dev_success"}
+    {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
+    | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {key for key in METRICS if key.startswith("behavior_")}
     | TOOL_FIGURES.keys()
     | QUESTION_FIGURES.keys()
-    | {"environments"}
+    | {"environments", "broken_figures"}
 )
 """Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
 texts. All others are in every line of an iteration that took a step."""
@@ -156,9 +173,13 @@ class RunMetrics:
         self._to_loggers(metrics, metrics["iteration"])
 
     def amend(self, metrics: Mapping[str, Any]) -> None:
-        """Add what was known only later to the line written last."""
+        """Add the dev scores of a policy to the line written last. Those of another policy that are there already are
+        kept, as ``earlier_dev_*``."""
         *lines, last = self._path.read_text(encoding="utf-8").splitlines()
-        line = json.loads(last) | metrics
+        line = json.loads(last)
+        if line.get("dev_iteration", metrics["dev_iteration"]) != metrics["dev_iteration"]:
+            line |= {f"earlier_{key}": line[key] for key in metrics if key in line}
+        line |= metrics
         with writing(self._path):
             write_whole(self._path, "".join(f"{text}\n" for text in [*lines, to_json(line)]))
         self._to_loggers(metrics, line["iteration"])
@@ -215,14 +236,34 @@ def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     rollouts = [rollout for rollout in rollouts if rollout.messages]
     if not rollouts:
         return {}
-    episodes = by_episode(rollouts)
-    behavior = aggregate([rollout_behavior(episode_turns(sequences)) for sequences in episodes])
-    metrics = {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
 
     def turns_where(told: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
         return [episode_turns(one) for one in by_episode(rollout for rollout in rollouts if told(rollout.messages))]
 
-    return metrics | tool_metrics(turns_where(has_tools)) | question_metrics(turns_where(is_conversation))
+    def code_metrics() -> dict[str, float]:
+        behavior = aggregate([rollout_behavior(turns) for turns in turns_where(lambda messages: True)])
+        return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
+
+    return _computed(
+        {
+            "behavior": code_metrics,
+            "tool calls": lambda: tool_metrics(turns_where(has_tools)),
+            "questions": lambda: question_metrics(turns_where(is_conversation)),
+        }
+    )
+
+
+def _computed(figures: Mapping[str, Callable[[], dict[str, float]]]) -> dict[str, float]:
+    """All figures together. Those whose function raises end no run: they are left out, counted, and told of."""
+    metrics: dict[str, float] = {}
+    broken = 0
+    for name, compute in figures.items():
+        try:
+            metrics |= compute()
+        except Exception as error:
+            broken += 1
+            logger.warning("the figures of %s could not be computed: %s", name, told(error))
+    return metrics | ({"broken_figures": broken} if broken else {})
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agent_environments.breakage import told
 from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
 from loop_recipes.config.components import build, check_component
@@ -88,12 +89,16 @@ class HiddenPrefix:
         """The ids that come before the prompt; none where the task hides nothing.
 
         Raises:
-            ConfigError: the dataset does not say what the task hides.
+            ConfigError: the dataset does not say what the task hides, or breaks over it.
         """
         try:
             text = self.information.hidden_information(task_id)
         except (UnknownTask, ValueError, OSError) as error:
             raise ConfigError(f"hidden_information: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"hidden_information broke over task {task_id}: {told(error)}") from error
+        if not isinstance(text, str):
+            raise ConfigError(f"hidden_information of task {task_id} is no text but of type {type(text).__name__}")
         return self.tokens.message("system", HIDDEN_HEAD + text) if text else []
 
     def before(self, samples: Sequence[Sample]) -> list[Sample]:

@@ -114,13 +114,10 @@ def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
     for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
         for number, curve in enumerate(curves):
             draw(axes[place], curve, key, _colour(number), window)
-            _, values = curve.series(f"dev_{key}")
-            _, evaluated = curve.series("dev_iteration")
+            evaluated, values = _dev_scores(curve, key)
             if values.size:
                 label = f"{curve.label}, dev" if place == 0 else None
-                axes[place].plot(
-                    _nan_mean(evaluated, 0), _nan_mean(values, 0), "D--", color=_colour(number), ms=5, lw=1, label=label
-                )
+                axes[place].plot(evaluated, values, "D--", color=_colour(number), ms=5, lw=1, label=label)
         axes[place].set(title=title, xlabel="iteration", ylim=(0, 1))
     if len(axes[0].get_legend_handles_labels()[1]) > 1:
         _legend(axes[0])
@@ -128,6 +125,15 @@ def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
     notes = [f"moving average over {window} iterations"] if window > 1 else []
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
     return _finish(figure, curves, "; ".join(notes))
+
+
+def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """(iterations after which the policy was scored [i], scores [i]), means over the runs."""
+    whens = ("", "earlier_")  # a run's last line may have two scores
+    found = [[_nan_mean(curve.series(f"{when}dev_{name}")[1], 0) for when in whens] for name in ("iteration", key)]
+    evaluated, values = (np.concatenate(parts) for parts in found)
+    order = np.argsort(evaluated)
+    return evaluated[order], values[order]
 
 
 def phases(curves: Sequence[Curve], window: int) -> Figure:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+from agent_environments.secret import read_secret
 from loop_recipes.collecting.branching import HowToSample, continuation_request, stored_protocol
 from loop_recipes.config.rollout_node import RolloutNodeConfig
 from rollout_server.branch import Branch
@@ -65,7 +65,11 @@ def how_it_went(log: Path) -> dict[str, Any]:
     meta = meta_path(log.parent, log.stem)
     for line in read_lines(meta) if meta.is_file() else ():
         if end := line.record.get("end"):
-            reasons = [end["error"], *end.get("refused", {}).values()]
+            reasons = [
+                end["error"],
+                *end.get("refused", {}).values(),
+                *(lost["message"] for lost in end.get("lost", ())),
+            ]
             return {"ended": True, "error": next(filter(None, reasons), None)}
     try:
         _client(log).health()
@@ -83,4 +87,4 @@ def _client(log: Path) -> RolloutClient:
     url = node_address(log.parent.parent)
     if url is None:
         raise CannotGoOn("no rollout node of this run is running on this machine; it runs while the run trains")
-    return RolloutClient(url, os.environ.get(TOKEN_ENV, ""), timeout_s=PATIENCE_S, reconnect_s=0.0)
+    return RolloutClient(url, read_secret(TOKEN_ENV), timeout_s=PATIENCE_S, reconnect_s=0.0)

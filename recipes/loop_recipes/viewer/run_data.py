@@ -167,6 +167,7 @@ class RunData:
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
             "ungradable": record["ungradable"],
+            "broke": record.get("broke"),
             "segment": record["segment"],
             "segments": record["segments"],
             "branch_of": self._origin(record["branch_of"]),

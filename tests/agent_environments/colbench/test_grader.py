@@ -92,6 +92,31 @@ async def test_every_call_begins_anew(grader):
     assert await grader.passed(task, counting) == [True, True]
 
 
+PEEKING = """
+import gc, sys
+
+def f(x):
+    frame, seen = sys._getframe(), []
+    while frame:
+        seen += map(repr, (frame.f_locals, frame.f_globals))
+        frame = frame.f_back
+    seen += [each for each in gc.get_objects() if isinstance(each, (list, dict, str))]
+    return sum("f(" + "1012)" in str(each) for each in seen)
+"""
+
+
+async def test_a_call_sees_no_other_call(grader):
+    """A blind answer that could would find out from all of them together what it should have asked."""
+    task = task_of("def f(x):\n    return 0", *(f"f({1000 + n})" for n in range(8)), "f(1012)", "f(1013)")
+    passed = await grader.passed(task, PEEKING)
+    assert passed == [True] * 8 + [False, True], "it finds its own, and no other"
+
+
+async def test_a_call_that_ends_its_process_fails_alone(grader):
+    code = "import os\ndef f(x):\n    return 2 * x if x else os._exit(0)"
+    assert await grader.passed(task_of(TWICE, "f(0)", "f(1)"), code) == [False, True]
+
+
 HOSTILE = [
     "for",
     "\ud800",

@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.colbench import human as human_module
+from agent_environments import chat_client
 from agent_environments.colbench.expert import QUESTIONS
 from agent_environments.colbench.human import (
     DOES_NOT_KNOW,
@@ -86,7 +86,7 @@ class Endpoint:
 
 @pytest.fixture
 async def endpoint(monkeypatch):
-    monkeypatch.setattr(human_module, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setenv("HUMAN_KEY", "sk-human")
     endpoint = Endpoint()
     app = web.Application()
@@ -130,7 +130,7 @@ async def test_a_question_that_breaks_the_endpoint_does_not_void_the_episode(end
 
 async def test_an_endpoint_that_is_gone_is_a_crash(endpoint, human):
     endpoint.reply = lambda body: 503
-    with pytest.raises(EnvironmentCrashed, match=r"the human at http.* does not answer.*status 503"):
+    with pytest.raises(EnvironmentCrashed, match=r"the human does not answer: http.* answers 503"):
         await human.answer(TASKS[0], asked("Which field?"))
 
 
@@ -143,7 +143,7 @@ async def test_a_busy_endpoint_is_asked_again(endpoint, human):
 async def test_a_human_who_is_not_there_stops_the_start(endpoint):
     endpoint.reply = lambda body: 401
     human = EndpointHuman(HumanEndpoint(endpoint.url, "base", None))
-    with pytest.raises(EnvironmentCrashed, match="status 401"):
+    with pytest.raises(EnvironmentCrashed, match="answers 401"):
         await human.open()
     assert endpoint.keys[-1] is None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_environments.harness.program import run_program
-from support.waiting import wait_until
+from support.waiting import DEADLINE_S, wait_until
 
 
 def lives(pid):
@@ -61,7 +61,7 @@ async def test_a_program_that_kills_its_guard_and_leaves_a_process_is_not_waited
         "print('bye', flush=True); os.kill(os.getppid(), signal.SIGKILL)"
     )
     try:
-        ended = await asyncio.wait_for(run_program(python(code), {}, tmp_path), 120)
+        ended = await asyncio.wait_for(run_program(python(code), {}, tmp_path), DEADLINE_S)
     finally:
         if file.exists() and lives(file.read_text()):
             os.kill(int(file.read_text()), signal.SIGKILL)

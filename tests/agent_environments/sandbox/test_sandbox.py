@@ -1,5 +1,6 @@
 """The walls of the level "seccomp" against the running kernel: each way out that attackers found, as root and as
-nobody, with and without bubblewrap, and with the Landlock of other kernels (0: none, 4: Linux 6.7, 7: Linux 6.15).
+nobody, with and without bubblewrap, and with the Landlock of other kernels (0: none, 4: Linux 6.7, 7: Linux 6.15). And
+what two sealed processes can tell each other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import pytest
 
 from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap
-from support import sealed_calls
+from support import sealed_calls, sealed_channels
+from support.waiting import COMMAND_S
 
 NOBODY = 65534
 IPC_CREAT, IPC_RMID = 0o1000, 0
@@ -70,7 +72,7 @@ def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
     told |= {"queue": queue, "segment": segment}
     try:
         command += [sealed_calls.__file__, json.dumps(told)]
-        result = subprocess.run(command, input="", capture_output=True, text=True, timeout=120, **identity)
+        result = subprocess.run(command, input="", capture_output=True, text=True, timeout=COMMAND_S, **identity)
         assert result.returncode == 0, result.stderr
         report = json.loads(result.stdout)
         assert report["through"] == []
@@ -80,6 +82,17 @@ def test_no_call_reaches_out(contained, user, landlock, secret, queue, segment):
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_two_sealed_processes_tell_each_other_nothing():
+    command = [sys.executable, sealed_channels.__file__, str(SANDBOX_FOLDER)]
+    with subprocess.Popen([*command, "hear"], stdout=subprocess.PIPE, text=True) as hearing:
+        assert hearing.stdout is not None
+        assert hearing.stdout.readline() == "ready\n"
+        told = subprocess.run([*command, "tell"], capture_output=True, text=True, timeout=COMMAND_S)
+        assert told.returncode == 0, told.stderr
+        assert json.loads(told.stdout) == 0, "somebody heard it"
+        assert json.loads(hearing.stdout.readline()) is False
 
 
 def _prefix(run_folder: Path, python_folders: list[str], contained: bool) -> list[str]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from agent_environments.sandbox import SANDBOX_FOLDER
+from support.waiting import DEADLINE_S
 
 
 def test_every_file_imports_without_any_package():
@@ -11,4 +12,4 @@ def test_every_file_imports_without_any_package():
     assert "sandbox" in names
     program = f"import sys; sys.path.insert(0, {str(SANDBOX_FOLDER)!r}); import {', '.join(names)}"
     # -I: neither this folder nor PYTHONPATH; -S: no installed package.
-    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, timeout=DEADLINE_S)

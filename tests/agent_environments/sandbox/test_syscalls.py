@@ -58,14 +58,14 @@ def ask(request):
 
 # x86-64, aarch64
 KNOWN = {
-    "read": (0, 63), "write": (1, 64), "close": (3, 57), "mmap": (9, 222), "brk": (12, 214), "futex": (202, 98),
-    "rt_sigaction": (13, 134), "rt_sigreturn": (15, 139), "fstat": (5, 80), "getdents64": (217, 61),
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "brk": (12, 214),
+    "rt_sigaction": (13, 134), "rt_sigreturn": (15, 139), "getdents64": (217, 61),
     "clock_nanosleep": (230, 115), "exit_group": (231, 94), "getrandom": (318, 278),
 }  # fmt: skip
 OTHERS = {
     # asked about a path
-    "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48), "chdir": (80, 49), "statfs": (137, 43),
-    "getxattr": (191, 8), "inotify_add_watch": (254, 27),
+    "newfstatat": (262, 79), "fstat": (5, 80), "readlinkat": (267, 78), "faccessat": (269, 48), "chdir": (80, 49),
+    "statfs": (137, 43), "getxattr": (191, 8), "inotify_add_watch": (254, 27),
     # processes, signals, memory of others
     "clone": (56, 220), "execve": (59, 221), "kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "prctl": (157, 167), "setrlimit": (160, 164),
@@ -158,6 +158,31 @@ def test_files_are_opened_for_reading_only(ask):
     }
     for name, flag in {**writing, "O_PATH": 0o10000000, "O_ASYNC": 0o20000, "O_NOATIME": 0o1000000}.items():
         assert ask(openat, -100, 0x1000, 0o2000000 | flag) == refused(errno.EACCES), name
+
+
+def test_futexes_are_private(ask):
+    futex = ask.number("futex")
+    wait, wake, wait_until, shared_until = 128, 129, 128 | 9 | 256, 9 | 256
+    for operation in (wait, wake, wait_until):
+        assert ask(futex, 0x1000, operation) == ALLOW
+    for operation in (0, 1, 3, 4, 5, 9, 10, shared_until):
+        assert ask(futex, 0x1000, operation) == refused(errno.EPERM), operation
+
+
+def test_mappings_are_private(ask):
+    call = ask.number("mmap")
+    shared, private, validate, fixed, anonymous = 1, 2, 3, 0x10, 0x20
+    for flags in (private, private | fixed, private | anonymous, private | 0x800, private | 0x20000 | anonymous):
+        assert ask(call, 0, 4096, 1, flags, 3, 0) == ALLOW, hex(flags)
+    for flags in (shared, validate, shared | fixed, shared | anonymous):
+        assert ask(call, 0, 4096, 1, flags, 3, 0) == refused(errno.EACCES), hex(flags)
+
+
+def test_the_page_cache_is_left_alone(ask):
+    dont_need, cold, page_out = 4, 20, 21
+    assert ask(ask.number("madvise"), 0x1000, 4096, dont_need) == ALLOW
+    for advice in (cold, page_out):
+        assert ask(ask.number("madvise"), 0x1000, 4096, advice) == refused(errno.EPERM)
 
 
 def test_without_landlock_nothing_is_opened():

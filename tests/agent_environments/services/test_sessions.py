@@ -150,12 +150,22 @@ async def test_pings_are_answered_while_the_environment_works(held):
         assert (await socket.receive()).type is WSMsgType.CLOSE
 
 
-async def test_a_client_that_waits_for_no_answer_is_hung_up_on(held):
+async def test_a_client_that_waits_for_no_answer_is_hung_up_on(held, monkeypatch):
+    hung_up = asyncio.Event()
+
+    class Noting(asyncio.Queue):
+        def put_nowait(self, item):
+            if item is None:
+                hung_up.set()
+            super().put_nowait(item)
+
+    monkeypatch.setattr(asyncio, "Queue", Noting)
     async with asyncio.timeout(DEADLINE_S), serving(held) as (_, http), http.ws_connect("/ws") as socket:
         await socket.send_json({"type": "reset", "data": {}})
         await held.starting.wait()
         for _ in range(MAX_WAITING + 1):
             await socket.send_json({"type": "jump"})
+        await hung_up.wait()  # it has read them all before it can answer the first
         held.may_start.set()
         answers = [message async for message in socket]
         assert len(answers) == 1 + MAX_WAITING

@@ -178,7 +178,11 @@ def test_a_server_does_not_outlive_an_owner_that_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"command": ["/nowhere/server"]}, "MCP server numbers does not start: "),
+        ({"command": ["/nowhere/server"]}, r"MCP server numbers does not start: .*; /nowhere/server: .*nowhere/server"),
+        (
+            {"command": [sys.executable, "-c", "import no_such_package"]},
+            r"does not start: .*; .* -c 'import no_such_package': ModuleNotFoundError: No module named 'no_such_pack",
+        ),
         ({"tools": ["subtract"]}, "MCP server numbers has no tool 'subtract'; it has add, die, fail, hang, pid"),
     ],
 )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from agent_environments.protocol import Grade, UnknownTask
+from agent_environments.protocol import Grade, UnknownTask, pool_class
 from agent_environments.tools import reward
 from agent_environments.tools.deadline import Raised
 from agent_environments.tools.module import load_module
@@ -56,6 +56,30 @@ def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['x'])", "SystemExit: 2"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_module_that_ends_the_interpreter_or_breaks_is_one_line(tmp_path, line, said):
+    path = write(tmp_path, f"# mine\n{line}\n", "ends")
+    with pytest.raises(ValueError, match=rf"module {path} cannot be imported: {said} \({path}:2\)") as caught:
+        load_module(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["import sys; sys.exit(3)", "1 / 0", "import no_such_package"])
+def test_the_module_of_a_class_that_ends_the_interpreter_is_one_line(tmp_path, monkeypatch, line):
+    write(tmp_path, line, "ends_too")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"environment 'ends_too:Mine' cannot be imported: .* \(.*ends_too.py:1\)"):
+        pool_class("ends_too:Mine")
+
+
 def test_a_module_that_is_not_there():
     with pytest.raises(ValueError, match=r"module nowhere\.py cannot be imported: FileNotFoundError"):
         load_module("nowhere.py")
@@ -94,8 +118,8 @@ def test_tasks_from_jsonl(tmp_path):
     [
         ([], "there are no tasks"),
         (["What?"], "task train1_1 must be a mapping, not 'What\\?'"),
-        ([{"id": "seven"}], "task id 'seven' must be <scenario>_<n>"),
-        ([{"id": "a/b_1"}], "task id 'a/b_1' must be <scenario>_<n>"),
+        ([{"id": 7}], "task id 7 must be text"),
+        ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
     ],

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments import moving
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
+from agent_environments.losses import LOSSES_PER_COMMAND, Losses
 from agent_environments.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
-from agent_environments.remote import episode as episodes
+from agent_environments.remote.line import LineStuck
 from agent_environments.worlds.pool import WorldKind
+from agent_environments.worlds.worker_process import WorkerProcess
 from support.adapter_support import word_spans
 from support.fake_world_pools import FAKE_WORLD, FakePool
-from support.waiting import block_until, wait_until
+from support.waiting import DEADLINE_S, block_until, wait_until
 
 
 @pytest.fixture
@@ -104,6 +107,51 @@ async def test_a_killed_worker_is_replayed(make_pool):
     assert (await second.grade()).reward == pytest.approx(2 / 3)
 
 
+async def test_workers_that_the_machine_kills_again_and_again_cost_no_episode_anything(make_pool, monkeypatch):
+    """As a kernel without memory does: more often than a command that does it would be allowed."""
+    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    monkeypatch.setattr("agent_environments.losses.NEAR_S", DEADLINE_S)
+    pool = await make_pool()
+    environments = [await started(pool, "to_5") for _ in range(4)]
+    round_trip, kills = WorkerProcess._round_trip, 4 * LOSSES_PER_COMMAND
+
+    async def killed(self, request):
+        nonlocal kills
+        if request["op"] == "step" and kills:
+            kills -= 1
+            os.kill(next(pid for pid in descendants(self.pid) if _is_worker(pid)), signal.SIGKILL)
+        return await round_trip(self, request)
+
+    monkeypatch.setattr(WorkerProcess, "_round_trip", killed)
+    played = await asyncio.gather(*(say(environment, *["add"] * 5) for environment in environments))
+    assert played == [["1", "2", "3", "4", "5"]] * len(environments)
+    assert all([(await environment.grade()).success for environment in environments])
+    assert pool.status().losses["killed"] == 4 * LOSSES_PER_COMMAND
+
+
+async def test_a_killed_worker_is_told_from_one_that_ended(make_pool, tmp_path):
+    pool = await make_pool()
+    environment = await started(pool)
+    (worker,) = (pid for pid in descendants(os.getpid()) if _is_worker(pid))
+    marker = tmp_path / "go"
+    step = asyncio.create_task(environment.step(f"wait-for {marker}"))
+    await wait_until(Path(f"{marker}-is-awaited").exists)
+    os.kill(worker, signal.SIGKILL)
+    marker.touch()
+    assert not (await step).done
+    await environment.step("die")
+    assert pool.status().losses == {"killed": 1, "ended": LOSSES_PER_COMMAND}
+
+
+async def test_a_worlds_java_machine_that_is_killed_is_the_machines_doing(make_pool, tmp_path):
+    """Its worker lives, and finds nobody to ask."""
+    pool = await make_pool()
+    environment = await started(pool)
+    assert await say(environment, "add", f"lose-child {tmp_path / 'lost'}", "add") == ["1", "2", "3"]
+    assert (await environment.grade()).success
+    assert pool.status().losses == {"killed": 1}
+
+
 def _is_worker(pid):
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return str(FAKE_WORLD).encode() == command[1]
@@ -122,7 +170,7 @@ async def test_a_command_that_kills_every_world_ends_the_episode_ungraded(make_p
     assert (result.done, result.failed) == (True, True)
     grade = await environment.grade()
     assert (grade.reward, grade.success) == (0.0, False)
-    assert f"{episodes.LOSSES_PER_REQUEST} worlds were lost" in grade.ungradable
+    assert f"{LOSSES_PER_COMMAND} worlds were lost" in grade.ungradable
 
 
 async def test_others_are_not_charged_for_it(make_pool):
@@ -161,6 +209,30 @@ async def test_a_step_that_hangs_is_cut_short_and_ungradable(make_pool):
     with pytest.raises(EnvironmentTimeout):
         await environment.step("hang")
     assert "cut short" in (await environment.grade()).ungradable
+
+
+@pytest.fixture
+async def worker(monkeypatch):
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    process = await WorkerProcess.start([sys.executable, FAKE_WORLD, "512"], {}, Losses())
+    yield process
+    await process.stop()
+
+
+async def test_a_world_that_computes_while_it_starts_is_waited_for(worker, tmp_path):
+    marker, patience_s = tmp_path / "go", 0.2
+    starting = asyncio.create_task(worker.call(patience_s, "start", episode=1, task=f"compute-until {marker}"))
+    await wait_until(Path(f"{marker}-is-awaited").exists)
+    await asyncio.sleep(5 * patience_s)
+    assert not starting.done()
+    marker.touch()
+    assert "observation" in await starting
+
+
+async def test_a_world_that_hangs_while_it_starts_is_given_up(worker):
+    with pytest.raises(LineStuck, match="no answer to 'start': the other side used no processor for 1 s"):
+        await worker.call(1.0, "start", episode=1, task="hang")
+    assert not worker.alive
 
 
 async def test_a_cancelled_step_is_done_all_the_same(make_pool, tmp_path):

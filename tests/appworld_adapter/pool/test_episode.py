@@ -8,24 +8,36 @@ from pathlib import Path
 
 import pytest
 
+from agent_environments import losses as rule
+from agent_environments.losses import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
 from agent_environments.no_voiding import NoVoiding
+from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
-from appworld_adapter.pool.episode import KILL_GRACE_S, WORLDS_PER_STEP, AppWorldEnvironment, EpisodeRules, Execution
+from appworld_adapter.pool import episode as episodes
+from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, EpisodeRules, Execution
 from appworld_adapter.prompt import Prompt
+from support.waiting import pass_time
 
 LIVES, WORLD_DIES, INTERPRETER_DIES, HANGS = "lives", "world dies", "interpreter dies", "hangs"
+SERVER_DIES, DISK_IS_FULL = "server dies", "disk is full"
+LOSS = {WORLD_DIES: Loss.KILLED, SERVER_DIES: Loss.REFUSED, DISK_IS_FULL: Loss.NO_ROOM}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(rule, "PAUSE_S", 0.0)
 
 
 class ScriptedPool:
     """Its n-th world meets the n-th list of fates, one per executed program; after those it lives."""
 
     def __init__(self, root: Path, *fates: list[str]) -> None:
-        self.root, self.replays, self.fates = root, 0, list(fates)
+        self.root, self.replays, self.losses, self.fates = root, 0, Losses(), list(fates)
         self.worlds_there_are = 100
         self.no_world: Exception = EnvironmentCrashed("no world can be had")
         self.settles: str | Exception | None = None
         self.hanging = asyncio.Event()
-        self.rules = EpisodeRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0, 60.0)
+        self.rules = EpisodeRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0)
         self.worlds: list[ScriptedWorld] = []
 
     def check_tasks(self, task_ids):
@@ -51,8 +63,8 @@ class ScriptedWorld:
     async def execute(self, code):
         self.executed.append(code)
         fate = self.fates.pop(0) if self.fates else LIVES
-        if fate == WORLD_DIES:
-            raise EnvironmentCrashed("the world died")
+        if fate in LOSS:
+            raise WorldLost(f"the {fate}", LOSS[fate])
         if fate == HANGS:
             self.pool.hanging.set()
             await asyncio.Event().wait()
@@ -113,8 +125,8 @@ async def test_death_in_a_replay_is_tried_in_another_world(root):
 @pytest.mark.parametrize(
     "fates",
     [
-        [[LIVES, WORLD_DIES]] * WORLDS_PER_STEP,
-        [[LIVES, WORLD_DIES], [INTERPRETER_DIES], [WORLD_DIES]],
+        [[LIVES, WORLD_DIES]] * LOSSES_PER_COMMAND,
+        [[LIVES, WORLD_DIES], [INTERPRETER_DIES], [WORLD_DIES], [WORLD_DIES], [LIVES, WORLD_DIES]],
     ],
     ids=["in the step", "in the replay"],
 )
@@ -122,10 +134,10 @@ async def test_worlds_that_keep_dying_end_the_episode_without_a_state_to_grade(r
     pool = ScriptedPool(root, *map(list, fates))
     environment, results = await play(pool, ["one", "two"])
     assert results[1].done
-    assert len(pool.worlds) == WORLDS_PER_STEP
+    assert len(pool.worlds) == LOSSES_PER_COMMAND
     grade = await environment.grade()
     assert (grade.reward, grade.success) == (0.0, False)
-    assert "3 worlds were lost over one step: the world died; the " in grade.ungradable
+    assert f"{LOSSES_PER_COMMAND} worlds were lost over one command: the " in grade.ungradable
 
 
 @pytest.mark.parametrize(
@@ -136,34 +148,93 @@ async def test_worlds_that_keep_dying_end_the_episode_without_a_state_to_grade(r
         (PermissionError("the sandbox is weaker than before"), "no world for a_1: the sandbox is weaker"),
     ],
 )
-async def test_that_no_world_can_be_had_is_not_the_agents_doing(root, error, message):
+async def test_that_no_world_can_be_had_is_not_the_agents_doing(root, error, message, monkeypatch):
+    monkeypatch.setattr(episodes, "PATIENCE_S", 0.0)
     pool = ScriptedPool(root, [WORLD_DIES])
     pool.worlds_there_are, pool.no_world = 1, error
     with pytest.raises(EnvironmentCrashed, match=message):
         await play(pool, ["one"])
 
 
-async def test_a_replay_that_is_cut_short_leaves_nothing_to_grade(root):
-    """Else the state of half an episode would be graded as the agent's."""
-    pool = ScriptedPool(root, [LIVES, LIVES, WORLD_DIES], [LIVES, HANGS])
+@pytest.mark.parametrize("fate", [SERVER_DIES, DISK_IS_FULL, WORLD_DIES])
+async def test_losses_by_the_machine_are_outlived_however_many(root, fate):
+    pool = ScriptedPool(root, *[[LIVES, fate] for _ in range(3 * LOSSES_PER_COMMAND)])
+    environment = NoVoiding(AppWorldEnvironment(pool, "episode"))
+    await environment.start("a_1")
+    await environment.step("```python\none\n```")
+    pool.losses.note("a neighbour's")
+    assert not (await environment.step("```python\ntwo\n```")).done
+    assert (await environment.grade()).reward == 0.5
+    assert pool.losses.counts == {LOSS[fate]: 3 * LOSSES_PER_COMMAND}
+
+
+async def test_a_machine_that_has_no_world_for_a_while_is_waited_for(root, monkeypatch):
+    pool = ScriptedPool(root, [LIVES, SERVER_DIES])
+    pool.worlds_there_are = 1
+    waits = []
+
+    async def pause(self, seconds):
+        waits.append(seconds)
+        if len(waits) == 4:
+            pool.worlds_there_are = 2
+
+    monkeypatch.setattr(Losses, "pause", pause)
+    _, results = await play(pool, ["one", "two"])
+    assert "ran two" in results[1].observation
+    assert pool.losses.counts == {Loss.REFUSED: 5}
+
+
+async def cut_short_in_a_replay(root, *fates):
+    """An episode of two steps that is cancelled while the replay for its third is under way."""
+    pool = ScriptedPool(root, *fates, [LIVES, HANGS])
     environment, _ = await play(pool, ["one", "two"])
     step = asyncio.create_task(environment.step("```python\nthree\n```"))
     await pool.hanging.wait()
     step.cancel()
     await asyncio.gather(step, return_exceptions=True)
+    return pool, environment
+
+
+async def test_a_replay_that_is_cut_short_is_the_machines_failure(root):
+    """Nor is the state of half an episode graded as the agent's."""
+    pool, environment = await cut_short_in_a_replay(root, [LIVES, LIVES, WORLD_DIES])
+    with pytest.raises(EnvironmentCrashed, match=r"its world was lost \(the world dies\) and not brought back in time"):
+        await environment.grade()
+    await environment.close()
+    assert pool.worlds[-1].usable is False
+
+
+async def test_a_replay_that_is_cut_short_after_a_second_loss_leaves_nothing_to_grade(root):
+    """An agent could bring that about by a slow program that uses up the machine's memory."""
+    _, environment = await cut_short_in_a_replay(root, [LIVES, LIVES, WORLD_DIES], [LIVES, LIVES, WORLD_DIES])
     grade = await environment.grade()
     assert (grade.reward, grade.success) == (0.0, False)
-    assert "its world was lost (the world died) and not brought back in time" in grade.ungradable
-    assert pool.worlds[1].usable is False
+    assert "its world was lost (the world dies) and not brought back in time" in grade.ungradable
 
 
-async def test_an_episode_whose_time_ends_before_its_world_is_back_leaves_nothing_to_grade(root):
+async def test_bringing_a_world_back_is_not_on_the_episodes_clock(root):
+    pool = ScriptedPool(root, [LIVES, SERVER_DIES])
+    environment, _ = await play(pool, ["one"])
+    bring_up = pool.bring_up
+
+    async def slow(card, experiment):
+        await pass_time(1000.0)
+        return await bring_up(card, experiment)
+
+    pool.bring_up = slow
+    for program in ("two", "three"):
+        async with OwnTime(600.0).running():
+            assert not (await environment.step(f"```python\n{program}\n```")).done
+
+
+async def test_a_replay_in_which_a_program_hangs_is_the_machines_failure(root):
     pool = ScriptedPool(root, [LIVES, WORLD_DIES], [HANGS])
     pool.rules = dataclasses.replace(pool.rules, execute_timeout_s=1.0 - KILL_GRACE_S)
     environment, _ = await play(pool, ["one"])
     with pytest.raises(EnvironmentTimeout):
         await environment.step("```python\ntwo\n```")
-    assert (await environment.grade()).ungradable is not None
+    with pytest.raises(EnvironmentCrashed, match="not brought back in time"):
+        await environment.grade()
 
 
 async def test_what_a_program_does_after_a_whole_replay_is_graded_as_ever(root):
@@ -176,7 +247,7 @@ async def test_what_a_program_does_after_a_whole_replay_is_graded_as_ever(root):
     assert (await environment.grade()).reward == 0.5
 
 
-@pytest.mark.parametrize("settles", [None, "disk full", EnvironmentCrashed("the world died")])
+@pytest.mark.parametrize("settles", [None, "state too large", WorldLost("the world died", Loss.KILLED)])
 async def test_what_a_program_did_until_its_time_was_up_is_saved_before_it_is_graded(root, settles):
     pool = ScriptedPool(root, [LIVES, HANGS])
     pool.settles = settles
@@ -196,6 +267,19 @@ async def test_what_a_program_did_until_its_time_was_up_is_saved_before_it_is_gr
     else:
         assert grade.reward == 0.0
         assert grade.ungradable == f"what the last step did could not be saved: {settles}"
+
+
+@pytest.mark.parametrize("loss", [Loss.NO_ROOM, Loss.REFUSED])
+async def test_that_the_machine_cannot_save_what_a_program_did_is_its_own_failure(root, loss):
+    pool = ScriptedPool(root, [HANGS])
+    pool.settles = WorldLost("no room", loss)
+    environment, _ = await play(pool, [])
+    step = asyncio.create_task(environment.step("```python\none\n```"))
+    await pool.hanging.wait()
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    with pytest.raises(EnvironmentCrashed, match="could not be saved: no room"):
+        await environment.grade()
 
 
 async def test_a_world_that_was_cut_short_is_given_back_without_a_grade_too(root):

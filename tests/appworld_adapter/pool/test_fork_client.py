@@ -6,10 +6,12 @@ import random
 
 import pytest
 
+from agent_environments import moving
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import fork_client as servers
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
+from support.waiting import wait_until
 
 CHILD = 4_194_305  # above the largest process id there can be
 
@@ -59,12 +61,69 @@ async def test_server_that_dies_on_the_way_is_replaced(tmp_path):
 
 
 async def test_server_that_hangs_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    monkeypatch.setattr(moving, "STALL_S", 0.2)
     async with fork_server(tmp_path / "a", lives_s=60, answer=b"") as hanging:
-        with pytest.raises(EnvironmentCrashed, match=r"gave no child in 0 s; it is ended"):
+        with pytest.raises(EnvironmentCrashed, match=r"gave no child: it used no processor for 0\.2 s, and is ended"):
             await hanging.connect()
         await hanging.wait_end(5)
         assert not hanging.alive
+
+
+async def test_a_server_lives_that_gives_a_child(tmp_path):
+    async with (
+        fork_server(tmp_path / "a", lives_s=60, answer=b'{"pid": %d}\n' % CHILD) as living,
+        fork_server(tmp_path / "b", lives_s=60) as gone,
+    ):
+        assert await living.gives_children()
+        assert not await gone.gives_children()
+
+
+SLOW = """
+touch begun
+while [ ! -e go ]; do :; done
+echo '{"event": "ready"}'
+exec cat
+"""
+HANGS = "exec sleep 3600"
+BROKEN = "printf 'Traceback (most recent call last):\\n  ...\\nModuleNotFoundError: no engine\\n' >&2"
+
+
+def server_of(folder, program):
+    """How to start a fork server whose interpreter is a shell script."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    return ServerSpec("world", str(python), folder, folder, "task_1", {})
+
+
+async def test_a_server_that_computes_while_it_starts_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    monkeypatch.setattr(moving, "STALL_S", 0.2)
+    starting = asyncio.create_task(ForkServer.start(server_of(tmp_path, SLOW)))
+    await wait_until((tmp_path / "begun").exists)
+    await asyncio.sleep(1.0)
+    assert not starting.done()
+    (tmp_path / "go").touch()
+    server = await starting
+    assert server.ready == {"event": "ready"}
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (HANGS, r"used no processor for 1 s while it started \(\S+\)"),
+        (BROKEN, r"did not start \(\S+\): ModuleNot.*engine"),
+    ],
+    ids=["hangs", "is broken"],
+)
+async def test_a_server_that_does_not_start_is_said_in_one_line(tmp_path, monkeypatch, program, why):
+    monkeypatch.setattr(moving, "POLL_S", 0.02)
+    monkeypatch.setattr(moving, "STALL_S", 1.0)
+    with pytest.raises(EnvironmentCrashed, match=f"^the world server {why}$") as raised:
+        await ForkServer.start(server_of(tmp_path, program))
+    assert raised.value.__suppress_context__
 
 
 async def received(data, limit=servers.MAX_LINE):

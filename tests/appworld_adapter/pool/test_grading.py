@@ -6,36 +6,39 @@ import asyncio
 
 import pytest
 
+from agent_environments import losses as rule
+from agent_environments.losses import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import base
 from appworld_adapter.pool.base import DatasetPool
+from support.waiting import DEADLINE_S
 
 GRADED = {"ok": True, "success": True, "num_tests": 1, "passes": [], "failures": []}
 
 
-class Server:
-    """A grader server; ``alive`` as the pool sees it once a process of it is gone."""
+LOSSES = {"ends": Loss.ENDED, "killed": Loss.KILLED, "server": Loss.REFUSED}
 
-    def __init__(self, alive: bool) -> None:
-        self.alive = alive
 
-    async def wait_end(self, seconds: float, child: object) -> None:
-        """It is known at once."""
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(rule, "PAUSE_S", 0.0)
 
 
 class Process:
-    """One grading process: answers, or dies alone ("process") or with its server ("server")."""
-
-    ended = None
+    """One grading process: answers, fails, or dies by itself, by a SIGKILL or with its server."""
 
     def __init__(self, fate: str) -> None:
         self._fate = fate
-        self.server = Server(alive=fate != "server")
 
     async def call(self, request: object) -> dict[str, object]:
         if self._fate == "graded":
             return GRADED
+        if self._fate == "fails":
+            return {"ok": False, "message": "MemoryError"}
         raise EnvironmentCrashed("the connection to the process was lost")
+
+    async def how_it_ended(self) -> tuple[Loss, str]:
+        return LOSSES[self._fate], "died"
 
     def kill(self) -> None:
         """There is none."""
@@ -53,7 +56,10 @@ def pool_of(fates: list[str], tmp_path) -> DatasetPool:
             raise EnvironmentCrashed("the grader server is gone")
         return Process(fate)
 
-    pool._child = child
+    async def server(role: str) -> None:
+        """It runs."""
+
+    pool._child, pool._server = child, server
     return pool
 
 
@@ -62,21 +68,61 @@ def pool_of(fates: list[str], tmp_path) -> DatasetPool:
     [
         ["server", "server", "graded"],
         ["no server", "server", "graded"],
-        ["process", "server", "server", "graded"],
+        ["killed", "server", "server", "graded"],
+        ["killed", *["server"] * 10, "killed", "killed", "graded"],
+        ["fails", "graded", "graded"],
     ],
+    ids="/".join,
 )
-def test_a_state_whose_graders_servers_die_is_graded_by_the_next(fates, tmp_path):
+def test_a_state_whose_graders_die_by_the_machine_is_graded_by_the_next(fates, tmp_path):
     grade = asyncio.run(pool_of(fates, tmp_path).grade("abc_1", "experiment"))
     assert (grade.success, grade.ungradable) == (True, None)
 
 
-def test_servers_that_keep_dying_are_no_ones_failure(tmp_path):
-    fates = ["server"] * base.GRADER_SERVERS_PER_STATE + ["graded"]
-    with pytest.raises(EnvironmentCrashed, match="the grader server died"):
-        asyncio.run(pool_of(fates, tmp_path).grade("abc_1", "experiment"))
+def test_graders_that_keep_dying_are_no_ones_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "GRADER_PATIENCE_S", 0.0)
+    with pytest.raises(EnvironmentCrashed, match="the grader died"):
+        asyncio.run(pool_of(["server"] * 9, tmp_path).grade("abc_1", "experiment"))
 
 
-def test_a_state_that_ends_two_graders_beside_living_servers_is_worth_nothing(tmp_path):
-    grade = asyncio.run(pool_of(["process", "process", "graded"], tmp_path).grade("abc_1", "experiment"))
+@pytest.mark.parametrize("fate", ["ends", "killed"])
+def test_a_state_that_ends_every_grader_beside_living_neighbours_is_worth_nothing(fate, tmp_path):
+    deaths = [fate] * LOSSES_PER_COMMAND
+    pool = pool_of([*deaths, "graded", *deaths], tmp_path)
+    grade = asyncio.run(pool.grade("abc_1", "experiment"))
     assert (grade.reward, grade.success) == (0.0, False)
-    assert grade.ungradable == "the connection to the process was lost"
+    assert f"{LOSSES_PER_COMMAND} worlds were lost over one command: the grader died" in grade.ungradable
+    assert pool.status().losses == {LOSSES[fate]: 2 * LOSSES_PER_COMMAND}
+
+
+def test_a_state_that_fails_twice_where_the_untouched_one_is_graded_is_worth_nothing(tmp_path):
+    grade = asyncio.run(pool_of(["fails", "graded", "fails"], tmp_path).grade("abc_1", "experiment"))
+    assert (grade.reward, grade.ungradable) == (0.0, "MemoryError")
+
+
+def test_a_grader_that_starts_slowly_is_no_states_failure_and_goes_on_starting(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "GRADER_START_S", 0.01)
+    pool = pool_of(["graded"], tmp_path)
+
+    async def grades() -> None:
+        may_start, starts = asyncio.Event(), []
+
+        async def server(role: str) -> None:
+            starts.append(role)
+            await may_start.wait()
+            starts.append("warm")
+
+        pool._server = server
+        with pytest.raises(EnvironmentCrashed, match=r"no grader within 0\.01 s"):
+            await pool.grade("abc_1", "experiment")
+        may_start.set()
+        monkeypatch.setattr(base, "GRADER_START_S", DEADLINE_S)
+        assert (await pool.grade("abc_1", "experiment")).success
+        assert starts == ["grader", "warm", "grader", "warm"]
+
+    asyncio.run(grades())
+
+
+def test_that_nothing_can_be_graded_is_the_machines_failure(tmp_path):
+    with pytest.raises(EnvironmentCrashed, match="even untouched: MemoryError"):
+        asyncio.run(pool_of(["fails", "fails"], tmp_path).grade("abc_1", "experiment"))

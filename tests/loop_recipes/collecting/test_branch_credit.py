@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
+from loop_recipes.collecting import branch_credit
 from loop_recipes.collecting.branch_credit import branch_credits, value_changes, with_contrast
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
+from loop_recipes.collecting.source import Collected, NoRollouts
 from rollout_server.client import CollectionFailed
 from rollout_server.collection_request import CollectionEnd, Limits, Sampling
 from support.counter_node import counter_request, local_node
@@ -35,13 +39,53 @@ def test_rollouts_of_tasks_without_contrast_are_not_gone_on_from():
     }
 
 
+def with_texts(rollout):
+    """The same with messages, which a branch needs."""
+    messages, turns = [{"role": "user", "content": "do it"}], []
+    for turn in rollout.turns:
+        turns.append(replace(turn, message=len(messages)))
+        messages += [{"role": "assistant", "content": "act"}, {"role": "user", "content": "seen"}]
+    return replace(rollout, messages=messages, turns=turns)
+
+
+def test_the_requests_of_a_part_share_one_deadline(monkeypatch):
+    """Of two versions, so two requests: what the first takes is gone for the second."""
+    rollouts = [with_texts(stored_rollout("c", "task_1", index, index, 1.0, 97, index)) for index in range(2)]
+    clock, given = [100.0], []
+
+    class Slow:
+        def start(self, request):
+            pass
+
+        def read(self, request, deadline_s):
+            given.append(deadline_s)
+            clock[0] += 40.0
+            return Collected([], CollectionEnd("complete", 0, 0, 0, {}, 0.0), 0.0)
+
+    monkeypatch.setattr(branch_credit.time, "monotonic", lambda: clock[0])
+    how = {version: HowToSample(1, version, Sampling(), Limits()) for version in range(2)}
+    branch_credits(Slow(), rollouts, how, "graded", deadline_s=60.0)
+    assert given == [60.0, 20.0]
+
+
+async def test_a_read_has_the_shorter_deadline(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_server.app.HEARTBEAT_S", 0.1)
+    async with local_node(policy, tmp_path) as local:
+        local.vllm.answers = lambda body: False
+        source = NodeSource(local.client, None, DEADLINE_S, COMMAND_S, lambda: False)
+        request = counter_request()
+        await local.call(source.start, request)
+        with pytest.raises(NoRollouts, match=r"had 0 of 12 rollouts after 0 s \(collection\.deadline_s\)"):
+            await local.call(source.read, request, 0.3)
+
+
 class Failing:
     """A source whose collections all fail."""
 
     def start(self, request):
         pass
 
-    def read(self, request):
+    def read(self, request, deadline_s):
         raise CollectionFailed("too many attempts failed", CollectionEnd("failed", 0, 0, 0, {}, 0.0))
 
 

@@ -39,6 +39,17 @@ def test_each_iteration_draws_on_and_a_restored_plan_draws_the_same(config_file)
         CollectionPlan(config(config_file, "seed=1"), "run", TASKS).load_state_dict(state)
 
 
+def test_the_share_that_may_be_lost_is_no_part_of_the_id_and_holds_for_what_was_asked_for_before(config_file):
+    """So a run that ended for it goes on with another share, and with the rollouts that it has."""
+    plans = [CollectionPlan(config(config_file, f"collection.max_lost_share={s}"), "run", TASKS) for s in (0.25, 0.4)]
+    first, second = (plan.training(1, 0, "a") for plan in plans)
+    assert (first.id, first) == (second.id, second)
+    assert (first.max_lost, second.max_lost) == (3, 4)
+    assert plans[1].with_loss_limit(first).max_lost == 4
+    with pytest.raises(ConfigError, match=r"max_lost_share must be below 0\.5"):
+        config(config_file, "collection.max_lost_share=0.5")
+
+
 def test_another_adapter_or_another_request_is_another_collection(config_file):
     """Also of the same version number, which a run that went back gives to other weights."""
 

@@ -12,8 +12,8 @@ from loop_recipes.collecting.several_nodes import SeveralNodes, merge_ends, spli
 from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.learner.stop_request import StopRequested
 from rollout_server.branch import Branch, BranchPoint
-from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.collection_request import CollectionEnd
+from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
+from rollout_server.collection_request import CollectionEnd, LostRollout
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S
 
@@ -49,6 +49,8 @@ def test_shares_are_disjoint_whole_and_at_most_one_per_task():
     assert first.floor_total + second.floor_total >= request.floor_total
     assert replace(first, id=request.id, tasks=TASKS) == request
     assert [share.tasks for share in split_request(request, 9)] == [[task] for task in TASKS]
+    some = [share.only for share in split_request(replace(request, only={TASKS[1]: [2], TASKS[2]: [0]}), 2)]
+    assert some == [{TASKS[2]: [0]}, {TASKS[1]: [2]}]
 
 
 def test_branches_are_shared_among_the_nodes_too():
@@ -62,9 +64,12 @@ def test_branches_are_shared_among_the_nodes_too():
     assert sum(share.episodes for share in shares) == request.episodes
 
 
-def test_refusals_of_all_shares_are_told():
+def test_refusals_and_losses_of_all_shares_are_told():
     ends = [CollectionEnd("complete", 1, 0, 0, {}, 1.0, refused={name: "why"}) for name in ("a", "b")]
     assert merge_ends(ends).refused == {"a": "why", "b": "why"}
+    lost = [LostRollout(task, 0, "server_error", "boom") for task in ("t_1", "t_2")]
+    ends = [CollectionEnd("complete", 1, 0, 0, {}, 1.0, lost=[each]) for each in lost]
+    assert merge_ends(ends).lost == lost
 
 
 def test_ends_add_up():
@@ -95,6 +100,34 @@ async def test_a_collection_is_shared_and_comes_back_whole(policy, tmp_path):
         # Asked again, as after a restart: the same rollouts, none sampled anew.
         again = await asyncio.to_thread(source.read, request)
         assert {rollout.rollout_id for rollout in again.rollouts} == {r.rollout_id for r in collected.rollouts}
+
+
+async def test_losses_that_are_too_many_for_the_whole_fail_it_and_are_attempted_anew(policy, tmp_path):
+    """Each node lost one, as it may; together they lost two."""
+    async with two_nodes(policy, tmp_path) as nodes:
+        source = several([node.url for node in nodes])
+        for node in nodes:
+            node.vllm.fault = lambda body: 400 if "/0." in body["request_id"] else None
+        request = counter_request("lossy", tasks=TASKS[:2], max_lost=1)
+        await asyncio.to_thread(source.start, request)
+        with pytest.raises(CollectionFailed, match=r"lossy failed: 2 of 8 rollouts lost .*, where 1 may be") as raised:
+            await asyncio.to_thread(source.read, request)
+        assert {lost.task_id for lost in raised.value.end.lost} == set(TASKS[:2])
+        for node in nodes:
+            node.vllm.fault = lambda body: None
+        await asyncio.to_thread(source.start, request)
+        collected = await asyncio.to_thread(source.read, request)
+        assert (len(collected.rollouts), collected.end.lost) == (8, [])
+
+
+async def test_one_node_may_lose_all_its_share(policy, tmp_path):
+    async with two_nodes(policy, tmp_path) as nodes:
+        source = several([node.url for node in nodes])
+        nodes[0].vllm.fault = lambda body: 400
+        request = counter_request("half", tasks=TASKS[:2])
+        await asyncio.to_thread(source.start, request)
+        collected = await asyncio.to_thread(source.read, request)
+        assert (len(collected.rollouts), len(collected.end.lost)) == (4, 4)
 
 
 async def test_every_node_is_given_every_version(policy, tmp_path):

@@ -1,10 +1,13 @@
 """Sampling until solved: rounds ask for what is missing only, and a search started again finds the same."""
 
+from dataclasses import replace
+
 import pytest
 
 from loop_recipes.collecting.solved import Found, SolvedSearch, search
-from loop_recipes.collecting.source import Collected
-from rollout_server.collection_request import CollectionEnd, Limits
+from loop_recipes.collecting.source import Collected, NoRollouts
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionEnd, Limits, LostRollout
 from rollout_server.run_files import find_logs, read_rollouts
 from rollout_server.schema import ConfigError
 from support.small_runs import stored_rollout
@@ -54,6 +57,30 @@ def test_each_round_asks_for_what_its_temperature_has_not_solved(tmp_path):
         (f"rft-t{temperature:.2f}-a{attempt:03d}", task) for (temperature, task), attempt in SOLVED_AT.items()
     }
     assert {rollout.reward for rollout in kept} == {1.0}
+
+
+class Losing(Source):
+    """Loses every rollout of the ``lost`` tasks."""
+
+    def __init__(self, *lost):
+        super().__init__()
+        self.lost = lost
+
+    def read(self, request):
+        collected = super().read(request)
+        lost = [LostRollout(task, 0, "server_error", "boom") for task in request.tasks if task in self.lost]
+        end = replace(collected.end, lost=lost)
+        if len(lost) == len(request.tasks):
+            raise CollectionFailed("all are lost", end)
+        return replace(collected, rollouts=[r for r in collected.rollouts if r.task_id not in self.lost], end=end)
+
+
+def test_a_task_that_is_always_lost_ends_nothing_until_all_are(tmp_path, caplog):
+    found = search(Losing("task_3"), wanted(), tmp_path / "some")
+    assert (found.attempt, found.solved, found.tasks) == (4, 3, 2)
+    assert "collection rft-t0.50-a004: 1 of 1 rollouts lost (server_error 1)" in caplog.text
+    with pytest.raises(NoRollouts, match="all of the 6 rollouts asked for are lost"):
+        search(Losing(*TASKS), wanted(), tmp_path / "all")
 
 
 def test_each_temperature_samples_with_seeds_of_its_own_in_each_round():

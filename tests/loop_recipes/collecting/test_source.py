@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from loop_recipes.collecting.source import Collected, NoRollouts, check_versions, collect
+from loop_recipes.collecting.source import Collected, NoRollouts, check_versions, collect, in_groups
 from loop_recipes.learner.stop_request import StopRequested
-from rollout_server.collection_request import CollectionEnd
+from rollout_server.client import CollectionFailed
+from rollout_server.collection_request import CollectionEnd, LostRollout
 from rollout_server.rollout import Rollout, Turn
 from support.counter_node import counter_request
 
@@ -50,14 +51,48 @@ def test_other_ranks_get_all_but_the_texts():
 
 
 def test_metrics_of_a_collection():
-    assert Collected([], END, 1.5).metrics() == {
+    lost = [LostRollout(task, 1, "server_error", "boom") for task in ("t_1", "t_2", "t_2")]
+    pair = [replace(sampled_by(3), task_id="t_3", index=index, rollout_id=f"c/t_3/{index}.0") for index in range(2)]
+    assert Collected([sampled_by(3), *pair], replace(END, lost=lost), 1.5).metrics() == {
+        "lost_rollouts": 3,
+        "tasks_left_out": 2,
         "dropped_rollouts": 2,
         "failed_attempts": 3,
         "failed_attempts_worst_task": 2,
         "ungradable_rollouts": 0,
+        "broken_rollouts": 0,
         "seconds_collecting": 5.0,
         "seconds_waiting": 1.5,
     }
+
+
+def test_tasks_with_one_rollout_are_left_out():
+    pair = [replace(sampled_by(3), task_id="t_3", index=index, rollout_id=f"c/t_3/{index}.0") for index in range(2)]
+    assert in_groups([sampled_by(3), *pair]) == pair
+    with pytest.raises(NoRollouts, match="none of 1 tasks has 2 rollouts to compare"):
+        in_groups([sampled_by(3)])
+
+
+def test_too_many_losses_are_said_with_their_cure_and_a_few_are_a_warning(caplog):
+    lost = [LostRollout("t_1", index, "server_error", "boom") for index in range(2)]
+
+    class Losing:
+        def start(self, request):
+            pass
+
+        def read(self, request):
+            if len(lost) > request.max_lost:
+                raise CollectionFailed("collection c1 failed: 2 of 12 rollouts lost", replace(END, lost=lost))
+            return Collected([], replace(END, lost=lost), 0.0)
+
+    collect(Losing(), counter_request(max_lost=2))
+    assert (
+        "c1 goes on with what it has: 2 of 12 rollouts lost (server_error 2), such as rollout 1 of t_1" in caplog.text
+    )
+    with pytest.raises(
+        CollectionFailed, match=r"2 of 12 rollouts lost; mend what .* or raise collection.max_lost_share"
+    ):
+        collect(Losing(), counter_request(max_lost=1))
 
 
 def test_a_stop_while_waiting_gives_nothing():

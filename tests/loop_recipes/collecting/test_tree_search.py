@@ -5,6 +5,7 @@ import pytest
 from loop_recipes.collecting import branching
 from loop_recipes.collecting.branching import HowToSample
 from loop_recipes.collecting.node_source import NodeSource
+from loop_recipes.collecting.source import NoRollouts
 from loop_recipes.collecting.tree_search import TreeSearch
 from loop_recipes.collecting.turn_pairs import read_pairs, turns_of
 from rollout_server.collection_request import Limits, Sampling
@@ -102,3 +103,21 @@ def test_what_cannot_be_searched_is_refused():
     for changes in ({"iterations": 0}, {"exploration": -1.0}, {"threshold": -0.1}):
         with pytest.raises(ConfigError, match=f"{next(iter(changes))} is"):
             search(**changes)
+
+
+async def test_the_tree_of_a_task_that_is_lost_stays_empty_and_without_any_rollout_there_is_no_search(policy, tmp_path):
+    async with local_node(policy, tmp_path / "node") as local:
+        hopeless = local.node.tokens.encode_text("from 0 to 5")
+
+        def fault(body):
+            ids = body["token_ids"]
+            return 400 if any(ids[i : i + len(hopeless)] == hopeless for i in range(len(ids))) else None
+
+        local.vllm.fault = fault
+        found = {tree.task_id: tree for tree in await local.call(search(2).run, Stopping(local), tmp_path / "some")}
+        assert found["reach3_1"].root.sampled
+        assert not found["reach5_1"].root.sampled
+        local.vllm.fault = lambda body: 400
+        other = TreeSearch("other", TASKS, HowToSample(1, 0, Sampling(), LIMITS), iterations=2)
+        with pytest.raises(NoRollouts, match="every first rollout is lost"):
+            await local.call(other.run, Stopping(local), tmp_path / "none")

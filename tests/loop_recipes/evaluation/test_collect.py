@@ -5,7 +5,7 @@ import random
 from loop_recipes.evaluation.collect import Cell, ResultStore, evaluation_request, run_cells
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from rollout_server.client import CollectionFailed
-from rollout_server.collection_request import CollectionEnd, Limits
+from rollout_server.collection_request import CollectionEnd, Limits, LostRollout
 from support.random_policy import write_tokenizer
 from support.small_runs import in_sequences
 from support.viewer_run import ordinary
@@ -30,7 +30,7 @@ def test_another_protocol_is_another_collection():
 
 
 def test_the_last_rollout_before_a_failure_is_kept(tmp_path):
-    """Of a task whose other run fails for good, in one sequence and in several."""
+    """Of a task whose other run is lost, in one sequence and in several."""
     write_tokenizer(tmp_path / "model")
 
     class Nodes:
@@ -40,7 +40,10 @@ def test_the_last_rollout_before_a_failure_is_kept(tmp_path):
         def events(self, request):
             rollout = ordinary(tmp_path, request.id, request.tasks[0], 0, random.Random(0))
             yield from in_sequences(rollout) if request.tasks == ["b_1"] else [rollout]
-            raise CollectionFailed("run 1 failed", CollectionEnd("failed", 1, 0, 0, {}, 1.0))
+            lost = [LostRollout(request.tasks[0], 1, "server_error", "boom")]
+            if request.only:
+                raise CollectionFailed("1 of 1 rollouts lost", CollectionEnd("failed", 0, 0, 0, {}, 1.0, lost=lost))
+            yield CollectionEnd("complete", 1, 0, 0, {}, 1.0, lost=lost)
 
     sampling = SamplingConfig(temperature=1.0, runs=2)
     for task in ("a_1", "b_1"):
@@ -48,4 +51,7 @@ def test_the_last_rollout_before_a_failure_is_kept(tmp_path):
         cell = Cell(PolicyUnderTest("base", None, "base"), sampling, asked)
         store = ResultStore(tmp_path / f"{task}.jsonl")
         run_cells(Nodes(), [cell], store, retries=1, deadline_s=100.0)
-        assert [(result.run, result.failure) for result in store.results(cell)] == [(0, None), (1, "run 1 failed")]
+        assert [(result.run, result.failure) for result in store.results(cell)] == [
+            (0, None),
+            (1, "server_error: boom"),
+        ]

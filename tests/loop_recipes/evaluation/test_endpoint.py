@@ -10,12 +10,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
+from agent_environments import chat_client
 from eval_appworld import EvalAppWorldRecipe
-from loop_recipes.evaluation import endpoint_speaker
-from loop_recipes.evaluation.collect import EvaluationTimeout
+from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.viewer.run_data import RunData
-from rollout_server.collecting.collector import MAX_ATTEMPTS
+from rollout_server.collection_request import MAX_ATTEMPTS
 from rollout_server.config import EnvironmentConfig
 from rollout_server.schema import ConfigError
 from support.random_policy import write_model
@@ -71,7 +71,7 @@ async def serving():
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(endpoint_speaker, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ async def test_a_whole_evaluation_without_a_node(model, tmp_path):
 
 
 async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(model, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(endpoint_speaker, "WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(chat_client, "WARN_AFTER_S", 0.0)
     async with serving() as service:
         service.speak = count_to(4)
         tries: dict[str, int] = {}
@@ -160,12 +160,12 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         cfg = config(model, tmp_path / "out", service.url, retries=1, samplings=[{"runs": 1}])
         report, _ = await asyncio.to_thread(evaluate, cfg)
         (score,) = report["scores"]
-        assert score["tgc"]["mean"] == pytest.approx(100 / 6)
-        ((task, run, reason),) = score["failed"]
+        assert score["tgc"]["mean"] == pytest.approx(100 / 5)
+        ((task, run, reason),) = score["lost"]
         assert (task, run) == ("reach10_3", 0)
         assert "answers 400: no such thing" in reason
-        assert tries["Task: Bring the counter from 0 to 14."] == 2 * MAX_ATTEMPTS
-        assert f"{2 * MAX_ATTEMPTS} of them at task reach10_3" in caplog.text
+        assert tries["Task: Bring the counter from 0 to 14."] == MAX_ATTEMPTS + 1
+        assert f"{MAX_ATTEMPTS + 1} of them at task reach10_3" in caplog.text
         assert caplog.text.count("/chat/completions answers 429: slow down") == 5, (
             "once for two refusals, in five tasks"
         )
@@ -173,8 +173,17 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
         service.fault = lambda body: None
         asked = len(service.bodies)
         report, _ = await asyncio.to_thread(evaluate, cfg)
-        assert report["scores"][0]["failed"] == []
+        assert report["scores"][0]["lost"] == []
         assert len(service.bodies) == asked + 2
+
+
+async def test_where_everything_is_lost_there_is_no_score(model, tmp_path):
+    async with serving() as service:
+        service.fault = lambda body: (400, "no such thing")
+        cfg = config(model, tmp_path / "out", service.url, samplings=[{"runs": 1}])
+        with pytest.raises(NoScore, match=r"no score of gpt, T=0: all 6 rollouts lost, such as .* no such thing"):
+            await asyncio.to_thread(evaluate, cfg)
+        assert not (tmp_path / "out/report.json").exists()
 
 
 async def test_budgets_end_an_episode_as_over_budget(model, tmp_path):
@@ -214,8 +223,70 @@ async def test_out_of_time_goes_on_later(model, tmp_path):
         service.bodies.clear()
         report, lines = await asyncio.to_thread(evaluate, cfg)
         assert len(lines) == 12
-        assert report["scores"][0]["failed"] == []
+        assert report["scores"][0]["lost"] == []
         assert not any(map(first, service.bodies)), "both runs of the first task were done and are kept"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_service_that_never_answers_is_one_line_at_its_first_refusal(model, tmp_path, status):
+    """It was nine attempts a task, and a TGC of 0.0 with status 0."""
+    async with serving() as service:
+        service.fault = lambda body: (status, '{"error": {"message": "wrong\\nkey"}}')
+        cfg = config(model, tmp_path / "out", service.url)
+        cfg.policies[0].endpoint.max_concurrent = 1
+        with pytest.raises(ConfigError, match=f"answers {status}: wrong key; correct endpoint.url") as refused:
+            await asyncio.to_thread(evaluate, cfg)
+        assert len(service.bodies) <= 2, "the next may be on its way already"
+    assert "\n" not in str(refused.value)
+    assert KEY not in str(refused.value)
+    assert not (tmp_path / "out/report.json").exists()
+
+
+@pytest.mark.parametrize("answer", ['{"choices": null, "error": {"message": "no credit"}}', "<p>no credit</p>"])
+async def test_a_service_that_answers_with_something_else_is_one_line_with_its_words(model, tmp_path, caplog, answer):
+    async with serving() as service:
+        service.fault = lambda body: (200, answer)
+        with pytest.raises(ConfigError, match="answers 200 and no completion: no credit"):
+            await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    assert "Traceback" not in caplog.text
+    assert not (tmp_path / "out/report.json").exists()
+
+
+async def test_no_rollout_at_all_is_no_score(model, tmp_path):
+    async with serving() as service:
+        service.speak = lambda body: "```python\nadd(1)\n```"
+        service.fault = lambda body: (400, "no") if len(body["messages"]) > 2 else None
+        cfg = config(model, tmp_path / "out", service.url)
+        with pytest.raises(ConfigError, match=r"gpt.*no rollout could be had, so there is no score: .*answers 400: no"):
+            await asyncio.to_thread(evaluate, cfg)
+        service.fault = lambda body: None
+        report, _ = await asyncio.to_thread(evaluate, cfg)
+        assert report["scores"][0]["failed"] == []
+
+
+async def test_content_in_parts_is_joined(model, tmp_path):
+    async with serving() as service:
+        service.speak = lambda body: [
+            {"type": "text", "text": "```python\nfini"},
+            {"type": "text", "text": "sh()\n```"},
+        ]
+        _, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    assert {(line["end_reason"], line["turns"]) for line in lines} == {("completed", 1)}
+
+
+@pytest.mark.parametrize("ending", ["\r", "\n", "\r\n", " "])
+async def test_a_keys_line_end_is_not_of_it(model, tmp_path, monkeypatch, ending):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY + ending)
+    async with serving() as service:
+        await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
+    assert service.keys == {f"Bearer {KEY}"}
+
+
+def test_a_key_that_no_header_carries_is_one_clear_line(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-sécret")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold printable ASCII") as refused:
+        EvalAppWorldRecipe(config(model, tmp_path / "out", "http://127.0.0.1:1/v1"))
+    assert "cret" not in str(refused.value)
 
 
 def test_a_missing_key_is_one_clear_line(model, tmp_path, monkeypatch):

@@ -59,13 +59,45 @@ def test_over_budget_is_a_failure_though_all_tests_pass():
     assert result.over_budget == [("bbb_2", 0)]
 
 
-def test_an_attempt_without_rollout_counts_as_failed_and_is_named():
-    results = [*runs("++++")[:-1], TaskResult("bbb_2", 0, failure="the world died")]
-    result = score(results, resamples=200)
-    assert result.tgc.mean == 75.0
-    assert result.failed == [("bbb_2", 0, "the world died")]
+def lost(task, run, why="server_error: boom"):
+    return TaskResult(task, run, failure=why)
+
+
+def test_a_lost_rollout_is_neither_a_failure_nor_a_success():
+    """Of two runs over four tasks one rollout is lost: 6 of 7 are solved; 6 or 7 of 8 would be."""
+    result = score([*runs("++++", "++-+")[:-1], lost("bbb_2", 1)], resamples=200)
+    assert (result.runs, result.tasks, result.scenarios) == (2, 4, 2)
+    assert [run.tgc for run in result.per_run] == pytest.approx([100.0, 200 / 3])
+    assert result.lost == [("bbb_2", 1, "server_error: boom")]
     assert result.over_budget == []
-    assert result.interactions == 4.0  # of the attempts that were made
+    assert result.interactions == 4.0
+    assert result.reward == pytest.approx((6 + 0.5) / 7)
+    assert result.bounds.tgc == pytest.approx((75.0, 87.5))
+    assert result.bounds.sgc == pytest.approx((75.0, 75.0)), "the scenario's other task failed in that run"
+    assert result.bounds.reward == pytest.approx((6.5 / 8, 7.5 / 8))
+
+
+def test_a_task_or_a_run_that_is_lost_altogether_leaves_the_others():
+    result = score([*runs("+-++")[:-1], *(lost(task, 1) for task in TASKS), lost("bbb_2", 0)], resamples=200)
+    assert (result.runs, result.tasks, len(result.per_run)) == (2, 4, 1)
+    assert result.tgc.mean == pytest.approx(200 / 3)
+    assert result.bounds.tgc == pytest.approx((25.0, 87.5))
+
+
+def test_nothing_is_lost_so_there_are_no_bounds():
+    assert score(runs("++++"), resamples=200).bounds is None
+
+
+def test_where_all_is_lost_there_is_no_score():
+    with pytest.raises(ValueError, match="nothing to score: every rollout was lost"):
+        score([lost(task, 0) for task in TASKS])
+
+
+def test_tasks_may_be_called_anything():
+    """One that is no <scenario>_<n> is a scenario of its own."""
+    names = ["gsm8k-17", "10_1", "10_2", "a/b.c_d", "x_1_", "²_²"]
+    result = score([attempt(name, 0, name != "10_2") for name in names], resamples=200)
+    assert (result.scenarios, result.tgc.mean, result.sgc.mean) == (5, pytest.approx(500 / 6), 80.0)
 
 
 def test_by_difficulty_averages_over_runs():
@@ -104,6 +136,22 @@ def test_comparison_refuses_other_tasks():
         compare(NamedResults("a", "T=0", runs("++++")), NamedResults("b", "T=0", runs("++++")[:-1]))
 
 
+def test_lost_rollouts_are_left_out_of_a_comparison_and_bound_it():
+    """The first lost a task altogether, the second one of its two runs: three tasks are left."""
+    first = [lost(item.task_id, item.run) if item.task_id == "bbb_2" else item for item in runs("+-+-", "+-+-")]
+    second = runs("++++", "++++")
+    second[0] = lost("aaa_1", 0)
+    result = compare(NamedResults("a", "T=0", first), NamedResults("b", "T=0", second), resamples=200)
+    assert (result.tasks, result.lost_rollouts) == (3, (2, 1))
+    assert result.tgc.interval.estimate == pytest.approx(100 / 3)
+    assert result.tgc_bounds == pytest.approx((87.5 - 75.0, 100.0 - 50.0))
+    assert compare(NamedResults("a", "T=0", runs("++++")), NamedResults("b", "T=0", runs("++++"))).tgc_bounds is None
+    nothing = [attempt("aaa_1", 0), *(lost(task, 0) for task in TASKS[1:])]
+    other = [lost("aaa_1", 0), *(attempt(task, 0) for task in TASKS[1:])]
+    with pytest.raises(ValueError, match="have no task in common that was not lost"):
+        compare(NamedResults("a", "T=0", nothing), NamedResults("b", "T=0", other))
+
+
 def test_every_sampling_has_its_own_baseline():
     scores = [NamedResults(name, sampling, runs("++--")) for sampling in ("T=0", "T=1") for name in ("a", "b", "c")]
     pairs = [(item.first, item.second, item.sampling) for item in compare_with_first(scores, resamples=200)]
@@ -132,6 +180,15 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     assert data["dataset"] == "synthetic"
     assert data["comparisons"][0]["lost"] == [["aaa_1", 1.0, 0.0]]
     assert "synthetic" in capsys.readouterr().out
+
+
+def test_compare_evals_says_what_was_lost(tmp_path):
+    first = write_evaluation(tmp_path / "first", [*runs("+--+")[:-1], lost("bbb_2", 0)])
+    second = write_evaluation(tmp_path / "second", runs("-+++"))
+    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out/comparison.md").read_text()
+    assert "second/p against first/p, T=0: 0 and 1 rollouts lost, compared on 3 tasks" in text
+    assert "the TGC difference would lie in [+25.0, +50.0]" in text
 
 
 def test_compare_evals_names_evaluations_of_runs_by_their_runs(tmp_path):

@@ -3,11 +3,16 @@
 import itertools
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from loop_recipes.launch import job_check
 from loop_recipes.launch.cli import main
+from loop_recipes.launch.job_check import Report
 from support.small_runs import replay_config
+from support.tool_modules import SUMS, write
 
 SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
     "tiny": (6, 128, 384, 4, 2, 783, True),
@@ -226,6 +231,9 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("rollout_node.config.environment.config.python=3", "environment option python must be a path, not 3"),
         ("rollout_node.config.environment.config.promt=loop", "unexpected keyword argument 'promt'"),
         ("rollout_node.config.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
+        ("rollout_node.config.environment.name=tools", "environment 'tools' was given options it does not take"),
+        ("collection.split=null", "collection.split must be str, not None"),
+        ("checkpointer.checkpoint_dir=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
         ("rollout_node.config.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
     ],
 )
@@ -234,6 +242,34 @@ def test_what_would_stop_a_job_is_named(check_32b, word, problem):
     assert code == 1
     assert len(problems) == 1, problems
     assert problem in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (None, None),
+        (("def add", "import sys; sys.exit(3)\n\n\n@tool\ndef add"), "mine.py cannot be imported: SystemExit: 3 ("),
+        (("@reward", ""), "there is no reward: write a function with @reward"),
+        ("gone", "mine.py cannot be imported: FileNotFoundError"),
+    ],
+)
+def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
+    source = SUMS if change in (None, "gone") else SUMS.replace(*change)
+    module = write(tmp_path, source)
+    if change == "gone":
+        Path(module).unlink()
+    report = Report()
+    tools = {"name": "tools", "config": {"module": module}}
+    for section in (tools, {"name": "mixed", "config": {"environments": {"sums": tools}}}):
+        job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
+    assert [problem in line for line in report.problems] == ([True, True] if problem else [])
+
+
+def test_sizes_that_are_not_those_of_the_model_are_named(check_config):
+    code, _, problems = check_config("tiny_cpu", "tiny", "model.num_layers=5", "model.vocab_size=784")
+    assert code == 1
+    assert len(problems) == 1, problems
+    assert "has layers 5 (6), vocabulary 784 (783) where the config.json in " in problems[0]
 
 
 def test_a_key_that_is_left_out_counts_with_its_default(check_32b):

@@ -7,7 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from agent_environments.colbench.pool import ANSWER_MARK
+from agent_environments.tools.behavior import TOOL_FIGURES
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.learner import run_metrics
 from loop_recipes.learner.run_metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
 from loop_recipes.plots.rollouts import read_attempts
 from loop_recipes.viewer.run_data import RunData
@@ -43,8 +45,9 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     cfg.loss.kl_coefficient = 0.1
     train(cfg)
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    elsewhere = {"value_loss", "dev_iteration", "dev_reward", "dev_success", "preference_margin", "preference_accuracy"}
-    written = set(line) | elsewhere | {"left_out_rollouts"}  # which tests of their own look at
+    elsewhere = {"value_loss", "preference_margin", "preference_accuracy"}
+    elsewhere |= {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
+    written = set(line) | elsewhere | {"left_out_rollouts", "broken_figures"}  # which tests of their own look at
     assert written == set(METRICS)
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0
@@ -53,6 +56,26 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     parts = line["environments"]
     assert {name: part["rollouts"] for name, part in parts.items()} == {"craft": 3, "sums": 9}
     assert sum(part["rollouts"] * part["reward"] for part in parts.values()) / 12 == pytest.approx(line["reward"])
+
+
+def test_a_figure_that_breaks_ends_no_run_and_does_not_vanish(tmp_path, monkeypatch, caplog):
+    log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
+    rollouts = [
+        replace(
+            rollout,
+            messages=MESSAGES,
+            turns=[replace(turn, message=2 + 2 * number) for number, turn in enumerate(rollout.turns)],
+        )
+        for rollout in read_rollouts(log)
+    ]
+    whole = behavior_metrics(rollouts)
+    monkeypatch.setattr(run_metrics, "tool_metrics", lambda turns: {}["no such"])
+    metrics = behavior_metrics(rollouts)
+    left_out = set(whole) - set(metrics)
+    assert metrics == {**{name: value for name, value in whole.items() if name not in left_out}, "broken_figures": 1}
+    assert left_out <= TOOL_FIGURES.keys()
+    assert left_out
+    assert "the figures of tool calls could not be computed: KeyError: 'no such' (" in caplog.text
 
 
 def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_counted(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,6 +129,23 @@ def test_the_prefix_stands_before_the_served_ids_and_changes_nothing_else(tmp_pa
     assert (told.rollout_id, told.reward, told.turns) == (sample.rollout_id, sample.reward, sample.turns)
     with pytest.raises(ConfigError, match="hidden_information: nothing is known of unknown"):
         HiddenPrefix(MadeUpSecrets(), tokens).before([replace(sample, task_id="unknown")])
+
+
+@pytest.mark.parametrize(
+    ("secret", "complaint"),
+    [
+        (
+            lambda task_id: {}["x"],
+            r"hidden_information broke over task task-0: KeyError: 'x' \(.*test_turn_critic.py:\d+\)",
+        ),
+        (lambda task_id: None, "hidden_information of task task-0 is no text but of type NoneType"),
+    ],
+)
+def test_hidden_information_that_breaks_is_one_line(tmp_path, secret, complaint):
+    write_model(tmp_path)
+    information = SimpleNamespace(hidden_information=secret)
+    with pytest.raises(ConfigError, match=complaint):
+        HiddenPrefix(information, ChatTokens(tmp_path)).of("task-0")
 
 
 @pytest.mark.parametrize("loss", [ClippedPolicyLoss(), LogLikelihood(), DPO()], ids=["clipped", "likelihood", "dpo"])

@@ -60,10 +60,11 @@ def test_seeds_of_different_length_are_averaged_where_they_are(tmp_path):
 def test_a_dev_score_stands_where_its_policy_stood():
     lines = [{"iteration": number, "reward": 0.5, "success": 0.25} for number in (1, 2, 3)]
     lines[0] |= {"dev_iteration": 0, "dev_reward": 0.1, "dev_success": 0.0}
-    lines[2] |= {"dev_iteration": 2, "dev_reward": 0.7, "dev_success": 0.4}
+    lines[2] |= {"dev_iteration": 3, "dev_reward": 0.9, "dev_success": 0.6}
+    lines[2] |= {"earlier_dev_iteration": 2, "earlier_dev_reward": 0.7, "earlier_dev_success": 0.4}
     _, diamonds = learning_curve([Curve("LOOP", [lines])], window=1).axes[0].get_lines()
     assert diamonds.get_label() == "LOOP, dev"
-    assert (list(diamonds.get_xdata()), list(diamonds.get_ydata())) == ([0, 2], [0.1, 0.7])
+    assert (list(diamonds.get_xdata()), list(diamonds.get_ydata())) == ([0, 2, 3], [0.1, 0.7, 0.9])
 
 
 def test_smoothing_is_a_centred_average():

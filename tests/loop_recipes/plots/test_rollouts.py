@@ -13,7 +13,7 @@ from loop_recipes.plots.rollouts import (
     call_sequences,
     read_periods,
 )
-from rollout_server.ids import evaluation_id, single_task_id
+from rollout_server.ids import evaluation_id, replay_id
 
 FAILED = "Execution failed. Traceback:\nKeyError"
 
@@ -120,7 +120,7 @@ def test_tasks_asked_for_by_themselves_belong_to_their_score(tmp_path):
     (folder / f"{before}.jsonl").write_text(line("a_1", 0, [call("x.y")]))
     (folder / f"{after}.jsonl").write_text(line("a_1", 0, [call("x.y")], True) + line("a_2", 0, [call("x.y")], True))
     alone = [line("a_2", index, [call("x.y"), call("x.y")]) for index in range(2)]
-    (folder / f"{single_task_id(after, 'a_2')}.jsonl").write_text("".join(alone))
+    (folder / f"{replay_id(after, 'a_2')}.jsonl").write_text("".join(alone))
     _, periods = read_periods(tmp_path)
     assert [period.name for period in periods] == ["after-t1", "before-t1"]
     counted = [(item.task_id, item.index, item.behavior.turns) for item in periods[0].attempts]

@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 
 from rollout_server.branch import Branch, BranchPoint, Exchange
-from rollout_server.collecting.collector import MAX_ATTEMPTS, Collector
-from rollout_server.collection_request import CollectionRequest, failures_warning
+from rollout_server.collecting.collector import Collector, Gone
+from rollout_server.collection_request import MAX_ATTEMPTS, CollectionRequest, LostRollout, failures_warning
 from rollout_server.rollout import BRANCH_DIFFERS
 from rollout_server.schema import ConfigError
 
@@ -112,21 +112,82 @@ def test_failed_attempts_are_named_when_they_are_not_rare():
     )
 
 
-def test_unreachable_floor_ends_it_with_one_line():
-    collector = Collector(make_request(tasks=2, rollouts=1))
-    outcome = None
-    while outcome is None:
-        key = collector.start_next()
-        if key.task_id == "t_1":
-            collector.failed(key, "environment_crashed", "the world died")
-        else:
+def lose(collector, key, reason="server_error", message="boom"):
+    """Have all attempts at a running rollout fail; the others wait meanwhile."""
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt:
+            key = collector.start_next()
+        gone = collector.failed(key, reason, message)
+    assert gone
+
+
+def test_a_lost_rollout_is_waited_for_no_longer():
+    collector = Collector(make_request(tasks=2, rollouts=3))
+    keys = start_all(collector)
+    lose(collector, keys[1], "environment_crashed", "the world died")
+    assert collector.outcome is None
+    assert (collector.progress().needed, collector.progress().lost) == (5, 1)
+    for key in keys:
+        if key != keys[1]:
             collector.finished(key)
-        outcome = collector.outcome
-    assert outcome == "failed"
-    assert "task t_1 can reach 0 of the 1" in collector.error
-    assert "environment_crashed: the world died" in collector.error
-    assert "\n" not in collector.error
+    assert collector.outcome == "complete"
+    assert collector.lost == [LostRollout("t_1", 0, "environment_crashed", "the world died")]
+
+
+def test_the_floor_of_a_task_falls_only_as_far_as_it_must():
+    """Of three rollouts each, two are enough: with one lost still two, with two lost one, with all lost none."""
+    for lost, left in ((1, 2), (2, 1), (3, 0)):
+        collector = Collector(make_request(tasks=2, rollouts=3, floor=2, fraction=0.1))
+        keys = start_all(collector)
+        first, second = ([key for key in keys if key.task_id == f"t_{n}"] for n in range(2))
+        for key in first[:2]:
+            collector.finished(key)
+        for key in second[:lost]:
+            lose(collector, key)
+        for number, key in enumerate(second[lost:]):
+            assert (collector.outcome is None) == (number < left)
+            if collector.outcome is None:
+                collector.finished(key)
+        assert collector.outcome == "early_stop"
+
+
+def test_more_lost_than_the_request_allows_ends_it_with_one_line_by_count():
+    collector = Collector(make_request(tasks=3, rollouts=2, max_lost=2))
+    keys = start_all(collector)
+    lose(collector, keys[0])
+    lose(collector, keys[1], "environment_crashed", "the world died")
+    assert collector.outcome is None
+    lose(collector, keys[2])
+    assert collector.outcome == "failed"
+    assert collector.error == (
+        "3 of 6 rollouts lost (server_error 2, environment_crashed 1), such as rollout 0 of t_2: server_error: boom, "
+        "where 2 may be"
+    )
     assert collector.start_next() is None
+
+
+def test_a_request_may_allow_one_attempt_and_name_single_rollouts():
+    collector = Collector(make_request(tasks=3, rollouts=4, attempts=1, only={"t_0": [3], "t_2": [1, 0]}))
+    keys = start_all(collector)
+    assert Counter(key.task_id for key in keys) == {"t_0": 1, "t_1": 4, "t_2": 2}
+    assert {key.index for key in keys if key.task_id != "t_1"} == {3, 1, 0}
+    assert collector.failed(keys[0], "server_error", "boom"), "there is no second attempt"
+    for key in keys[1:]:
+        collector.finished(key)
+    assert collector.outcome == "complete"
+    assert [(lost.task_id, lost.index) for lost in collector.lost] == [("t_0", 3)]
+
+
+def test_with_nothing_left_it_has_failed():
+    collector = Collector(make_request(tasks=1, rollouts=2))
+    first, second = start_all(collector)
+    lose(collector, first)
+    assert collector.outcome is None
+    lose(collector, second)
+    assert (collector.outcome, collector.error) == (
+        "failed",
+        "2 of 2 rollouts lost (server_error 2), such as rollout 1 of t_0: server_error: boom",
+    )
 
 
 def test_restart_collects_only_what_is_missing():
@@ -148,14 +209,18 @@ def simulate(rng):
     """One random schedule, checked at every event; returns the outcome."""
     rollouts = rng.randint(1, 6)
     request = make_request(
-        tasks=rng.randint(1, 6), rollouts=rollouts, floor=rng.randint(1, rollouts), fraction=rng.uniform(0.05, 1.0)
+        tasks=rng.randint(1, 6),
+        rollouts=rollouts,
+        floor=rng.randint(1, rollouts),
+        fraction=rng.uniform(0.05, 1.0),
+        max_lost=rng.choice([None, rng.randint(0, 6)]),
     )
     every = [(task, index) for task in request.tasks for index in range(rollouts)]
     done = set(rng.sample(every, rng.randint(0, len(every)))) if rng.random() < 0.3 else set()
     failure_rate = rng.choice([0.0, 0.05, 0.4])
     slots = rng.randint(1, 12)
     collector = Collector(request, done, opened_before=rng.randint(0, 2))
-    finished, attempts, running = set(done), Counter(), []
+    finished, attempts, lost, running = set(done), Counter(), Counter(), []
     while collector.outcome is None:
         while len(running) < slots and (key := collector.start_next()) is not None:
             rollout = (key.task_id, key.index)
@@ -168,20 +233,23 @@ def simulate(rng):
         assert running, "nothing runs, nothing can be started, and yet it has not ended"
         key = running.pop(rng.randrange(len(running)))
         if rng.random() < failure_rate:
-            collector.failed(key, "server_error", "boom")
+            lost[key.task_id] += collector.failed(key, "server_error", "boom")
         else:
             collector.finished(key)
             finished.add((key.task_id, key.index))
         per_task = Counter(task for task, _ in finished)
-        floors = len(finished) >= request.floor_total and all(
-            per_task[task] >= request.floor_per_task for task in request.tasks
+        possible = len(every) - lost.total()
+        floors = len(finished) >= min(request.floor_total, possible) and all(
+            per_task[task] >= min(request.floor_per_task, rollouts - lost[task]) for task in request.tasks
         )
-        assert (collector.outcome in ("complete", "early_stop")) == floors
+        too_many = lost.total() > (len(every) - 1 if request.max_lost is None else request.max_lost)
+        assert (collector.outcome == "failed") == too_many
+        assert (collector.outcome in ("complete", "early_stop")) == (floors and not too_many)
         assert collector.progress().finished == len(finished)
     if collector.outcome == "failed":
         assert failure_rate > 0
     assert collector.start_next() is None
-    assert len(finished) == len(every) or collector.outcome != "complete"
+    assert len(finished) == len(every) - lost.total() or collector.outcome != "complete"
     return collector.outcome
 
 
@@ -228,36 +296,30 @@ def test_a_floor_that_only_refusals_keep_from_being_reached_is_lowered():
 
 
 @pytest.mark.parametrize("refused_first", [True, False])
-def test_a_floor_that_refusals_and_failures_together_put_out_of_reach_ends_it(refused_first):
-    """Of six rollouts two end, two are given up and two are refused: four were asked for, and nothing would come."""
+def test_a_floor_that_refusals_and_losses_together_put_out_of_reach_is_lowered(refused_first):
+    """Of six rollouts two end, two are lost and two are refused: four were asked for, and two can be had."""
     collector = Collector(branched(points=1, rollouts=6, floor=4, fraction=0.5))
     keys = start_all(collector)
+    gone = [lambda: lose(collector, keys[4]), lambda: lose(collector, keys[5])]
+    for key in keys[2:4]:
+        gone.insert(0 if refused_first else 4, lambda key=key: collector.failed(key, BRANCH_DIFFERS, "otherwise"))
+    for go in gone:
+        go()
+    assert collector.outcome is None
     for key in keys[:2]:
         collector.finished(key)
-
-    def refuse():
-        for key in keys[2:4]:
-            if collector.outcome is None:
-                collector.failed(key, BRANCH_DIFFERS, "turn 0 is answered otherwise")
-
-    if refused_first:
-        refuse()
-    for key in keys[4:]:
-        while collector.outcome is None and key is not None:
-            collector.failed(key, "server_error", "boom")
-            key = collector.start_next()
-    refuse()
-    assert collector.outcome == "failed"
-    assert "can reach 3 of the 4 rollouts it needs" in collector.error
+    assert (collector.outcome, len(collector.lost), len(collector.refused)) == ("complete", 2, 2)
 
 
-def test_what_was_refused_before_a_restart_is_not_started_again():
-    before = Collector(branched(points=2, rollouts=1))
-    first, _ = start_all(before)
+def test_what_was_gone_before_a_restart_is_not_started_again():
+    before = Collector(branched(points=3, rollouts=1))
+    first, second, _ = start_all(before)
     before.failed(first, BRANCH_DIFFERS, "no")
-    after = Collector(branched(points=2, rollouts=1), [], 1, {first: "no"})
-    assert [key.index for key in start_all(after)] == [1]
-    assert after.refused == before.refused
+    lose(before, second)
+    gone = {first: Gone(BRANCH_DIFFERS, "no"), second: Gone("server_error", "boom")}
+    after = Collector(branched(points=3, rollouts=1), [], 1, gone)
+    assert [key.index for key in start_all(after)] == [2]
+    assert (after.refused, after.lost) == (before.refused, before.lost)
 
 
 def test_ten_thousand_schedules():
@@ -282,6 +344,11 @@ def test_ten_thousand_schedules():
         ({"limits": {"max_turns": 0}}, "limits.max_turns must be above 0, not 0"),
         ({"sampling": {"temperature": "hot"}}, "sampling.temperature must be float, not 'hot'"),
         ({"seed": 1.5}, "seed must be int"),
+        ({"attempts": 0}, "attempts must be above 0, not 0"),
+        ({"max_lost": -1}, "max_lost must be at least 0, not -1"),
+        ({"only": {"b_1": [0]}}, "only: b_1 is none of the tasks"),
+        ({"only": {"a_1": [6]}}, "only: a_1 must have at least one index, distinct, below rollouts_per_task = 6"),
+        ({"only": {"a_1": []}}, "only: a_1 must have at least one index"),
     ],
 )
 def test_bad_requests_are_named(change, message):

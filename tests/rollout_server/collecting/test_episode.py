@@ -1,18 +1,21 @@
 """The episode loop by itself: a scripted speaker, the counter environment, every way an episode can end or fail."""
 
 import asyncio
-import time
+import json
 from dataclasses import replace
 
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
+from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime, SpokenRecord, SpokenTurn
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
 from rollout_server.collection_request import CollectionRequest, Limits
+from rollout_server.rollout import Rollout
+from support.waiting import pass_time
 
 ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"
 TASK = "reach3_1"
@@ -33,13 +36,15 @@ class ScriptedSpeaker:
     def begin(self, episode_id, messages):
         self.calls.append(("begin", episode_id, [message.role for message in messages]))
 
-    async def speak(self, seed, deadline):
+    async def speak(self, seed):
         self.calls.append(("speak", seed))
         line = next(self.lines)
         if isinstance(line, Exception):
             raise line
         if line is None:
             await asyncio.Event().wait()
+        if callable(line):
+            line = await line()
         start = 1 + 3 * self.turns
         self.turns += 1
         return SpokenTurn(line, 7, "stop", "s0", seconds=0.25, start=start, end=start + 2, cached_tokens=4)
@@ -98,6 +103,19 @@ class FaultyPool(CounterPool):
     async def acquire(self, episode_id):
         await super().acquire(episode_id)
         return Faults(self)
+
+
+MEETS = Faults._meet.__code__.co_firstlineno + 3
+SPEAKS = ScriptedSpeaker.speak.__code__.co_firstlineno + 4
+
+
+async def cancels_the_task_that_runs_it():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def ends_as_a_closed_coroutine_does():
+    raise GeneratorExit
 
 
 async def cancelled_task_of_its_own():
@@ -207,9 +225,36 @@ async def test_a_finished_episode_is_complete_even_on_its_last_turn_and_token():
     assert (await play(ScriptedSpeaker([ADD], full), max_turns=1)).end_reason == "turn_limit"
 
 
-async def test_the_deadline_grades_what_there_is():
-    rollout = await play(ScriptedSpeaker([ADD, OutOfTime("too slow")]))
-    assert (rollout.end_reason, len(rollout.turns), rollout.reward) == ("deadline", 1, 0.75)
+async def longer_than_the_episode_may_take():
+    await pass_time(1000.0)
+
+
+@pytest.mark.parametrize("slow", ["start", "speaker", "grade"])
+async def test_what_is_slow_without_the_agents_doing_ends_no_episode(slow):
+    async def slowly():
+        await longer_than_the_episode_may_take()
+        return ADD
+
+    lines = [slowly, slowly, FINISH] if slow == "speaker" else [ADD, ADD, FINISH]
+    faults = {} if slow == "speaker" else {slow: longer_than_the_episode_may_take}
+    rollout = await play(ScriptedSpeaker(lines), FaultyPool(**faults))
+    assert (rollout.end_reason, len(rollout.turns)) == ("completed", 3)
+
+
+async def test_a_world_that_is_brought_back_in_a_step_takes_none_of_the_agents_time():
+    async def bring_back():
+        with not_the_agents():
+            await longer_than_the_episode_may_take()
+
+    rollout = await play(ScriptedSpeaker([ADD, FINISH]), FaultyPool(step=bring_back))
+    assert (rollout.end_reason, len(rollout.turns)) == ("completed", 2)
+
+
+async def test_the_steps_of_an_episode_share_its_time():
+    """The third takes longer than what the two before it have left."""
+    pool = FaultyPool(step=lambda: pass_time(250.0))
+    rollout = await play(ScriptedSpeaker([ADD] * 9), pool, max_turns=9)
+    assert (rollout.end_reason, len(rollout.turns)) == ("deadline", 3)
 
 
 @pytest.mark.parametrize("fault", [EnvironmentTimeout("the code ran too long"), TimeoutError()])
@@ -220,11 +265,7 @@ async def test_a_step_out_of_time_ends_the_episode_with_its_turn(fault):
 
 
 async def test_a_step_is_bounded_by_the_episodes_deadline():
-    speaker = ScriptedSpeaker([ADD])
-    episode, _, _ = make(speaker, FaultyPool(step=forever))
-    # Brought near only once the world has started, however long that took.
-    speaker.begin = lambda episode_id, messages: setattr(episode, "_deadline", time.monotonic() + 0.05)
-    [rollout] = await episode.run()
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=forever), episode_deadline_s=0.05)
     assert rollout.end_reason == "deadline"
     assert rollout.turns[0].environment_seconds > 0.0
 
@@ -232,13 +273,13 @@ async def test_a_step_is_bounded_by_the_episodes_deadline():
 @pytest.mark.parametrize(
     ("lines", "faults", "reason", "message"),
     [
-        ([OutOfTime("no server is ready")], {}, "server_error", "no server is ready"),
+        ([EpisodeFailed("server_error", "no server is ready")], {}, "server_error", "no server is ready"),
         ([ContextFull("the prompt fills it")], {}, "environment_error", "the prompt fills it"),
         ([ADD, EpisodeFailed("bad_logprob", "NaN")], {}, "bad_logprob", "NaN"),
         ([], {"start": EnvironmentCrashed("gone")}, "environment_crashed", "gone"),
         ([ADD], {"step": EnvironmentCrashed()}, "environment_crashed", "EnvironmentCrashed"),
         ([FINISH], {"grade": EnvironmentCrashed("the grader died")}, "environment_crashed", "the grader died"),
-        ([ADD, ValueError("bug")], {}, "environment_error", "ValueError('bug')"),
+        ([ADD, ValueError("bug")], {}, "environment_error", f"ValueError: bug ({__file__}:{SPEAKS})"),
     ],
 )
 async def test_an_attempt_that_failed_says_why(lines, faults, reason, message):
@@ -249,6 +290,8 @@ async def test_a_step_that_breaks_the_environment_ends_in_a_grade():
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=TypeError("not even text")))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     assert "The environment broke while it ran this code" in rollout.messages[-1]["content"]
+    assert rollout.broke == {"where": "step", "what": f"TypeError: not even text ({__file__}:{MEETS})"}
+    assert Rollout.from_dict(json.loads(rollout.to_json())) == rollout
 
 
 class Unheard(BaseException):
@@ -265,7 +308,21 @@ async def test_code_that_ends_the_program_ends_no_node(end):
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=leave))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=leave))
-    assert (rollout.reward, rollout.ungradable) == (0.0, f"{end.__name__}('bye')")
+    assert rollout.reward == 0.0
+    assert rollout.ungradable.startswith(f"{end.__name__}: bye (")
+    assert rollout.broke == {"where": "grade", "what": rollout.ungradable}
+
+
+@pytest.mark.parametrize("fault", [cancels_the_task_that_runs_it, ends_as_a_closed_coroutine_does])
+async def test_what_looks_like_the_end_of_an_episode_ends_in_a_grade(fault):
+    rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
+    assert (rollout.end_reason, rollout.turns[0].failed, rollout.broke["where"]) == ("completed", True, "step")
+    rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
+    assert (rollout.end_reason, rollout.reward, rollout.broke["where"]) == ("completed", 0.0, "grade")
+    reason, _ = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
+    assert reason == "environment_crashed"
+    episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
+    assert (await episode.run())[0].broke is None
 
 
 async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(caplog):
@@ -273,9 +330,11 @@ async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(c
     rollout = await play(ScriptedSpeaker([ADD]), FaultyPool(step=fault))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
     rollout = await play(ScriptedSpeaker([FINISH]), FaultyPool(grade=fault))
-    assert (rollout.end_reason, rollout.reward, rollout.ungradable) == ("completed", 0.0, "CancelledError()")
+    assert (rollout.end_reason, rollout.reward) == ("completed", 0.0)
+    assert rollout.ungradable.startswith("CancelledError (")
     reason, message = await failure(ScriptedSpeaker([]), FaultyPool(start=fault))
-    assert (reason, message) == ("environment_crashed", f"the environment broke as it started {TASK}: CancelledError()")
+    assert reason == "environment_crashed"
+    assert message.startswith(f"the environment broke as it started {TASK}: CancelledError (")
     episode, _, _ = make(ScriptedSpeaker([FINISH]), FaultyPool(close=fault))
     assert (await episode.run())[0].end_reason == "completed"
     assert caplog.text.count("closing the episode failed") == 1
@@ -288,10 +347,11 @@ async def test_a_state_that_breaks_the_grader_is_worth_nothing(fault):
     assert "too slow" in rollout.ungradable
 
 
-async def test_a_world_that_does_not_start_in_time_is_a_failure():
+async def test_a_world_that_does_not_start_in_time_is_a_failure(monkeypatch):
+    monkeypatch.setattr(attempt_module, "START_DEADLINE_S", 0.05)
     speaker = ScriptedSpeaker([])
-    reason, message = await failure(speaker, FaultyPool(start=forever), episode_deadline_s=0.05)
-    assert (reason, message) == ("environment_timeout", "the world did not start before the deadline")
+    reason, message = await failure(speaker, FaultyPool(start=forever))
+    assert (reason, message) == ("environment_timeout", "the world did not start within 0.05 s")
     assert not speaker.called("begin")
 
 

@@ -8,9 +8,9 @@ from agent_environments.protocol import Message
 from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
-from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, OutOfTime
+from rollout_server.collecting.speaker import ContextFull, EpisodeFailed
 from rollout_server.collection_request import CollectionRequest, Limits
-from rollout_server.inference.router import BadLogprob, DeadlinePassed, Generation, RequestRefused, ServerUnavailable
+from rollout_server.inference.router import BadLogprob, Generation, RequestRefused, ServerUnavailable
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import UnknownPolicy
 
@@ -75,21 +75,21 @@ async def test_sampled_ids_are_appended_as_they_came(tokens):
     speaker = speaker_of(tokens, router)
     speaker.begin("c/t_1/0.0", OPENING)
     prompt = tokens.prompt(OPENING)
-    first = await speaker.speak(seed=11, deadline=99.0)
+    first = await speaker.speak(seed=11)
     assert (first.text, first.start, first.end) == ("one", len(prompt), len(prompt) + 4)
     assert (first.policy_version, first.server, first.seconds, first.cached_tokens) == (4, "s1", 0.5, 3)
     speaker.hear("two")
-    await speaker.speak(seed=12, deadline=99.0)
+    await speaker.speak(seed=12)
     speaker.hear("three")
-    await speaker.speak(seed=13, deadline=99.0)
+    await speaker.speak(seed=13)
     expected = [*prompt, *closed, *tokens.continuation("two", True), *capped, *tokens.continuation("three", False)]
     record = speaker.record()
     assert record.token_ids == [*expected, *closed]
     assert [asked["token_ids"] for asked in router.asked][2] == expected, "the trained sequence is the served one"
-    assert [(asked["seed"], asked["deadline"], asked["model"]) for asked in router.asked] == [
-        (11, 99.0, "policy-4"),
-        (12, 99.0, "policy-4"),
-        (13, 99.0, "policy-4"),
+    assert [(asked["seed"], asked["model"]) for asked in router.asked] == [
+        (11, "policy-4"),
+        (12, "policy-4"),
+        (13, "policy-4"),
     ]
     assert sum(record.mask) == speaker.sampled_tokens == 11
     assert record.sampler_logprobs == [-0.25 * sampled for sampled in record.mask]
@@ -104,7 +104,7 @@ async def test_the_context_bounds_prompt_turn_and_observation(tokens):
     router = ScriptedRouter([tokens.im_end])
     speaker = speaker_of(tokens, router, max_context=size + 5)
     speaker.begin("e", OPENING)
-    await speaker.speak(seed=1, deadline=99.0)
+    await speaker.speak(seed=1)
     assert router.asked[0]["max_tokens"] == 5, "what is left, not max_tokens_per_turn"
     with pytest.raises(ContextFull):
         speaker.hear("an observation of many words")
@@ -114,7 +114,6 @@ async def test_the_context_bounds_prompt_turn_and_observation(tokens):
 @pytest.mark.parametrize(
     ("error", "expected", "reason"),
     [
-        (DeadlinePassed("deadline passed after 3 s"), OutOfTime, None),
         (BadLogprob("NaN"), EpisodeFailed, "bad_logprob"),
         (ServerUnavailable("gave up"), EpisodeFailed, "server_error"),
         (RequestRefused("HTTP 400"), EpisodeFailed, "server_error"),
@@ -125,7 +124,7 @@ async def test_what_went_wrong_has_its_reason(tokens, error, expected, reason):
     speaker = speaker_of(tokens, ScriptedRouter(error))
     speaker.begin("e", OPENING)
     with pytest.raises(expected) as raised:
-        await speaker.speak(seed=1, deadline=99.0)
+        await speaker.speak(seed=1)
     assert str(error) in str(raised.value)
     assert getattr(raised.value, "reason", None) == reason
     assert speaker.sampled_tokens == 0
@@ -136,9 +135,24 @@ async def test_latest_mode_holds_each_turns_version_for_its_turn(tokens):
     router = ScriptedRouter([tokens.im_end], BadLogprob("NaN"))
     speaker = speaker_of(tokens, router, pinned=None, policies=policies)
     speaker.begin("e", OPENING)
-    assert (await speaker.speak(seed=1, deadline=99.0)).policy_version == 1
+    assert (await speaker.speak(seed=1)).policy_version == 1
     speaker.hear("go on")
     with pytest.raises(EpisodeFailed):
-        await speaker.speak(seed=2, deadline=99.0)
+        await speaker.speak(seed=2)
     assert [asked["model"] for asked in router.asked] == ["policy-1", "policy-2"]
     assert (policies.seen, policies.held) == ([1, 2], [])
+
+
+async def test_megabytes_that_cannot_fit_are_not_encoded(tokens, monkeypatch):
+    encoded = []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    huge = "word " * 1_000_000
+    with pytest.raises(ContextFull, match="fill max_context 1000"):
+        speaker_of(tokens, ScriptedRouter()).begin("c/t_1/0.0", [*OPENING, Message("user", huge)])
+    speaker = speaker_of(tokens, ScriptedRouter([tokens.im_end]))
+    speaker.begin("c/t_1/0.0", OPENING)
+    await speaker.speak(seed=1, deadline=99.0)
+    with pytest.raises(ContextFull, match="the observation fills max_context 1000"):
+        speaker.hear(huge)
+    assert sum(encoded) < 50_000

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_server.collection_request import Limits
 from support.counter_node import TOKEN, counter_request, local_node
+from support.waiting import DEADLINE_S, pass_time, wait_until
 
 AGENT = [sys.executable, "-m", "agent_environments.harness.chat_agent"]
 SAME = (
@@ -93,12 +94,16 @@ time.sleep(600)
 """
 
 
-@pytest.mark.integration  # it lasts as long as its deadline, in which a busy machine must play a turn
-async def test_a_program_that_never_ends_is_graded_at_the_deadline(policy, tmp_path):
-    limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=30.0)
+async def test_a_program_that_never_ends_is_graded_when_its_time_is_used_up(policy, tmp_path):
+    limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=2 * DEADLINE_S)
     environment = harness(command=[sys.executable, "-c", NEVER_ENDS])
     async with local_node(policy, tmp_path / "node", environment=environment) as running:
-        rollouts, _ = await running.collect(request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits))
+        collecting = asyncio.create_task(
+            running.collect(request(tasks=["reach3_1"], rollouts_per_task=1, limits=limits))
+        )
+        await wait_until(lambda: any(session.turns for session in running.node.sessions._sessions.values()))
+        await pass_time(2 * DEADLINE_S)
+        rollouts, _ = await collecting
         assert not len(running.node.sessions)
     assert [(rollout.end_reason, len(rollout.turns)) for rollout in rollouts] == [("deadline", 1)]
 

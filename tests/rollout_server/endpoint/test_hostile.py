@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from rollout_server.endpoint import routes
+from agent_environments import http_server
 from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
 
@@ -89,7 +89,7 @@ async def test_a_body_of_a_hundred_megabytes(running, attacker, chunked):
 
 
 async def test_bodies_that_never_come_whole(running, attacker, monkeypatch):
-    monkeypatch.setattr(routes, "BODY_DEADLINE_S", 0.5)
+    monkeypatch.setattr(http_server, "BODY_DEADLINE_S", 0.5)
 
     async def attack():
         readers = []
@@ -169,3 +169,55 @@ async def test_wishes_that_json_cannot_hold_or_that_are_large(running, attacker)
     assert (noted["min_p"], noted["logprobs"], noted["temperature"]) == (0.5, True, "nan")
     stored = json.dumps(noted, allow_nan=False, ensure_ascii=False).encode()
     assert len(stored) < 2000
+
+
+HUGE = "word " * 1_400_000
+CALLS = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": json.dumps({"text": HUGE})}}]
+TOOLS = [{"type": "function", "function": {"name": HUGE, "parameters": {}}}]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"messages": [{"role": "user", "content": HUGE}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": HUGE}]}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": CALLS}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "1", "content": HUGE}]},
+        {"messages": [{"role": "user", "content": "word " * 70}] * 20_000},
+        {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS},
+    ],
+    ids=["text", "parts", "arguments", "result", "many", "tool"],
+)
+async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, attacker, monkeypatch, asked):
+    """They took 25 seconds of the processor and a gigabyte, for a context of a thousand tokens."""
+    tokens, encoded = running.node.tokens, []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    body = json.dumps(asked).encode()
+    assert 6 << 20 < len(body) < 8 << 20
+
+    async def attack():
+        reader, writer = await attacker.connect()
+        writer.write(attacker.head(f"Content-Length: {len(body)}") + body)
+        assert await attacker.status(reader) == 400
+
+    await played_beside(running, attack())
+    assert running.node.sessions.find(attacker.key).refused == "context_limit"
+    assert sum(encoded) < 100_000
+
+
+@pytest.mark.parametrize("depth", [150, 900, 5000])
+@pytest.mark.parametrize("place", ["arguments", "tools", "body"])
+async def test_what_is_nested_deeply_is_refused(running, attacker, depth, place):
+    deep = '{"a":' * depth + "1" + "}" * depth
+    call = f'{{"function": {{"name": "f", "arguments": {deep}}}}}'
+    tool = f'{{"function": {{"name": "f", "parameters": {deep}}}}}'
+    bodies = {
+        "arguments": f'{{"messages": [{{"role": "assistant", "tool_calls": [{call}]}}]}}',
+        "tools": f'{{"messages": [{{"role": "user"}}], "tools": [{tool}]}}',
+        "body": deep,
+    }
+    body = bodies[place].encode()
+    reader, writer = await attacker.connect()
+    writer.write(attacker.head(f"Content-Length: {len(body)}") + body)
+    assert await attacker.status(reader) == 400

@@ -411,7 +411,7 @@ async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
     """A key of no episode may live for days, and each call holds its request."""
     most = session_module.MAX_CALLS_AT_ONCE
     own = OpenSession(running, max_turns=4 * most).session
-    session = Session("k", 7, own._limits, own.deadline, own._sampler, running.node.tokens, record=False)
+    session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
     for number in range(3 * most):
         request = ChatRequest.parse(json.dumps({"messages": [{"role": "user", "content": f"{number}"}]}).encode())
         await session.complete(request, f"call {number}", False, lambda: False)

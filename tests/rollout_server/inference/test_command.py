@@ -1,5 +1,7 @@
 """What a vLLM server is started with."""
 
+import os
+
 import pytest
 
 from rollout_server.config import ModelConfig, ServersConfig
@@ -74,3 +76,27 @@ def test_gpus_are_counted_among_those_that_are_visible(monkeypatch):
     assert shown == ["6", "GPU-abc"]
     with pytest.raises(ServerStartError, match="names GPU 4, but CUDA_VISIBLE_DEVICES=6,GPU-abc shows 2, counted from"):
         server_environment(servers, 2, "k", cpu=False)
+
+
+def test_only_what_the_configuration_sets_for_vllm_is_handed_on(monkeypatch):
+    for name, value in {
+        "VLLM_PORT": "tcp://10.0.0.7:80",
+        "VLLM_SERVICE_HOST": "10.0.0.7",
+        "VLLM_PORT_80_TCP": "x",
+    }.items():
+        monkeypatch.setenv(name, value)
+    environment = server_environment(ServersConfig(env={"VLLM_LOGGING_LEVEL": "DEBUG"}), 0, "k", cpu=True)
+    assert not {"VLLM_PORT", "VLLM_SERVICE_HOST", "VLLM_PORT_80_TCP"} & environment.keys()
+    assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_what_torch_compiled_outlives_the_server_where_only_we_can_write(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(vllm_command.tempfile, "gettempdir", lambda: str(tmp_path))
+    folders = [server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CACHE_DIR"] for _ in range(2)]
+    assert folders == [str(tmp_path / f"torchtune-loop-inductor-{os.getuid()}")] * 2
+    os.chmod(folders[0], 0o777)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in server_environment(ServersConfig(), 0, "k", cpu=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/inductor")
+    assert server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CACHE_DIR"] == "/scratch/inductor"

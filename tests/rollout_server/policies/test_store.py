@@ -328,11 +328,11 @@ async def test_server_that_fails_the_canary_after_a_restart_is_not_used(house):
 
 
 async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):
-    monkeypatch.setattr(policies, "LOAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(policies, "READY_TIMEOUT_S", 0.2)
     for fake in house.fakes:
         fake.mode = "dead engine"
     await wait_until(lambda: not house.group.ready)
-    with pytest.raises(ServerUnavailable, match=r"no vLLM server became ready in 0\.2 s"):
+    with pytest.raises(ServerUnavailable, match=r"no vLLM server is ready after 0\.2 s: vllm-0 "):
         await house.store.publish(1, house.adapter(1))
     assert house.folders() == []
 

@@ -316,6 +316,7 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     ${rollout.branch_of && html`<${Origin} origin=${rollout.branch_of} />`}
     ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
     ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
+    ${rollout.broke && html`<p class="error">its environment broke in ${rollout.broke.where}: <bdi>${rollout.broke.what}</bdi></p>`}
     <${Requirements} requirements=${rollout.requirements} />
     <nav class="tabs">
       ${["conversation", "tokens"].map(

@@ -1,0 +1,74 @@
+"""What is said of somebody's code that raised: the last line of its traceback, and the user's own file and line."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_CHARACTERS = 500
+"""Of what is said of one error."""
+_PACKAGES = Path(__file__).resolve().parents[1]
+_NOT_THE_USERS = (
+    *(f"{_PACKAGES / name}/" for name in ("agent_environments", "rollout_server", "appworld_adapter")),
+    f"{_PACKAGES / 'recipes' / 'loop_recipes'}/",
+    f"{_PACKAGES / 'loop_recipes'}/",
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<",
+)
+"""How the names of files begin that are ours, Python's or an installed package's."""
+
+
+class Raised(Exception):
+    """Somebody's function raised; the message is its error's, as the last line of a traceback has it.
+
+    ``place`` is the user's own file and line, "" where there is none.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
+
+    @classmethod
+    def by(cls, error: BaseException) -> Raised:
+        """For an error that is at hand."""
+        return cls(last_line(error), place_of(error))
+
+
+def last_line(error: BaseException) -> str:
+    """What the last line of its traceback says, whatever its own ``__str__`` does."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def place_of(error: BaseException) -> str:
+    """``file:line`` of the last frame in a file of the user's own; "" where none is."""
+    found = ""
+    for each in _chain(error):
+        for frame, line in traceback.walk_tb(each.__traceback__):
+            if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+                found = f"{frame.f_code.co_filename}:{line}"
+        if isinstance(each, SyntaxError) and not (each.filename or "<").startswith(_NOT_THE_USERS):
+            found = f"{each.filename}:{each.lineno}"
+        if found:
+            break
+    return found
+
+
+def told(error: BaseException) -> str:
+    """One line on an error: what it says, and where the user finds it."""
+    raised = error if isinstance(error, Raised) else Raised.by(error)
+    said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
+    said = said.removeprefix(f"{type(error).__module__}.")
+    said = " ".join(said.split()).encode("utf-8", "replace").decode()[:MOST_CHARACTERS]
+    return f"{said} ({raised.place})" if raised.place else said
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what it came of, then what that came of."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__

@@ -1,0 +1,203 @@
+"""The client of OpenAI-compatible chat endpoints: one way to read what they answer, however oddly, and to ask again.
+
+A service that is busy or away (:data:`~agent_environments.retries.TRANSIENT`, any 5xx, no answer at all) is asked again
+with growing pauses. So is one that answers 200 with something else than a completion, which gateways do while the
+service behind them fails; but only so often, because a wrong address does it for ever. What the service itself says is
+the reason that is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from agent_environments.http_server import one_line
+from agent_environments.observation import printable
+from agent_environments.retries import TRANSIENT, asked_to_wait, pauses
+
+FIRST_PAUSE_S = 1.0
+WARN_AFTER_S = 60.0
+ODD_TRIES = 5
+"""Answers that are no completion, one after the other, after which the service is given up."""
+MAX_ANSWER_BYTES = 16 << 20
+SHOWN_CHARACTERS = 200
+"""Of a service's words in a message."""
+MAX_PAGE = 20_000
+"""Characters of a page in which its words are looked for."""
+_CONTEXT_FULL = re.compile(r"context.?length|maximum context|too many tokens", re.IGNORECASE)
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
+
+logger = logging.getLogger(__name__)
+
+
+def url_problem(url: str) -> str | None:
+    """Why no endpoint has this URL, in words that follow "url"; None if one may have it. A URL is told and recorded, so
+    it must not hold a password."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return "is no URL"
+    if parts.username is not None or parts.password is not None:
+        return "must not hold a user or password: an environment variable holds the key, which api_key_env names"
+    return None if sound else f"{url!r} must begin with http:// or https:// and name a host"
+
+
+class NoCompletion(Exception):
+    """The service gives none; the message is one line that names it and holds its words. ``status`` is that of its last
+    answer, None if there was none."""
+
+    def __init__(self, message: str, status: int | None):
+        super().__init__(message)
+        self.status = status
+
+
+class ConversationTooLong(NoCompletion):
+    """The service says that the messages are more than the model holds."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+
+class _Again(Exception):
+    """Worth another try. ``odd``: it answered, and it was no completion."""
+
+    def __init__(self, reason: str, status: int | None, retry_after: str | None = None, odd: bool = False):
+        super().__init__(reason)
+        self.status, self.retry_after, self.odd = status, retry_after, odd
+
+
+class ChatClient:
+    """Asks one endpoint.
+
+    Args:
+        session: carries what authorizes requests, and the bound of one request.
+        url: of the endpoint, without ``/chat/completions``.
+
+    Attributes:
+        completions: how many there have been.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.completions = 0
+        self._session = session
+        self._url = f"{url.rstrip('/')}/chat/completions"
+
+    async def complete(self, body: Mapping[str, Any], tries: int | None = None) -> Completion:
+        """The completion of a request, for which a service that is busy or away is asked ``tries`` times; None: until
+        this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
+
+        Raises:
+            ConversationTooLong: for the service's model.
+            NoCompletion: it refuses the request, or goes on to answer with something else.
+        """
+        began, warned, made, odd = time.monotonic(), False, 0, 0
+        for pause_s in pauses(FIRST_PAUSE_S):
+            try:
+                completion = await self._ask(body)
+            except _Again as again:
+                made, odd = made + 1, odd + 1 if again.odd else 0
+                if made == tries or odd == ODD_TRIES:
+                    raise NoCompletion(str(again), again.status) from again
+                waited = time.monotonic() - began
+                if waited >= WARN_AFTER_S and not warned:
+                    warned = True
+                    logger.warning("no completion for %.0f s; it is asked on: %s", waited, again)
+                await asyncio.sleep(asked_to_wait(again.retry_after, pause_s))
+            else:
+                self.completions += 1
+                return completion
+        raise AssertionError("the pauses do not end")
+
+    async def _ask(self, body: Mapping[str, Any]) -> Completion:
+        started = time.monotonic()
+        try:
+            async with self._session.post(self._url, json=body) as answer:
+                status, retry_after = answer.status, answer.headers.get("Retry-After")
+                text = await _text(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Again(f"{self._url} gives no answer: {one_line(error)}", None) from error
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            data = None
+        if status == 200:
+            completion = _completion(data, time.monotonic() - started)
+            if completion is None:
+                raise _Again(f"{self._url} answers 200 and no completion: {_words(data, text)}", status, odd=True)
+            return completion
+        reason = f"{self._url} answers {status}: {_words(data, text)}"
+        if status in TRANSIENT or status == 409 or status >= 500:  # a model's server breaks over load with any of these
+            raise _Again(reason, status, retry_after)
+        if _CONTEXT_FULL.search(text):
+            raise ConversationTooLong(reason, status)
+        raise NoCompletion(reason, status)
+
+
+async def _text(answer: aiohttp.ClientResponse) -> str:
+    """The body, as far as :data:`MAX_ANSWER_BYTES`, whatever charset it claims."""
+    body = bytearray()
+    async for chunk in answer.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            break
+    return body.decode(errors="replace")
+
+
+def _completion(data: Any, seconds: float) -> Completion | None:
+    """None if it is none."""
+    match data:
+        case {"choices": [{"message": dict(message)} as choice, *_]}:
+            content = message.get("content")  # some leave it out where it is empty
+        case _:
+            return None
+    if not isinstance(content, str | list | None):
+        return None
+    usage = data.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return Completion(
+        text=_joined(content),
+        finish_reason=str(choice.get("finish_reason")),
+        prompt_tokens=_count(counts.get("prompt_tokens")),
+        completion_tokens=_count(counts.get("completion_tokens")),
+        seconds=seconds,
+    )
+
+
+def _joined(content: str | list[Any] | None) -> str:
+    """The text of a message, which may come in parts; parts that are no text, such as thoughts, are left out."""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        content = "".join(text for text in texts if isinstance(text, str))
+    return printable(content or "")
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0
+
+
+def _words(data: Any, text: str) -> str:
+    """What the service says of itself: its error's message, or the beginning of the text, be it a page."""
+    match data:
+        case {"error": {"message": str(said)}} | {"error": str(said)} | {"detail": str(said)} | {"message": str(said)}:
+            pass
+        case _:
+            said = _MARKUP.sub(" ", text[:MAX_PAGE])
+    return " ".join(said.split())[:SHOWN_CHARACTERS] or "an empty body"

@@ -1,0 +1,165 @@
+"""What the project's HTTP servers share: every refusal is one line of JSON, and strangers take few of the files.
+
+A stranger is a connection that has shown no token yet. It takes a file descriptor all the same, so the oldest of too
+many strangers is hung up on. Who has shown a token calls :func:`trust` and is never hung up on for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+from pydantic_core import from_json
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+BODY_DEADLINE_S = 60.0
+KEEP_ALIVE_S = 75.0
+"""How long a connection stays open on which nothing is asked. Longer than clients keep one for their next request, else
+a request could meet its end; short, because each takes a file descriptor."""
+MAX_STRANGERS = 512
+"""More than an event loop accepts before it reads what those that it accepted have sent (twice the backlog of 128)."""
+LEAST_STRANGERS = 16
+FEWEST_FILES = 256
+"""Files that a server has open whatever it serves: logs, uploads, clients."""
+
+
+class BadBody(ValueError):
+    """A request's body that cannot be read; one line."""
+
+
+def refusal(status: int, error: object, **more: Any) -> web.Response:
+    """``{"error": "one line"}``, and ``more`` beside it."""
+    return web.json_response({"error": one_line(error), **more}, status=status)
+
+
+def one_line(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value of a JSON document from outside.
+
+    Raises:
+        BadBody: it is none; or it is nested too deeply, has half a surrogate pair, NaN, or a number of thousands of
+            digits: such values break what they reach only much later.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadBody(f"not JSON: {error}") from error
+
+
+def read_agents_json(text: str | bytes) -> Any:
+    """As :func:`read_json`, but takes what :mod:`json` takes: an agent's text may have been cut within a surrogate
+    pair, which must not be the end of its episode."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadBody(f"not JSON: {error}") from error
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Raises TimeoutError for a body that does not arrive in time, BadBody for one that is not encoded as it says."""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await request.read()
+    except RequestPayloadError as error:
+        raise BadBody(f"not readable: {one_line(error)}") from error
+
+
+def route_of(request: web.BaseRequest) -> str:
+    """The method and the route of a request, for logs: what stands in its path may be a key."""
+    resource = request.match_info.route.resource if isinstance(request, web.Request) else None
+    return f"{request.method} {resource.canonical if resource is not None else '(no route)'}"
+
+
+def trust(request: web.Request) -> None:
+    """The connection of this request has shown a token."""
+    if isinstance(request.protocol, _Connection):
+        request.protocol.stranger = False
+
+
+class Site(web.BaseSite):
+    """Listens at ``host`` and ``port`` (0: any that is free) for an application, as this module's head says.
+
+    Raises (when started):
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:
+        super().__init__(runner)
+        self._host, self._port = host, port
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_strangers = max(LEAST_STRANGERS, min(MAX_STRANGERS, files // 4))
+
+    @property
+    def name(self) -> str:
+        return f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        await super().start()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, self._host, self._port, backlog=self._backlog)
+
+    def _accept(self) -> _Connection:
+        server = self._runner.server
+        assert server is not None, "set up before it listens"
+        strangers = [known for known in server.connections if isinstance(known, _Connection) and known.stranger]
+        for oldest in strangers[: max(0, len(strangers) + 1 - self._most_strangers)]:
+            oldest.force_close()
+        return _Connection(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEP_ALIVE_S, access_log=None)
+
+
+class _Connection(web.RequestHandler):
+    """One connection."""
+
+    __slots__ = ("stranger",)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.stranger = True
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):  # of the router: no such path, another method, a header
+            said, resp = resp, refusal(resp.status, resp.reason)
+            if "Allow" in said.headers:
+                resp.headers["Allow"] = said.headers["Allow"]
+        return await super().finish_response(request, resp, start_time)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP, or to a request that met a defect of ours."""
+        if status < 500:
+            # Neither told nor logged in full: the words of the parser hold the header, and so perhaps a token.
+            answer = refusal(status, f"this is no HTTP request ({type(exc).__name__})")
+        else:
+            logger.error("%s met a defect", route_of(request), exc_info=exc)
+            answer = refusal(status, f"a defect of the server ({type(exc).__name__}); its log says where")
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        answer.force_close()
+        return answer
+
+
+def raise_open_files(needed: int) -> int:
+    """Raise the limit of open files to ``needed``, or as far as the system lets us; returns what may be open now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return allowed
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed

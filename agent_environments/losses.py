@@ -1,0 +1,172 @@
+"""What a lost world counts for: the rule by which every environment that plays elsewhere brings worlds back.
+
+A world that is lost is replaced, and the commands of its episode are run again in another one. What counts against a
+command is only a loss that it can have caused: that of its own world, while it ran there, and while its neighbours
+live. All else is the machine's doing: a connection that is refused, a service or server that ends, losses that reach
+several worlds at once. That is waited out with growing pauses, and in the end the attempt has failed
+(:class:`~agent_environments.protocol.EnvironmentCrashed`); no episode is worth 0 for it.
+
+One loss alone may be chance. :data:`LOSSES_PER_COMMAND` that count are the command's doing, whatever it is that it
+does: the episode ends, and what cannot be had any more is ungradable. So an agent cannot void its episode by a command
+that ends its own world, or has its connection cut, each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import TypeVar
+
+from agent_environments.own_time import not_the_agents
+from agent_environments.protocol import EnvironmentCrashed
+
+LOSSES_PER_COMMAND = 5
+"""Losses that count, over one command. Where chance alone cuts one request in a hundred, one in 10^10 gets there."""
+PAUSE_S = 1.0
+"""Before a world is asked for again, the second time that it is lost; twice as long each time after that."""
+LONGEST_PAUSE_S = 15.0
+NEAR_S = 5.0
+"""Losses of two worlds within this time have one cause. An event loop with much to do sees them that far apart."""
+EARLY_LOSSES = 2
+"""Losses over one command that are evidence for its neighbours. Later ones are not: else the episodes of many agents
+that have their worlds lost on purpose, and together, would excuse each other for ever."""
+REMEMBERED = 1024
+
+T = TypeVar("T")
+
+
+class Loss(StrEnum):
+    """How a world was lost."""
+
+    ENDED = "ended"
+    """Its process ended by itself while it worked for the episode. No neighbour has a part in that: it counts."""
+    KILLED = "killed"
+    """Its process got a SIGKILL, as from a kernel without memory. It counts if its neighbours live."""
+    CUT = "cut"
+    """The connection ended, or carried what is no answer. It counts if its neighbours live."""
+    NO_ROOM = "no_room"
+    """Its state found no room on the disk. It counts if its neighbours live."""
+    GONE = "gone"
+    """It had ended before it was asked. It never counts."""
+    REFUSED = "refused"
+    """It was not to be had, or went with its server. It never counts, and nor does what others lose at that time."""
+
+
+class WorldLost(Exception):
+    """A world is gone, or was not to be had."""
+
+    def __init__(self, why: str, loss: Loss) -> None:
+        super().__init__(why)
+        self.loss = loss
+
+
+class CommandsDoing(Exception):
+    """Too many worlds were lost over one command: it is the agent's doing, and what it did cannot be had any more."""
+
+
+class Losses:
+    """The worlds that a pool has lost. ``counts`` has them by kind, as often as an episode met with one."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lately: deque[tuple[float, object]] = deque(maxlen=REMEMBERED)
+        self._closed = asyncio.Event()
+
+    def note(self, whose: object) -> None:
+        """A world was lost, and not by a command: what others lose at this time is the machine's doing too."""
+        self._lately.append((time.monotonic(), whose))
+
+    def alone(self, whose: object, at: float) -> bool:
+        """Whether nobody else lost a world at about that time."""
+        return not any(abs(when - at) <= NEAR_S and other != whose for when, other in self._lately)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep; raises EnvironmentCrashed as soon as the pool closes."""
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return
+        raise EnvironmentCrashed("the pool is closed")
+
+    def close(self) -> None:
+        """Nothing is waited for any more. May be called twice."""
+        self._closed.set()
+
+
+class Recovery:
+    """One request of an episode, made again as often as a world is lost over it.
+
+    Args:
+        losses: those of its pool.
+        whose: stands for the episode.
+        patience_s: time from the first loss on, in which another try may begin.
+    """
+
+    def __init__(self, losses: Losses, whose: object, patience_s: float) -> None:
+        self._losses = losses
+        self._whose = whose
+        self._patience_s = patience_s
+        self._times = 0
+        self._began = 0.0
+        self._ended: list[str] = []
+        self._doubtful: list[tuple[float, str]] = []
+        """When, and how, worlds were lost that count unless neighbours were lost too."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a world was lost."""
+        return self._times > 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether more was lost than one chance takes: a world that ended by itself, or two over the same command, and
+        these alone.
+        """
+        return bool(self._ended) or len(self._against()) > 1
+
+    def _against(self) -> list[str]:
+        """The losses that count."""
+        return self._ended + [why for at, why in self._doubtful if self._losses.alone(self._whose, at)]
+
+    async def run(self, once: Callable[[], Awaitable[T]]) -> T:
+        """What ``once`` returns; it is called again whenever it raises WorldLost.
+
+        Raises:
+            CommandsDoing: too many of the losses count.
+            EnvironmentCrashed: the machine kept losing worlds until the patience was over, or the pool closed.
+        """
+        while True:
+            try:
+                return await once()
+            except WorldLost as lost:
+                with not_the_agents():
+                    await self._lost(lost)
+
+    async def _lost(self, lost: WorldLost) -> None:
+        """Return when it is time to try again."""
+        now = time.monotonic()
+        self._times += 1
+        self._began = now if self._times == 1 else self._began
+        self._losses.counts[lost.loss.value] += 1
+        match lost.loss:
+            case Loss.ENDED:
+                self._ended.append(str(lost))
+            case Loss.REFUSED:
+                self._losses.note(None)
+            case Loss.KILLED | Loss.CUT | Loss.NO_ROOM:
+                self._doubtful.append((now, str(lost)))
+                if len(self._doubtful) <= EARLY_LOSSES:
+                    self._losses.note(self._whose)
+        if self._doubtful and len(self._ended) + len(self._doubtful) >= LOSSES_PER_COMMAND:
+            await self._losses.pause(PAUSE_S)  # until neighbours that lost theirs have seen it
+        if len(against := self._against()) >= LOSSES_PER_COMMAND:
+            raise CommandsDoing(f"{len(against)} worlds were lost over one command: {'; '.join(against)}") from lost
+        if now - self._began > self._patience_s:
+            if self.suspect:
+                raise CommandsDoing(f"worlds were lost over one command: {'; '.join(against)}") from lost
+            raise EnvironmentCrashed(f"no world lasted for {self._patience_s:g} s; the last: {lost}") from lost
+        if lost.loss is not Loss.ENDED and self._times > 1:  # the first may be all that there is
+            await self._losses.pause(min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** (self._times - 2)))

@@ -1,0 +1,76 @@
+"""An episode's own time: what its agent's actions take. What the machine takes to serve them is not part of it.
+
+The time runs while an action runs in the world, and while an agent that is a program thinks. It does not run while the
+world is brought up or back, while the policy samples, or while either waits its turn: so an episode ends as late on a
+slow machine as on a fast one. Whatever else an episode waits for has a deadline of its own, which says that the attempt
+has failed, never that the agent was slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+
+_current: ContextVar[OwnTime | None] = ContextVar("own_time", default=None)
+
+
+class OwnTime:
+    """The seconds that are left to an episode's agent."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._since: float | None = None
+        self._pauses = 0
+        self._running: set[asyncio.Timeout] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the time, once however many run it at once.
+
+        Raises:
+            TimeoutError: it is used up.
+        """
+        token = _current.set(self)
+        try:
+            async with asyncio.timeout(None) as timeout:
+                self._running.add(timeout)
+                try:
+                    self._update()
+                    yield
+                finally:
+                    self._running.discard(timeout)
+                    self._update()
+        finally:
+            _current.reset(token)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the time, for all who run it."""
+        self._pauses += 1
+        self._update()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._update()
+
+    def _update(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._since is not None:
+            self._left -= now - self._since
+        runs = bool(self._running) and not self._pauses
+        self._since = now if runs else None
+        end = now + max(0.0, self._left) if runs else None
+        for timeout in self._running:
+            if not timeout.expired():
+                timeout.reschedule(end)
+
+
+@contextlib.contextmanager
+def not_the_agents() -> Iterator[None]:
+    """Stop the time of the episode whose action runs here, if there is one: what follows is the machine's part."""
+    own_time = _current.get()
+    with contextlib.nullcontext() if own_time is None else own_time.paused():
+        yield

@@ -1,0 +1,138 @@
+"""What an environment hands over, rebuilt of plain Python values.
+
+A grade that was computed with numpy holds numpy's booleans, which JSON cannot write; one that was computed carelessly
+holds NaN, a list in place of a text, or says success of a reward of 0. Found only when the episode is written down,
+that would void it, and an agent could bring it about. Here it is made plain, or refused while it can still be told.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from agent_environments.observation import printable
+from agent_environments.protocol import Broke, Grade, Message, Requirement, Role, StepResult, ToolUse
+
+
+def plain_messages(messages: Any) -> list[Message]:
+    """The opening of an episode.
+
+    Raises:
+        ValueError: it is none; names what is wrong with it.
+    """
+    found = [_instance("an opening message", message, Message) for message in _sequence("the opening", messages)]
+    for message in found:
+        if message.role not in get_args(Role):
+            raise ValueError(f"the role of an opening message is one of {', '.join(get_args(Role))}")
+    return [Message(message.role, _text("an opening message", message.content)) for message in found]
+
+
+def plain_result(result: Any) -> StepResult:
+    """The answer to an action.
+
+    Raises:
+        ValueError: it is none; names the field.
+    """
+    _instance("what step returned", result, StepResult)
+    return StepResult(
+        observation=_text("StepResult.observation", result.observation),
+        done=_truth("StepResult.done", result.done),
+        failed=_truth("StepResult.failed", result.failed),
+        empty_action=_truth("StepResult.empty_action", result.empty_action),
+        reminder=_text("StepResult.reminder", result.reminder),
+        broke=_broke("StepResult.broke", result.broke),
+        tools=_tools("StepResult.tools", result.tools),
+    )
+
+
+def plain_grade(grade: Any) -> Grade:
+    """The grade of an episode. A state that is ungradable is worth 0, whatever the grade says besides.
+
+    Raises:
+        ValueError: it is none, or contradicts itself (success of a reward of 0, or with a requirement that was not
+            met); names the field.
+    """
+    _instance("what grade returned", grade, Grade)
+    plain = Grade(
+        reward=_reward(grade.reward),
+        success=_truth("Grade.success", grade.success),
+        requirements=tuple(_requirement(item) for item in _sequence("Grade.requirements", grade.requirements)),
+        tampered=_text_or_none("Grade.tampered", grade.tampered),
+        ungradable=_text_or_none("Grade.ungradable", grade.ungradable),
+        broke=_broke("Grade.broke", grade.broke),
+        tools=_tools("Grade.tools", grade.tools),
+    )
+    if plain.ungradable is not None:
+        return replace(plain, reward=0.0, success=False)
+    if plain.success and plain.reward == 0.0:
+        raise ValueError("Grade.success is true, and Grade.reward is 0: success means that all requirements are met")
+    if plain.success and not all(requirement.passed for requirement in plain.requirements):
+        raise ValueError("Grade.success is true, though one of Grade.requirements has not passed")
+    return plain
+
+
+def _requirement(item: Any) -> Requirement:
+    _instance("an item of Grade.requirements", item, Requirement)
+    return Requirement(
+        text=_text("Requirement.text", item.text),
+        passed=_truth("Requirement.passed", item.passed),
+        no_op_pass=_truth("Requirement.no_op_pass", item.no_op_pass),
+    )
+
+
+def _instance(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is no {kind.__name__} but of type {type(value).__name__}")
+    return value
+
+
+def _sequence(name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} must be a tuple or a list, not of type {type(value).__name__}")
+    return value
+
+
+def _scalar(value: Any) -> Any:
+    """numpy's numbers and booleans, and torch's, as Python's own."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def _reward(value: Any) -> float:
+    number = _scalar(value)
+    if not isinstance(number, numbers.Real) or not 0.0 <= float(number) <= 1.0:  # nor is NaN
+        shown = repr(float(number)) if isinstance(number, numbers.Real) else f"of type {type(value).__name__}"
+        raise ValueError(f"Grade.reward is {shown}, which is no number in [0, 1]")
+    return float(number)
+
+
+def _truth(name: str, value: Any) -> bool:
+    truth = _scalar(value)
+    if not isinstance(truth, bool) and not (isinstance(truth, int) and truth in (0, 1)):
+        kind = "NaN" if isinstance(truth, float) and math.isnan(truth) else f"of type {type(value).__name__}"
+        raise ValueError(f"{name} is {kind}, and neither True nor False")
+    return bool(truth)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is no text but of type {type(value).__name__}")
+    return printable(value)
+
+
+def _text_or_none(name: str, value: Any) -> str | None:
+    return None if value is None else _text(name, value)
+
+
+def _broke(name: str, value: Any) -> Broke | None:
+    if value is None:
+        return None
+    _instance(name, value, Broke)
+    return Broke(_text(f"{name}.where", value.where), _text(f"{name}.what", value.what))
+
+
+def _tools(name: str, value: Any) -> tuple[ToolUse, ...]:
+    uses = [_instance(f"an item of {name}", item, ToolUse) for item in _sequence(name, value)]
+    return tuple(ToolUse(_text(name, use.tool), int(use.calls), int(use.raised), _text(name, use.what)) for use in uses)

@@ -1,0 +1,19 @@
+"""Tokens and keys in environment variables: one reader for who asks and who answers, so that both read them alike."""
+
+from __future__ import annotations
+
+import os
+
+
+def read_secret(variable: str) -> str:
+    """What ``variable`` holds, without the blanks and line ends around it, which files leave; "" if it holds nothing.
+
+    Raises:
+        ValueError: no HTTP header can carry it. The message does not hold it.
+    """
+    secret = os.environ.get(variable, "").strip()
+    if not all("!" <= letter <= "~" for letter in secret):
+        raise ValueError(
+            f"the environment variable {variable} must hold printable ASCII without blanks; no HTTP header carries more"
+        )
+    return secret

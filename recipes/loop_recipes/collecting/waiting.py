@@ -1,0 +1,56 @@
+"""Says what is waited for, for how long, and what was in the way: kept up to date on a terminal, seldom in a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from typing import TextIO
+
+FIRST_LINE_S = 30.0
+"""In a log, what takes longer than this gets a line, and another each time that it took twice as long."""
+REFRESH_S = 1.0
+
+
+class Waiting:
+    """While the block runs, ``what`` is waited for.
+
+    Args:
+        what: such as "publishing policy version 3".
+        stream: where it is said.
+    """
+
+    def __init__(self, what: str, stream: TextIO | None = None) -> None:
+        self._what = what
+        self._stream = sys.stderr if stream is None else stream
+        self._detail = ""
+        self._over = threading.Event()
+        self._shows = threading.Thread(target=self._show, name=f"waiting: {what}", daemon=True)
+
+    def told(self, line: str) -> None:
+        """What is in the way now, or why the last try was in vain."""
+        self._detail = line
+
+    def __enter__(self) -> Waiting:
+        self._shows.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._shows.join()
+
+    def _show(self) -> None:
+        began, terminal, due = time.monotonic(), self._stream.isatty(), FIRST_LINE_S
+        while not self._over.wait(REFRESH_S):
+            seconds = time.monotonic() - began
+            line = f"{self._what}: {seconds:.0f} s{', ' * bool(self._detail)}{self._detail}"
+            if terminal:
+                self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            elif seconds >= due:
+                self._stream.write(f"{line}\n")
+                due = 2 * seconds
+            self._stream.flush()
+        if terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

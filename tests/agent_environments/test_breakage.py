@@ -1,0 +1,76 @@
+"""What is told of somebody's code that raised."""
+
+import json
+
+import pytest
+
+from agent_environments.breakage import MOST_CHARACTERS, Raised, last_line, place_of, told
+
+
+def raised_by(function):
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("it raises")
+
+
+def bad_index():
+    return [][3]
+
+
+def bad_json():
+    return json.loads("{")  # raised in a file of Python's own
+
+
+def in_spite_of(error):
+    def fail():
+        try:
+            bad_index()
+        except IndexError as cause:
+            raise error from cause
+
+    return fail
+
+
+def line_of(function):
+    return f"{__file__}:{function.__code__.co_firstlineno + 1}"
+
+
+def test_the_last_line_and_the_users_own_file_and_line():
+    error = raised_by(bad_index)
+    assert told(error) == f"IndexError: list index out of range ({line_of(bad_index)})"
+
+
+def test_a_frame_of_pythons_own_is_not_the_users():
+    assert place_of(raised_by(bad_json)) == line_of(bad_json)
+
+
+def test_an_error_of_ours_is_traced_to_what_it_came_of():
+    cause = raised_by(bad_index)
+    wrapped = RuntimeError("it failed")
+    wrapped.__cause__ = cause
+    assert place_of(wrapped) == line_of(bad_index)
+    assert place_of(RuntimeError("raised nowhere")) == ""
+    assert told(RuntimeError("raised nowhere")) == "RuntimeError: raised nowhere"
+
+
+def test_what_a_function_raised_keeps_its_place():
+    raised = Raised.by(raised_by(bad_index))
+    assert str(raised) == "IndexError: list index out of range"
+    assert told(raised) == f"IndexError: list index out of range ({line_of(bad_index)})"
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [Mute(), ValueError("\ud800"), ValueError("a\nb"), ValueError("long" * 10_000)])
+def test_whatever_an_error_says_is_one_line_of_text(error):
+    said = told(raised_by(in_spite_of(error)))
+    assert len(said.splitlines()) == 1
+    assert len(said.encode()) < MOST_CHARACTERS + 2 * len(__file__)
+    assert last_line(error)

@@ -1,0 +1,54 @@
+"""experiments/records.py: what is counted, and that the tables in the documents are those of the committed records."""
+
+import re
+import shlex
+
+import pytest
+
+from rollout_server.run_files import write_rollouts
+from rollout_server.schema import ConfigError
+from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
+from support.small_runs import stored_rollout
+
+
+def test_rollouts_of_dev_are_not_counted(tmp_path):
+    records = load_experiment("records")
+    rollouts = [stored_rollout("made-up", f"task_{number}", 0, 0, 1.0, 50, number) for number in range(4)]
+    write_rollouts(tmp_path / "node/collections", "made-up-i0002", rollouts)
+    write_rollouts(tmp_path / "node/collections", "made-up-i0002-dev", rollouts[:1])
+    made_up_evaluation(tmp_path / "evaluation", {"held0_1": True, "held1_1": False})
+    record = records.Record.of_run("base", 0, 24, None, [tmp_path / "node"], tmp_path / "evaluation")
+    assert record.rollouts == 4
+    assert record.sampled_tokens == sum(rollout.sampled_tokens for rollout in rollouts)
+    record.write(tmp_path)
+    read = records.read_record(tmp_path, "base", 0, 24)
+    assert [result.solved for result in read.results] == [True, False]
+    assert read == record
+    assert records.read_record(tmp_path, "base", 1, 24) is None
+
+
+def test_records_of_different_base_policies_do_not_make_one_table(tmp_path):
+    records = load_experiment("records")
+    made_up_record("grpo", 0, []).write(tmp_path)
+    made_up_record("grpo", 1, [], policy="another").write(tmp_path)
+    assert [one.seed for one in records.read_records(tmp_path, ["grpo"], [1], 600)["grpo"]] == [1]
+    with pytest.raises(ConfigError, match=r"began from different policies: .*grpo-seed0\.json, .*grpo-seed1\.json"):
+        records.read_records(tmp_path, ["grpo"], [0, 1], 600)
+
+
+@pytest.mark.parametrize(("script", "page"), [("algorithms", "results.md"), ("table_one", "table_one.md")])
+def test_the_tables_in_the_documents_are_those_of_the_records(script, page, tmp_path, monkeypatch):
+    """By the command that the document gives."""
+    monkeypatch.chdir(FOLDER.parent)
+    document, copy = FOLDER.parent / "docs" / page, tmp_path / page
+    (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", document.read_text(), re.MULTILINE)
+    words = shlex.split(command, comments=True)
+    assert words[words.index("--docs") + 1] == f"docs/{page}"
+    numbers = FOLDER / f"results/{script}.json"
+    assert words[words.index("--json") + 1] == str(numbers.relative_to(FOLDER.parent))
+    copy.write_text(document.read_text())
+    into = ["--docs", str(copy), "--json", str(tmp_path / "numbers.json"), "--output", str(tmp_path / "out")]
+    end = words.index("--") if "--" in words else len(words)  # what follows is for the configs
+    load_experiment(script).main([*words[:end], *into, *words[end:]])
+    assert copy.read_text() == document.read_text()
+    assert (tmp_path / "numbers.json").read_text() == numbers.read_text()

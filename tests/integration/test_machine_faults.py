@@ -1,0 +1,167 @@
+"""What the machine does in the middle of many episodes on the real engine: no reward of 0, none lost, all counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agent_environments.losses import LOSSES_PER_COMMAND, Loss
+from agent_environments.process_guard import descendants
+from agent_environments.protocol import Grade
+from support.adapter_support import fenced, honest_code, make_pool, needs_world, volume_task
+from support.processes import episode_processes
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(900)]
+
+module_loop = pytest.mark.asyncio(loop_scope="module")
+
+EPISODES = 4
+REMEMBER = "remembered = 1"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared():
+    pool = make_pool(max_worlds=EPISODES)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+def pool(shared):
+    """With counts of its own."""
+    shared.losses.counts.clear()
+    shared.replays = 0
+    return shared
+
+
+async def grades(pool: Any, fault: Callable[[], Awaitable[None]], step: str | None = None) -> list[Grade]:
+    """Of episodes that solve their task, and meet the fault when each has run one program."""
+    card, volume = volume_task()
+    begun = 0
+
+    async def episode(number: int) -> Grade:
+        nonlocal begun
+        environment = await pool.acquire(f"episode-{number}")
+        try:
+            await environment.start(card.task_id)
+            await environment.step(fenced(REMEMBER))
+            begun += 1
+            await all_begun.wait()
+            await environment.step(fenced(step or honest_code(card, volume)))
+            return await environment.grade()
+        finally:
+            await environment.close()
+
+    all_begun = asyncio.Event()
+    episodes = asyncio.gather(*(episode(number) for number in range(EPISODES)))
+    await wait_until(lambda: begun == EPISODES or episodes.done())
+    await fault()
+    all_begun.set()
+    return await episodes
+
+
+async def nothing() -> None:
+    """No fault."""
+
+
+@module_loop
+async def test_worlds_killed_for_want_of_memory_cost_nothing(pool):
+    async def kill() -> None:
+        for pid in episode_processes(pool.world_server.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
+    assert pool.status().losses.keys() <= {Loss.KILLED}
+    assert pool.replays == EPISODES
+
+
+@module_loop
+async def test_servers_killed_cost_nothing(pool):
+    async def kill() -> None:
+        for server in pool._servers.values():
+            for pid in [server.pid, *descendants(server.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
+    assert pool.status().losses.keys() <= {Loss.REFUSED, Loss.KILLED}
+    assert pool.status().restarts >= 2
+
+
+@module_loop
+async def test_graders_killed_cost_nothing(pool, monkeypatch):
+    child, kills = pool._child, 0
+
+    async def killed(role: str) -> Any:
+        nonlocal kills
+        connection = await child(role)
+        if role == "grader" and kills < LOSSES_PER_COMMAND - 1:
+            kills += 1
+            os.kill(connection.pid, signal.SIGKILL)
+        return connection
+
+    monkeypatch.setattr(pool, "_child", killed)
+    assert [grade.reward for grade in await grades(pool, nothing)] == [1.0] * EPISODES
+    assert pool.status().losses == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
+
+
+@module_loop
+async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_nothing(pool):
+    found = await grades(pool, nothing, step="import os\nos.abort()")
+    assert not any(grade.success for grade in found)
+    assert (pool.replays, pool.status().losses) == (0, {})
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all the room that is left."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+
+
+@module_loop
+async def test_a_full_disk_costs_nothing(small_disk):
+    pool = make_pool(max_worlds=EPISODES, experiments_root=str(small_disk))
+    await pool.open()
+    ballast = small_disk / "ballast"
+    emptying: list[asyncio.Task[None]] = []
+
+    async def empty() -> None:
+        await wait_until(lambda: sum(pool.losses.counts.values()) > 2 * EPISODES)
+        ballast.unlink()
+
+    async def fill_up() -> None:
+        fill(ballast)
+        emptying.append(asyncio.create_task(empty()))
+
+    try:
+        found = await grades(pool, fill_up)
+        await emptying[0]
+    finally:
+        await pool.close()
+    assert [grade.reward for grade in found] == [1.0] * EPISODES, found
+    assert pool.status().losses[Loss.NO_ROOM] >= 1

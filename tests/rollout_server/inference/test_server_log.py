@@ -1,0 +1,60 @@
+"""The one line of a server's log that names what it died of."""
+
+import pytest
+
+from rollout_server.inference import server_log
+from rollout_server.inference.server_log import last_line, own_error
+from support.fake_vllm import ENGINE_DEATH
+
+BAD_OPTION = """\
+(APIServer pid=9) Traceback (most recent call last):
+(APIServer pid=9)   File "api_server.py", line 1, in <module>
+(APIServer pid=9) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+(APIServer pid=9)   Value error, Invalid repository ID or local directory specified: 'nowhere' [type=value_error]
+(APIServer pid=9)     For further information visit https://errors.pydantic.dev"""
+ENGINE_START = """\
+(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:866] EngineCore failed to start.
+(EngineCore pid=11) ERROR 11-25 22:09:19 [core.py:866] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB
+(EngineCore pid=11) Process EngineCore:
+(EngineCore pid=11) torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB
+(APIServer pid=9) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"""
+KILLED = """\
+(EngineCore pid=11) INFO 11-25 22:09:19 [core.py:1] Using 4 threads
+(APIServer pid=9) ERROR 11-25 22:09:19 [core_client.py:6] Engine core proc EngineCore died unexpectedly, shutting down
+(APIServer pid=9) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."""
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        (ENGINE_DEATH, "RuntimeError: Unsupported CPU attention: head_dim=16"),
+        (ENGINE_START, "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"),
+        (
+            BAD_OPTION,
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, Invalid "
+            "repository ID or local directory specified: 'nowhere' [type=value_error]",
+        ),
+        (
+            "usage: vllm serve\nvllm: error: unrecognized arguments: --fast",
+            "vllm: error: unrecognized arguments: --fast",
+        ),
+        ("AssertionError\nbye", "AssertionError"),
+        (KILLED, None),
+        ("", None),
+    ],
+)
+def test_the_engines_own_error_comes_before_what_others_say_of_it(tmp_path, log, error):
+    file = tmp_path / "log"
+    earlier = b"ValueError: of an earlier start\n"
+    file.write_bytes(earlier + log.encode() + b"\n\n")
+    assert own_error(file, len(earlier)) == error
+    assert last_line(file, len(earlier)) == " ".join(log.splitlines()[-1].split() if log else [])
+
+
+def test_long_lines_and_logs_are_cut_and_none_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_log, "READ_BYTES", 2000)
+    file = tmp_path / "log"
+    file.write_text("ValueError: first\n" + "x" * 3000 + "\nKeyError: " + "y" * 900)
+    assert own_error(file, 0).startswith("KeyError: yyy")
+    assert len(own_error(file, 0)) == server_log.MAX_CHARACTERS
+    assert own_error(tmp_path / "nowhere", 0) is None

@@ -1,0 +1,49 @@
+"""Imports a script of ``experiments/``, which is no package, and makes up what scored runs leave behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.paths import loop_package
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+
+
+def load_experiment(name: str) -> ModuleType:
+    """The script ``experiments/<name>.py`` as a module of its own."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    spec = importlib.util.spec_from_file_location(f"{name}_experiment", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up_evaluation(folder: Path, solved: Mapping[str, bool]) -> None:
+    """What ``eval_appworld`` leaves of a policy with one attempt at each task (task id -> whether it is solved)."""
+    folder.mkdir(parents=True)
+    head = {"policy": "policy", "sampling": "T=1", "run": 0, "reward": 0.5, "end_reason": "completed"}
+    results = [head | {"task_id": task, "success": success} for task, success in solved.items()]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
+    report = {"schema": 1, "dataset": "made-up", "model": str(loop_package("tiny_policy"))}
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def made_up_record(
+    name: str, seed: int, iterations: list[dict[str, Any]], rate: float = 1e-3, budget: int = 600, policy: str = "tiny"
+) -> Any:
+    """A record (experiments/records.py) of a policy that solves one of two held-out tasks."""
+    solved = {"held0_1": True, "held1_1": False}
+    results = [TaskResult(task, 0, success=won, end_reason="completed") for task, won in solved.items()]
+    records = load_experiment("records")
+    return records.Record(name, seed, "made-up", policy, budget, rate, budget, 50 * budget, iterations, results)

@@ -157,7 +157,8 @@ def write_node_config(config: NodeConfig, file: Path) -> None:
 def as_config(data: Mapping[str, Any]) -> DictConfig:
     """A config whose texts mean themselves, whatever they hold: it gives back ``data`` when it is resolved, also after
     it was saved and loaded."""
-    return OmegaConf.create(_escaped(dict(data)))
+    escaped: dict[str, Any] = _escaped(dict(data))
+    return OmegaConf.create(escaped)
 
 
 def _escaped(value: Any) -> Any:

@@ -179,7 +179,8 @@ async def test_a_busy_service_is_asked_again_and_a_refusal_is_a_named_failure(mo
 
 async def test_where_everything_is_lost_there_is_no_score(model, tmp_path):
     async with serving() as service:
-        service.fault = lambda body: (400, "no such thing")
+        service.speak = lambda body: "```python\nadd(1)\n```"
+        service.fault = lambda body: (400, "no such thing") if len(body["messages"]) > 2 else None
         cfg = config(model, tmp_path / "out", service.url, samplings=[{"runs": 1}])
         with pytest.raises(NoScore, match=r"no score of gpt, T=0: all 6 rollouts lost, such as .* no such thing"):
             await asyncio.to_thread(evaluate, cfg)

@@ -132,7 +132,7 @@ def small_disk():
         folder.rmdir()
         pytest.skip("no tmpfs can be mounted here")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
     folder.rmdir()
 
 

@@ -88,7 +88,6 @@ ELSEWHERE = {
     "rollout_server/test_schema.py": ["rollout_server/config"],
     "rollout_server/inference/test_server.py": ["rollout_server/inference/server_group"],
     "rollout_server/policies/test_store.py": ["rollout_server/policies/folder", "rollout_server/policies/placement"],
-    "agent_environments/test_conformance.py": ["agent_environments/no_voiding"],
     "agent_environments/test_counter.py": ["agent_environments/protocol"],
     "agent_environments/tools/test_environment.py": [
         "agent_environments/tools/answer",

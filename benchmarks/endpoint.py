@@ -27,12 +27,12 @@ import aiohttp
 # The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
+from loop_formats.collection_request import CollectionRequest, Limits
+from loop_formats.rollout import Rollout
+from loop_formats.schema import from_mapping
 from rollout_server.client import RolloutClient
-from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
-from rollout_server.rollout import Rollout
-from rollout_server.schema import from_mapping
 from support.fake_vllm import FakeVllm
 from support.random_policy import write_adapter, write_model
 

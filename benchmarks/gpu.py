@@ -106,7 +106,7 @@ def released_cce(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
     """Errors of one head against full logits in fp32, and how many repeats differ from the first."""
-    from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
+    from loop_recipes.engine.logprobs import CutCrossEntropyLogProbs, FullLogProbs, TensorCoreLogProbs, TiledLogProbs
 
     all_heads: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         "ours_tensor_cores": TensorCoreLogProbs(),
@@ -146,16 +146,16 @@ def exactness(device: torch.device) -> dict[str, float]:
     """Largest differences of packed rollouts from one at a time, and of a resumed update from an uninterrupted one."""
     from large_model import made_up, random_model
 
+    from loop_recipes.algorithm.advantages import LeaveOneOut
+    from loop_recipes.algorithm.policy_update import PolicyUpdate
     from loop_recipes.config.components import build
     from loop_recipes.config.files import extended, load_config, read_config
     from loop_recipes.config.loop_config import LoopConfig
-    from loop_recipes.learner.adapter_versions import AdapterVersions
-    from loop_recipes.learner.advantages import LeaveOneOut
-    from loop_recipes.learner.logprobs import AutoLogProbs
-    from loop_recipes.learner.model import trained_parameters
-    from loop_recipes.learner.optimizer import optimizer_tensors, restore_optimizer
-    from loop_recipes.learner.policy_update import PolicyUpdate
-    from loop_recipes.learner.process_group import destroy_process_group, init_process_group
+    from loop_recipes.engine.adapter_versions import AdapterVersions
+    from loop_recipes.engine.logprobs import AutoLogProbs
+    from loop_recipes.engine.model import trained_parameters
+    from loop_recipes.engine.optimizer import optimizer_tensors, restore_optimizer
+    from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 
     conf = read_config(extended(load_config("loop_appworld/tiny_gpu")), LoopConfig)
     init_process_group(device, 600.0, always=True)

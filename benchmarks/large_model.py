@@ -26,14 +26,15 @@ import torch
 from peak_memory import PeakMemory
 from torchtune.modules import TransformerDecoder
 
+from loop_recipes.algorithm.advantages import LeaveOneOut
+from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.components import build
 from loop_recipes.config.files import extended, load_config, read_config
 from loop_recipes.config.loop_config import LoopConfig
-from loop_recipes.learner.adapter_versions import AdapterVersions
-from loop_recipes.learner.advantages import LeaveOneOut
-from loop_recipes.learner.batching import Sample
-from loop_recipes.learner.diagnostics import flops_metrics
-from loop_recipes.learner.logprobs import (
+from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.diagnostics import flops_metrics
+from loop_recipes.engine.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
     FullLogProbs,
@@ -41,10 +42,9 @@ from loop_recipes.learner.logprobs import (
     TiledLogProbs,
     attach_head,
 )
-from loop_recipes.learner.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
-from loop_recipes.learner.policy_update import PolicyUpdate
-from loop_recipes.learner.process_group import destroy_process_group, init_process_group
-from loop_recipes.learner.sharding import local_part, place_model
+from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
+from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+from loop_recipes.engine.sharding import local_part, place_model
 
 HEADS: dict[str, Head] = {
     "auto": AutoLogProbs(),

@@ -27,7 +27,7 @@ from peak_memory import PeakMemory
 from torch import Tensor
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
-from loop_recipes.learner.logprobs import CutCrossEntropyLogProbs, TensorCoreLogProbs, TiledLogProbs
+from loop_recipes.engine.logprobs import CutCrossEntropyLogProbs, TensorCoreLogProbs, TiledLogProbs
 
 TRL_VERSION = "1.16.0"
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -35,17 +35,17 @@ import aiohttp
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
 from agent_environments.counter import CounterPool
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import CollectionRequest, Limits
+from loop_formats.rollout import Rollout
+from loop_formats.schema import from_mapping
 from rollout_server.client import RolloutClient
 from rollout_server.collecting.attempt import derive_seed
-from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.inference.server_metrics import parse_metrics
 from rollout_server.node_process import NodeProcess
-from rollout_server.rollout import Rollout
-from rollout_server.schema import from_mapping
 from support.random_policy import write_adapter, write_model
 
 TOKEN = "benchmark"

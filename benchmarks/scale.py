@@ -22,10 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.rollout import Rollout, Turn
 from rollout_server.collecting.collector import Collector
 from rollout_server.collecting.rollout_log import AppendLog
-from rollout_server.collection_request import CollectionRequest
-from rollout_server.rollout import Rollout, Turn
 
 VOCABULARY = 151_936
 ROLLOUTS_PER_NODE = 240

@@ -31,9 +31,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.run_files import only_logs, read_lines
 from rollout_server.collecting.collector import Collector, EpisodeKey
-from rollout_server.collection_request import CollectionRequest
-from rollout_server.run_files import only_logs, read_lines
 
 TASKS, ROLLOUTS, FLOOR, FRACTION = 40, 6, 4, 0.9
 SLOTS = (32, 64, 128, 240)

@@ -34,10 +34,10 @@ from torchtune.models.qwen2 import lora_qwen2
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from loop_recipes.learner.batching import Sample, filled, micro_batches
-from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
-from loop_recipes.learner.losses import ClippedPolicyLoss
-from loop_recipes.learner.peft_export import peft_name
+from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.engine.batching import Sample, filled, micro_batches
+from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.peft_export import peft_name
 
 ROLLOUTS, GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 48, 6, 16, 0.1, 16, 32, 1e-3
 

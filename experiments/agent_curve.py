@@ -32,11 +32,11 @@ from typing import Any
 from algorithms import numbers_of
 from scored_runs import Algorithm, t_quantile
 
-from loop_recipes.launch.steps import StepFailed, Steps
-from loop_recipes.learner.run_metrics import read_metrics
-from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs, read_rollouts
-from rollout_server.schema import ConfigError
+from loop_formats.ids import parse_collection_id
+from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.schema import ConfigError
+from loop_recipes.methods.steps import StepFailed, Steps
+from loop_recipes.run.metrics import read_metrics
 
 OWN_LOOP = Algorithm("the node's own loop", "tiny_cpu")
 AGENT = Algorithm("agent through the endpoint", "tiny_cpu_agent")

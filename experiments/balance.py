@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from loop_recipes.learner.step_plan import StepPlan, cost, plan_micro_batches, plan_step, step_efficiency
+from loop_recipes.engine.step_plan import StepPlan, cost, plan_micro_batches, plan_step, step_efficiency
 
 
 def rank_by_rank(lengths: list[int], ranks: int, tokens: int) -> StepPlan:

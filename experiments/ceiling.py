@@ -23,7 +23,7 @@ from typing import Any
 
 from agent_environments.agent_turns import AgentTurn, agent_turns
 from agent_environments.extraction import extract_code
-from rollout_server.run_files import read_lines
+from loop_formats.run_files import read_lines
 
 Call = tuple[str, dict[str, str]]
 

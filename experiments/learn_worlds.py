@@ -31,13 +31,13 @@ from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
 from agent_environments.mixed import environment_of
+from loop_formats.schema import ConfigError
+from loop_recipes.config.files import split_words
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import Score, TaskResult, score
-from loop_recipes.launch.cli import split_words
-from loop_recipes.launch.steps import StepFailed, Steps, newest_policy, tune
-from loop_recipes.learner.run_metrics import read_metrics
+from loop_recipes.methods.steps import StepFailed, Steps, newest_policy, tune
 from loop_recipes.plots.curves import Curve, draw
-from rollout_server.schema import ConfigError
+from loop_recipes.run.metrics import read_metrics
 
 WORLDS = {"babyai": "BabyAI", "textworldexpress": "TextWorldExpress", "colbench": "ColBench", "mixed": "mixture"}
 """Name of the world in the configs -> in the table."""

@@ -15,12 +15,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from loop_formats.ids import parse_collection_id
+from loop_formats.run_files import find_logs, read_rollouts, write_whole
+from loop_formats.schema import require
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.learner.run_metrics import read_metrics
-from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs, read_rollouts, write_whole
-from rollout_server.schema import require
+from loop_recipes.run.metrics import read_metrics
 
 KEPT_METRICS = ("iteration", "steps", "reward", "success", "dev_success")
 KEPT_OF_RESULTS = ("task_id", "run", "reward", "success", "end_reason")

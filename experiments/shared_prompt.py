@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-from loop_recipes.learner.batching import Sample
-from loop_recipes.learner.minibatches import minibatches
-from rollout_server.run_files import only_logs, read_rollouts
+from loop_formats.run_files import only_logs, read_rollouts
+from loop_recipes.algorithm.minibatches import minibatches
+from loop_recipes.engine.batching import Sample
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,11 @@ from scored_runs import (
 )
 
 from appworld_adapter.dataset import load_split
-from loop_recipes.collecting.turn_pairs import TURN_PAIRS
-from loop_recipes.launch.cli import compose, split_words
-from loop_recipes.launch.collect_solved import SOLVED
-from loop_recipes.launch.steps import StepFailed, Steps, module, newest_policy, tune
-from rollout_server.schema import ConfigError, require
+from loop_formats.schema import ConfigError, require
+from loop_recipes.config.files import compose, split_words
+from loop_recipes.methods.rft.collect_solved import SOLVED
+from loop_recipes.methods.steps import StepFailed, Steps, module, newest_policy, tune
+from loop_recipes.rollouts.turn_pairs import TURN_PAIRS
 
 TEMPERATURES = ("0.2", "0.4", "0.6", "0.8", "1.0")
 """Of RFT. The paper has twenty; a budget for two cores would end within the lowest of them."""
@@ -136,7 +136,7 @@ class Attempt:
     def solutions(self) -> Path:
         """Ground-truth solutions of the training tasks as rollouts."""
         environment, out = self.plan.config.rollout_node.config.environment.config, self.folder / "solutions"
-        command = module("loop_recipes.collecting.ground_truth", str(environment.root), "--out", str(out))
+        command = module("loop_recipes.methods.ground_truth", str(environment.root), "--out", str(out))
         command += ["--model", str(self.plan.config.checkpointer.checkpoint_dir), "--prompt", str(environment.prompt)]
         self._run("writing solutions", [*command, "--split", str(self.plan.config.collection.split)])
         return out
@@ -157,12 +157,13 @@ def _sft_gt(attempt: Attempt) -> Path:
 def _rft(attempt: Attempt) -> Path:
     budget = str(attempt.plan.budget)
     options = ["--rollouts", budget, "--attempts", budget, "--temperatures", *TEMPERATURES]
-    return attempt.learn("tiny_cpu", attempt.sample("loop_recipes.launch.collect_solved", *options) / SOLVED)
+    return attempt.learn("tiny_cpu", attempt.sample("loop_recipes.methods.rft.collect_solved", *options) / SOLVED)
 
 
 def _dpo_mcts(attempt: Attempt) -> Path:
     options = ["--iterations", str(attempt.plan.tree_iterations)]
-    return attempt.learn("dpo_mcts", attempt.sample("loop_recipes.launch.search_trees", *options) / TURN_PAIRS)
+    searched = attempt.sample("loop_recipes.methods.dpo_mcts.search_trees", *options)
+    return attempt.learn("dpo_mcts", searched / TURN_PAIRS)
 
 
 def _online(name: str, attempt: Attempt) -> Path:

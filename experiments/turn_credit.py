@@ -36,26 +36,26 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))  # the rec
 from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split
-from loop_recipes.collecting import turn_values_cli
-from loop_recipes.collecting.branch_credit import value_changes
-from loop_recipes.collecting.scripted import scripted_rollout
-from loop_recipes.collecting.turn_values import read_turn_values, values_file
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.ids import training_id
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import COLLECTIONS, meta_path, read_rollouts, write_rollouts, write_whole
+from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_loop_config
-from loop_recipes.learner.batching import training_samples
-from loop_recipes.learner.peft_export import write_empty_adapter
-from loop_recipes.learner.preferences import ReturnPairs
-from loop_recipes.learner.stored_critic import load_learner, load_turn_critic
-from loop_recipes.learner.turn_critic import HiddenPrefix, by_turn
-from loop_recipes.learner.turn_value_head import TurnValueHead
+from loop_recipes.engine.batching import training_samples
+from loop_recipes.engine.peft_export import write_empty_adapter
+from loop_recipes.methods.sweet_rl.stored_critic import load_learner, load_turn_critic
+from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, by_turn
+from loop_recipes.methods.sweet_rl.turn_value_head import TurnValueHead
+from loop_recipes.methods.turn_credit import turn_values_cli
+from loop_recipes.methods.turn_credit.branch_credit import value_changes
+from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
+from loop_recipes.rollouts.scripted import scripted_rollout
 from loop_recipes.warm_start.appworld import draw_scripts
 from loop_recipes.warm_start.demonstration import Demonstration, collect, load, save
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.collection_request import CollectionRequest
 from rollout_server.config import write_node_config
-from rollout_server.ids import training_id
-from rollout_server.rollout import Rollout
-from rollout_server.run_files import COLLECTIONS, meta_path, read_rollouts, write_rollouts, write_whole
 from sft_appworld import SftAppWorldRecipe
 
 CRITICS = {

@@ -21,10 +21,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agent_environments.mixed import check_environments
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import difficulty_of
-from loop_recipes.collecting.open import open_nodes
-from loop_recipes.collecting.source import NoRollouts
+from loop_formats.base_model import model_digest
+from loop_formats.folder_lock import lock_run
+from loop_formats.run_files import WriteFailed, writing
+from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
+from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.evaluation.appworld_layout import MissingState, write_experiments
 from loop_recipes.evaluation.collect import (
     Cell,
@@ -54,13 +57,10 @@ from loop_recipes.evaluation.report import (
     write_report,
 )
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.learner.peft_export import write_empty_adapter
-from rollout_server.base_model import model_digest
+from loop_recipes.rollouts.open import open_nodes
+from loop_recipes.rollouts.source import NoRollouts
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
-from rollout_server.folder_lock import lock_run
 from rollout_server.node_process import NodeDied
-from rollout_server.run_files import WriteFailed, writing
-from rollout_server.schema import ConfigError, made_folder
 
 _NODE_ERRORS = (NodeUnreachable, RolloutNodeError, CollectionFailed, NodeDied, NoRollouts, UnknownTask)
 _ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)

@@ -20,26 +20,25 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_recipes.collecting.branch_credit import credits_in_parts, with_contrast
-from loop_recipes.collecting.branching import HowToSample
-from loop_recipes.collecting.broken import check_broken
-from loop_recipes.collecting.dev_scores import dev_scores
-from loop_recipes.collecting.open import open_source
-from loop_recipes.collecting.plan import CollectionPlan, run_name
-from loop_recipes.collecting.shared_source import SharedSource
-from loop_recipes.collecting.source import SOURCE_ERRORS, check_versions, in_groups
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.folder_lock import lock_run
+from loop_formats.ids import parse_collection_id
+from loop_formats.rollout import Rollout, by_episode
+from loop_formats.run_files import WriteFailed
+from loop_formats.schema import ConfigError, made_folder
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.policy_update import NonFiniteLoss
+from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run
-from loop_recipes.learner.batching import check_token_ids, episodes, training_samples
-from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
-from loop_recipes.learner.device_check import training_device
-from loop_recipes.learner.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
-from loop_recipes.learner.learner import Learner
-from loop_recipes.learner.model import DTYPES, check_context, load_base, vocabulary
-from loop_recipes.learner.policy_update import NonFiniteLoss
-from loop_recipes.learner.process_group import (
+from loop_recipes.engine.batching import check_token_ids, episodes, training_samples
+from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
+from loop_recipes.engine.device_check import training_device
+from loop_recipes.engine.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
+from loop_recipes.engine.model import DTYPES, check_context, load_base, vocabulary
+from loop_recipes.engine.process_group import (
     RemoteError,
     any_rank,
     destroy_process_group,
@@ -49,17 +48,18 @@ from loop_recipes.learner.process_group import (
     on_main_rank,
     single_process,
 )
-from loop_recipes.learner.run_metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
-from loop_recipes.learner.stop_request import StopRequest, StopRequested
-from loop_recipes.learner.stored_critic import adapter_from_the_start, critic_over
-from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, TokenStatistics
-from loop_recipes.learner.turn_credit import spreader
-from rollout_server.collection_request import CollectionRequest
-from rollout_server.folder_lock import lock_run
-from rollout_server.ids import parse_collection_id
-from rollout_server.rollout import Rollout, by_episode
-from rollout_server.run_files import WriteFailed
-from rollout_server.schema import ConfigError, made_folder
+from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
+from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_contrast
+from loop_recipes.methods.turn_credit.spread import spreader
+from loop_recipes.rollouts.branching import HowToSample
+from loop_recipes.rollouts.broken import check_broken
+from loop_recipes.rollouts.dev_scores import dev_scores
+from loop_recipes.rollouts.open import open_source
+from loop_recipes.rollouts.plan import CollectionPlan, run_name
+from loop_recipes.rollouts.shared_source import SharedSource
+from loop_recipes.rollouts.source import SOURCE_ERRORS, check_versions, in_groups
+from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
+from loop_recipes.run.stop_request import StopRequest, StopRequested
 
 log = utils.get_logger("INFO")
 

@@ -20,17 +20,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from loop_formats.collection_request import CollectionRequest, Limits
+from loop_formats.ids import training_id
+from loop_formats.rollout import Rollout
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
-from loop_recipes.learner.model import adapter_parameters, load_base, lora_scale, new_adapter
-from loop_recipes.learner.peft_export import export_adapter
-from loop_recipes.learner.sharding import place_model
+from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.model import adapter_parameters, load_base, lora_scale, new_adapter
+from loop_recipes.engine.peft_export import export_adapter
+from loop_recipes.engine.sharding import place_model
 from rollout_server.client import RolloutClient
-from rollout_server.collection_request import CollectionRequest, Limits
-from rollout_server.ids import training_id
 from rollout_server.node_process import NodeProcess
-from rollout_server.rollout import Rollout
 
 SEED = 0
 ITERATIONS = 20

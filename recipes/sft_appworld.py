@@ -17,21 +17,23 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_recipes.collecting.fixed_set import FixedSet, read_fixed_set
+from loop_formats.folder_lock import lock_run
+from loop_formats.run_files import WriteFailed
+from loop_formats.schema import ConfigError, made_folder, require
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.losses import LogLikelihood
+from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
-from loop_recipes.learner.batching import Sample, check_token_ids
-from loop_recipes.learner.checkpoint import TrainingState, load_latest, restore_generators
-from loop_recipes.learner.device_check import training_device
-from loop_recipes.learner.diagnostics import peak_memory_gib
-from loop_recipes.learner.learner import Learner
-from loop_recipes.learner.losses import LogLikelihood
-from loop_recipes.learner.model import DTYPES, check_context, load_base, vocabulary
-from loop_recipes.learner.policy_update import NonFiniteLoss
-from loop_recipes.learner.process_group import (
+from loop_recipes.engine.batching import Sample, check_token_ids
+from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
+from loop_recipes.engine.device_check import training_device
+from loop_recipes.engine.diagnostics import peak_memory_gib
+from loop_recipes.engine.model import DTYPES, check_context, load_base, vocabulary
+from loop_recipes.engine.process_group import (
     RemoteError,
     any_rank,
     destroy_process_group,
@@ -41,12 +43,10 @@ from loop_recipes.learner.process_group import (
     on_main_rank,
     single_process,
 )
-from loop_recipes.learner.run_metrics import rollout_metrics
-from loop_recipes.learner.stop_request import StopRequest
-from loop_recipes.learner.turn_critic import HiddenPrefix
-from rollout_server.folder_lock import lock_run
-from rollout_server.run_files import WriteFailed
-from rollout_server.schema import ConfigError, made_folder, require
+from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
+from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
+from loop_recipes.run.metrics import rollout_metrics
+from loop_recipes.run.stop_request import StopRequest
 
 log = utils.get_logger("INFO")
 
@@ -99,7 +99,7 @@ class SftAppWorldRecipe:
         require(
             self._pairs or self._config.rollouts.turn_pairs is None,
             f"rollouts.turn_pairs: {self._config.loss['_component_']} compares no pairs; give "
-            "loss._component_=loop_recipes.learner.preferences.DPO, or leave turn_pairs out",
+            "loss._component_=loop_recipes.algorithm.preferences.DPO, or leave turn_pairs out",
         )
         self._dtype = DTYPES[self._config.dtype]
         self._device = training_device(self._config.device, self._dtype)

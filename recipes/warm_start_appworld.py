@@ -23,10 +23,14 @@ from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agent_environments.protocol import EnvironmentFault, create_pool
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.folder_lock import lock_run
+from loop_formats.run_files import to_json
+from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import read_config
 from loop_recipes.config.preflight import check_can_write
-from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_recipes.engine.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches
@@ -34,10 +38,6 @@ from loop_recipes.warm_start.config import WarmStartConfig
 from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.folder_lock import lock_run
-from rollout_server.run_files import to_json
-from rollout_server.schema import ConfigError, made_folder
 
 
 class WarmStartRecipe:

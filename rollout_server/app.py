@@ -20,16 +20,16 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from agent_environments import http_server
 from agent_environments.http_server import BadBody, read_body, read_json, refusal, route_of, trust
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
+from loop_formats.schema import ConfigError, from_mapping
 from rollout_server.collecting.run import CollectionRun
-from rollout_server.collection_request import CollectionRequest
 from rollout_server.endpoint import routes as endpoint
 from rollout_server.endpoint.serving import ServeRequest
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.node import Node, RequestError
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError
 from rollout_server.policies.store import StillInUse, UnknownPolicy
-from rollout_server.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
-from rollout_server.schema import ConfigError, from_mapping
 
 logger = logging.getLogger(__name__)
 

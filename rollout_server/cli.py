@@ -21,12 +21,12 @@ from rich.logging import RichHandler
 
 from agent_environments.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from agent_environments.secret import read_secret
+from loop_formats.schema import ConfigError
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
 from rollout_server.display import print_status, status_line
 from rollout_server.node import Node
-from rollout_server.schema import ConfigError
 
 logger = logging.getLogger("rollout_server")
 

@@ -21,9 +21,9 @@ from urllib.parse import quote
 import httpx
 
 from agent_environments.retries import TRANSIENT, asked_to_wait
-from rollout_server.collection_request import CollectionEnd, CollectionRequest, Progress
-from rollout_server.rollout import Rollout
-from rollout_server.run_files import ADAPTER_FILES
+from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import ADAPTER_FILES
 
 RETRY_PAUSE_S = 1.0
 FULL_S = 7200.0

@@ -17,27 +17,27 @@ from typing import Any
 
 from agent_environments.harness.pool import HarnessPool, Offer
 from agent_environments.protocol import UnknownTask, create_pool
-from rollout_server.base_model import model_digest
-from rollout_server.branch import Branch, BranchStart
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.base_model import model_digest
+from loop_formats.branch import Branch, BranchStart
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import CollectionRequest, is_collection_id
+from loop_formats.folder_lock import lock_folder
+from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
+from loop_formats.schema import made_folder
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.run import CollectionRun, StoredCollection
-from rollout_server.collection_request import CollectionRequest, is_collection_id
 from rollout_server.config import NodeConfig
 from rollout_server.endpoint.harness_episode import HarnessEpisode
 from rollout_server.endpoint.serving import Serving
 from rollout_server.endpoint.sessions import Sessions
-from rollout_server.folder_lock import lock_folder
 from rollout_server.inference.router import Router
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
-from rollout_server.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
-from rollout_server.schema import made_folder
 
 logger = logging.getLogger(__name__)
 

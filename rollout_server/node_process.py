@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from loop_formats.run_files import node_address
 from rollout_server.config import NodeConfig, node_url, write_node_config
-from rollout_server.run_files import node_address
 
 TAIL_LINES = 15
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 METRICS_FILE = "metrics.jsonl"
-"""In a run's folder: what :mod:`loop_recipes.learner.run_metrics` writes and reads."""
+"""In a run's folder: what :mod:`loop_recipes.run.metrics` writes and reads."""
 
 _PACKAGE = Path(__file__).resolve().parent
 

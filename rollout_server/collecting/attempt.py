@@ -15,11 +15,11 @@ from agent_environments.breakage import told
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, Message, acquire
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.ids import rollout_id
+from loop_formats.rollout import Rollout
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import CollectionRequest
-from rollout_server.ids import rollout_id
-from rollout_server.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from rollout_server.branch import BranchStart
-from rollout_server.collection_request import (
+from loop_formats.branch import BranchStart
+from loop_formats.collection_request import (
     CollectionItem,
     CollectionRequest,
     LostRollout,
     Progress,
     too_many_lost,
 )
-from rollout_server.ids import rollout_id
-from rollout_server.rollout import BRANCH_DIFFERS
+from loop_formats.ids import rollout_id
+from loop_formats.rollout import BRANCH_DIFFERS
 
 REDRAWN = frozenset({"bad_logprob"})
 """Failure reasons after which the same seeds would give the same useless tokens."""

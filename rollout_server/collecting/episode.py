@@ -24,7 +24,9 @@ from agent_environments.protocol import (
     Message,
     StepResult,
 )
-from rollout_server.branch import BranchStart
+from loop_formats.branch import BranchStart
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.rollout import Turn
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import (
@@ -34,8 +36,6 @@ from rollout_server.collecting.speaker import (
     Speaker,
     SpokenTurn,
 )
-from rollout_server.collection_request import CollectionRequest
-from rollout_server.rollout import Turn
 
 SHOWN_CHARACTERS = 60
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_environments.protocol import EnvironmentPool
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import Limits, Sampling
 from rollout_server.collecting.speaker import TURN_LIMIT_S, EpisodeFailed
-from rollout_server.collection_request import Limits, Sampling
 from rollout_server.inference.router import (
     BadLogprob,
     Generation,

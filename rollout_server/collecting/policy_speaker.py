@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_environments.protocol import Message
+from loop_formats.collection_request import CollectionRequest
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collecting.speaker import ContextFull, SpokenRecord, SpokenTurn
-from rollout_server.collection_request import CollectionRequest
 
 
 class PolicySpeaker:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_server.run_files import is_blank, sync
+from loop_formats.run_files import is_blank, sync
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.breakage import told
-from rollout_server.branch import BranchStart
+from loop_formats.branch import BranchStart
+from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
+from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
+from loop_formats.run_files import log_path, meta_path
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.rollout_log import AppendLog
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import CollectionEnd, CollectionRequest, failures_warning
-from rollout_server.rollout import BRANCH_DIFFERS, Failure, Rollout
-from rollout_server.run_files import log_path, meta_path
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_environments.protocol import Message
-from rollout_server.rollout import BRANCH_DIFFERS
+from loop_formats.rollout import BRANCH_DIFFERS
 
 
 class EpisodeFailed(Exception):
-    """The attempt is worthless; ``reason`` is one of :data:`rollout_server.rollout.FAILURE_REASONS`."""
+    """The attempt is worthless; ``reason`` is one of :data:`loop_formats.rollout.FAILURE_REASONS`."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -59,7 +59,7 @@ class SpokenTurn:
 
 @dataclass(frozen=True)
 class SpokenRecord:
-    """What a speaker leaves for the rollout; the fields are those of :class:`~rollout_server.rollout.Rollout`.
+    """What a speaker leaves for the rollout; the fields are those of :class:`~loop_formats.rollout.Rollout`.
 
     Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a speaker of text alone.
     """

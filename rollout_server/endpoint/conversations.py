@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.rollout import Turn
 from rollout_server.endpoint.messages import ChatMessage
 from rollout_server.inference.router import Generation
-from rollout_server.rollout import Turn
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Segment:
-    """One sequence; the fields are those of :class:`~rollout_server.rollout.Rollout`."""
+    """One sequence; the fields are those of :class:`~loop_formats.rollout.Rollout`."""
 
     token_ids: list[int]
     mask: list[bool]

@@ -10,14 +10,14 @@ from typing import Any
 from agent_environments.harness.pool import Connection, HarnessEnvironment
 from agent_environments.harness.program import Ended
 from agent_environments.no_voiding import NoVoiding
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.ids import segment_id
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import CollectionRequest
 from rollout_server.endpoint.session import Session, World
 from rollout_server.endpoint.sessions import Sessions
-from rollout_server.ids import segment_id
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from agent_environments.own_time import OwnTime
+from loop_formats.collection_request import Limits, Sampling
+from loop_formats.schema import STRICT, require
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
-from rollout_server.collection_request import Limits, Sampling
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
 from rollout_server.inference.command import BASE_MODEL_NAME
-from rollout_server.schema import STRICT, require
 
 LATEST = "policy"
 _VERSION = re.compile(r"policy-v(\d{1,9})")

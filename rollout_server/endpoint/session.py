@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from agent_environments.harness.pool import HarnessEnvironment
 from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import Limits
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import Limits
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
 from rollout_server.endpoint.messages import BadMessages, ChatMessage, read_messages, spoken_message
 from rollout_server.endpoint.wire import ApiError, ChatRequest, Completion
@@ -67,7 +67,7 @@ class Session:
         record: keep what was served. Without it every call is encoded anew, and nothing is left of it.
 
     Attributes:
-        refused: why the last call was refused, in the words of :data:`rollout_server.rollout.END_REASONS`; None if it
+        refused: why the last call was refused, in the words of :data:`loop_formats.rollout.END_REASONS`; None if it
             was not.
         failure: done once nothing can come of the attempt any more.
     """

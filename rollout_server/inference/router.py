@@ -18,9 +18,9 @@ from typing import Any
 
 import aiohttp
 
+from loop_formats.rollout import POISONED_LOGPROB
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
-from rollout_server.rollout import POISONED_LOGPROB
 
 ATTEMPTS = 4
 """How many servers may fail one request before it is given up: a request that kills servers must not kill them all."""

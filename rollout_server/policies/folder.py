@@ -19,9 +19,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout_server.base_model import BaseModel
+from loop_formats.base_model import BaseModel
+from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest, sync, whole_file
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError, check_adapter
-from rollout_server.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest, sync, whole_file
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _UPLOAD = ".upload-"

@@ -11,13 +11,13 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from loop_formats.rollout import POISONED_LOGPROB
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import TRANSPORT_ERRORS, VllmServer
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.inference.server_metrics import adapters_at_work
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.canary import Canary
-from rollout_server.rollout import POISONED_LOGPROB
 
 logger = logging.getLogger(__name__)
 

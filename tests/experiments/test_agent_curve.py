@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_server.run_files import read_rollouts
+from loop_formats.run_files import read_rollouts
 from support.small_runs import write_logs
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

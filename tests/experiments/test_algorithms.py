@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loop_recipes.launch import steps
+from loop_formats.run_files import ADAPTER_FILES
+from loop_recipes.methods import steps
 from loop_recipes.paths import loop_package
-from rollout_server.run_files import ADAPTER_FILES
 from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
 
 

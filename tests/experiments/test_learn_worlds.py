@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loop_recipes.launch import steps
-from rollout_server.run_files import ADAPTER_FILES
+from loop_formats.run_files import ADAPTER_FILES
+from loop_recipes.methods import steps
 from support.experiment_scripts import load_experiment
 
 SOLVED = {"clean": 4, "before": 1, "seed0": 3, "seed1": 4, "shuffled": 1}
@@ -74,7 +74,7 @@ def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path,
     assert said(clean, "policies") == "[{name: clean, adapter: null}]"
     assert said(clean, "rollout_node.config.model.path").endswith("warm_start/cycle-1")
     assert [said(run, "seed") for run in training] == ["0", "1", "0"]
-    assert ["advantage=loop_recipes.learner.advantages.Shuffled" in run for run in training] == [False, False, True]
+    assert ["advantage=loop_recipes.algorithm.advantages.Shuffled" in run for run in training] == [False, False, True]
     for run in training:
         assert "loop_appworld/babyai_cpu" in run
         assert said(run, "model.vocab_size") == "321", "that of the policy that was built"

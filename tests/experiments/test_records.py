@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from rollout_server.run_files import write_rollouts
-from rollout_server.schema import ConfigError
+from loop_formats.run_files import write_rollouts
+from loop_formats.schema import ConfigError
 from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
 from support.small_runs import stored_rollout
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_server.collection_request import Limits
+from loop_formats.collection_request import Limits
 from support.counter_node import counter_request, local_node
 from support.waiting import DEADLINE_S
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from loop_formats.collection_request import Limits
+from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.learner.batching import Sample, episodes
-from loop_recipes.learner.learner import Learner
-from loop_recipes.learner.model import load_base
-from loop_recipes.learner.peft_export import read_adapter
-from rollout_server.collection_request import Limits
+from loop_recipes.engine.batching import Sample, episodes
+from loop_recipes.engine.model import load_base
+from loop_recipes.engine.peft_export import read_adapter
 from support.node_reader import TOKEN, Reader, ready_node, request
 from support.random_harness import TOOL, go_on, opening, picked
 from support.small_runs import model_section, replay_config

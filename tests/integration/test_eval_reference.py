@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 
 from appworld_adapter.dataset import load_split
 from eval_appworld import EvalAppWorldRecipe
+from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.paths import loop_home
-from rollout_server.chat_tokens import ChatTokens
 from support.random_policy import write_adapter, write_model
 from support.scripted_vllm import ScriptedVllm
 from support.waiting import COMMAND_S

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from agent_environments.process_guard import descendants
+from loop_formats.collection_request import Limits
+from loop_formats.schema import from_mapping
 from rollout_server.client import CollectionFailed, RolloutClient
-from rollout_server.collection_request import Limits
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
-from rollout_server.schema import from_mapping
 from support.adapter_support import PYTHON, ROOT, needs_world
 from support.node_reader import TOKEN, Reader, largest_gap, request
 from support.processes import alive

@@ -4,8 +4,8 @@ import pytest
 
 from agent_environments.protocol import create_pool
 from agent_environments.tools.behavior import tool_metrics
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.rollout import episode_turns
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.rollout import episode_turns
 from support.adapter_support import word_spans
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.scripted_policy import collect

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from agent_environments.process_guard import descendants
-from rollout_server.branch import Branch
-from rollout_server.collection_request import Sampling
+from loop_formats.branch import Branch
+from loop_formats.collection_request import Sampling
 from rollout_server.node_process import NodeDied
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.processes import alive
@@ -143,7 +143,7 @@ def test_nothing_outlives_a_killed_owner(shared_vllm, tmp_path):
 import time
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
-from rollout_server.schema import from_mapping
+from loop_formats.schema import from_mapping
 NodeProcess(from_mapping(NodeConfig, {config!r}), {str(tmp_path)!r}, "secret").start()
 time.sleep(600)
 """

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agent_environments.process_guard import descendants
-from rollout_server.run_files import only_logs
+from loop_formats.run_files import only_logs
 from support.processes import IMPORT_PATH, alive
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S, block_until

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loop_recipes.learner.checkpoint import load_training_state
-from loop_recipes.learner.run_metrics import MACHINE_KEYS
+from loop_recipes.engine.checkpoint import load_training_state
+from loop_recipes.run.metrics import MACHINE_KEYS
 from support.processes import IMPORT_PATH
 from support.ranks import on_ranks
 from support.small_runs import replay_config, train_into
@@ -81,7 +81,7 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
 
 
 def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
-    critic = {"_component_": "loop_recipes.learner.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
+    critic = {"_component_": "loop_recipes.algorithm.critic.Critic", "hidden_sizes": [16, 8], "warmup_iterations": 1}
     config = replay_config(tmp_path, iterations=2, critic=critic, critic_lr=1e-2)
     train_into(config, tmp_path / "one")
     on_ranks(2, train_into, config, tmp_path / "two")
@@ -100,8 +100,8 @@ def test_two_ranks_learn_the_same_from_preference_pairs(tmp_path, packed):
     config = replay_config(
         tmp_path,
         iterations=2,
-        advantage={"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
-        loss={"_component_": "loop_recipes.learner.preferences.DMPO", "beta": 1.0},
+        advantage={"_component_": "loop_recipes.algorithm.preferences.ReturnPairs", "threshold": 0.3},
+        loss={"_component_": "loop_recipes.algorithm.preferences.DMPO", "beta": 1.0},
         update={"epochs": 3, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "packed": packed},
     )
     train_into(config, tmp_path / "one")

@@ -11,12 +11,12 @@ from support.small_runs import sft_config, train_sft_into
 
 pytestmark = pytest.mark.integration
 PAIRS = {
-    "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
-    "loss": {"_component_": "loop_recipes.learner.preferences.DPO", "beta": 1.0},
+    "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs", "threshold": 0.3},
+    "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
     "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 150},
 }
 CRITIC = PAIRS | {
-    "loss": {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0},
+    "loss": {"_component_": "loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
     "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
     "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_server.run_files import only_logs
+from loop_formats.run_files import only_logs
 from support.slurm_cluster import NODES, SlurmCluster, missing_for_cluster
 from support.small_jobs import CHECKOUT, SMALL, metrics
 from support.two_networks import inside

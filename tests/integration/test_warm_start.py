@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from appworld_adapter.flaws import CORRECTED_ERROR, FLAWS
+from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.paths import loop_home, loop_package
 from loop_recipes.warm_start import tiny_model
-from rollout_server.chat_tokens import ChatTokens
 from support.waiting import COMMAND_S
 
 pytestmark = pytest.mark.integration

@@ -9,13 +9,13 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.collecting.replay_source import ReplaySource
-from loop_recipes.collecting.source import Collected
-from loop_recipes.learner.checkpoint import load_latest
-from loop_recipes.learner.stop_request import StopRequested
+from loop_formats.collection_request import CollectionEnd
+from loop_formats.ids import parse_collection_id
+from loop_recipes.engine.checkpoint import load_latest
+from loop_recipes.rollouts.replay_source import ReplaySource
+from loop_recipes.rollouts.source import Collected
+from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable
-from rollout_server.collection_request import CollectionEnd
-from rollout_server.ids import parse_collection_id
 from rollout_server.node_process import NodeDied
 from support.small_runs import replay_config
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from loop_recipes.collecting.fixed_set import FixedSet, read_fixed_set
-from loop_recipes.collecting.turn_pairs import read_pairs
+from loop_formats.schema import ConfigError, fields_of
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
-from loop_recipes.launch import search_trees
-from rollout_server.schema import ConfigError, fields_of
+from loop_recipes.methods.dpo_mcts import search_trees
+from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
+from loop_recipes.rollouts.turn_pairs import read_pairs
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
 from support.small_runs import model_section, replay_config
@@ -56,8 +56,8 @@ def sft_section(file, folder, output_dir, **changes):
     own = {
         "output_dir": str(output_dir),
         "rollouts": {"logs": [str(folder)], "turn_pairs": str(folder / "pairs.jsonl")},
-        "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs"},
-        "loss": {"_component_": "loop_recipes.learner.preferences.DPO", "beta": 1.0},
+        "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"},
+        "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
         "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 4000},
         "max_iterations": 4,
     }
@@ -116,7 +116,7 @@ async def test_a_sample_is_one_turn_after_all_that_came_before_it(trees):
 
 async def test_pairs_that_cannot_be_learned_are_refused_by_name(trees, tmp_path):
     folder, file = trees
-    likelihood = {"_component_": "loop_recipes.learner.losses.LogLikelihood"}
+    likelihood = {"_component_": "loop_recipes.algorithm.losses.LogLikelihood"}
     with pytest.raises(ConfigError, match=r"turn_pairs: .*LogLikelihood compares no pairs"):
         train(sft_section(file, folder, tmp_path / "trained", loss=likelihood))
     absent = {"logs": [str(folder)], "turn_pairs": str(folder / "none.jsonl")}

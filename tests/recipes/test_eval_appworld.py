@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 import eval_appworld
 from eval_appworld import EvalAppWorldRecipe
+from loop_formats.run_files import adapter_digest
+from loop_formats.schema import ConfigError
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.config import find_policies, read_eval_config
-from rollout_server.run_files import adapter_digest
-from rollout_server.schema import ConfigError
 from support.counter_node import TOKEN, local_node
 from support.random_policy import write_adapter, write_model
 

@@ -5,9 +5,9 @@ import shutil
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.learner.run_metrics import read_metrics
-from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs
+from loop_formats.ids import parse_collection_id
+from loop_formats.run_files import find_logs
+from loop_recipes.run.metrics import read_metrics
 from support.counter_node import TOKEN, local_node
 from support.small_runs import config_over
 from support.waiting import DEADLINE_S

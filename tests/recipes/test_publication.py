@@ -8,10 +8,10 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.collecting.replay_source import ReplaySource
-from loop_recipes.learner.checkpoint import load_latest
-from loop_recipes.learner.peft_export import read_adapter
-from loop_recipes.learner.stop_request import StopRequested
+from loop_recipes.engine.checkpoint import load_latest
+from loop_recipes.engine.peft_export import read_adapter
+from loop_recipes.rollouts.replay_source import ReplaySource
+from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import RolloutNodeError
 from support.small_runs import replay_config
 

@@ -10,26 +10,26 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
-from loop_recipes.collecting.fixed_set import read_fixed_set
+from loop_formats.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
-from loop_recipes.learner.batching import training_samples
-from loop_recipes.learner.learner import Learner
-from loop_recipes.learner.preferences import ReturnPairs
-from loop_recipes.learner.run_metrics import MACHINE_KEYS
-from loop_recipes.learner.stored_critic import load_turn_critic
-from rollout_server.ids import branch_id, dev_id, evaluation_id, replay_id, share_id
-from rollout_server.schema import ConfigError
+from loop_recipes.engine.batching import training_samples
+from loop_recipes.methods.sweet_rl.stored_critic import load_turn_critic
+from loop_recipes.rollouts.fixed_set import read_fixed_set
+from loop_recipes.run.metrics import MACHINE_KEYS
 from sft_appworld import SftAppWorldRecipe
 from support.small_runs import sft_config
 
 PAIRS = {
-    "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs", "threshold": 0.3},
-    "loss": {"_component_": "loop_recipes.learner.preferences.DPO", "beta": 1.0},
+    "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs", "threshold": 0.3},
+    "loss": {"_component_": "loop_recipes.algorithm.preferences.DPO", "beta": 1.0},
 }
 CRITIC = {
     "advantage": PAIRS["advantage"],
-    "loss": {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0},
+    "loss": {"_component_": "loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
     "hidden_information": {"_component_": "support.hidden_tasks.MadeUpSecrets"},
 }
 STEP = {"minibatch_rollouts": None, "micro_batch_tokens": 150}
@@ -205,7 +205,7 @@ def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
         train(cfg, f"rollouts.logs=[{tmp_path}/nowhere]")
     with pytest.raises(ConfigError, match=r"rollout \['made-up-i0001/.*'\] is there twice"):
         train(cfg, f"rollouts.logs=[{tmp_path}/collections/made-up-i0001.jsonl,{tmp_path}]")
-    clipped = "loss._component_=loop_recipes.learner.losses.ClippedPolicyLoss"
+    clipped = "loss._component_=loop_recipes.algorithm.losses.ClippedPolicyLoss"
     with pytest.raises(ConfigError, match=r"loss_divisor: tokens is for a sum over tokens, and .*ClippedPolicyLoss is"):
         train(cfg, clipped)
     with pytest.raises(ConfigError, match=r"ClippedPolicyLoss needs rollouts of the policy in training"):

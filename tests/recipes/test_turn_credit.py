@@ -8,10 +8,10 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
+from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.schema import ConfigError, fields_of
 from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.learner.stored_critic import critic_over
-from rollout_server.run_files import find_logs, read_rollouts
-from rollout_server.schema import ConfigError, fields_of
+from loop_recipes.methods.sweet_rl.stored_critic import critic_over
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
 from support.ranks import on_ranks
@@ -28,8 +28,8 @@ def a_critic(folder, loop):
         "output_dir": str(folder / "critic"),
         "rollouts": {"logs": [str(file) for file in sorted((folder / "logs").glob("*.jsonl"))]},
         "hidden_information": SECRETS,
-        "advantage": {"_component_": "loop_recipes.learner.preferences.ReturnPairs"},
-        "loss": {"_component_": "loop_recipes.learner.turn_critic.TurnAdvantage", "beta": 1.0},
+        "advantage": {"_component_": "loop_recipes.algorithm.preferences.ReturnPairs"},
+        "loss": {"_component_": "loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage", "beta": 1.0},
         "update": {"minibatch_rollouts": 4, "micro_batch_tokens": 300},
         "max_iterations": 1,
     }
@@ -159,5 +159,5 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     )
     refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)
     refused("loss.level is 'turn'; turn_credit gives", turn_credit=critic, loss={"level": "turn"})
-    to_go = {"_component_": "loop_recipes.learner.advantages.ReturnToGo"}
+    to_go = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}
     refused("turn_credit must be null: it spreads the one advantage", turn_credit=critic, advantage=to_go)

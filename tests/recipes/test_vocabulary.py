@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from loop_appworld import LoopAppWorldRecipe
-from loop_recipes.collecting.source import NoRollouts
-from rollout_server.schema import ConfigError
+from loop_formats.schema import ConfigError
+from loop_recipes.rollouts.source import NoRollouts
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
 from support.small_runs import config_over, replay_config, sft_config, train, write_logs

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_environments import http_server
+from loop_formats.collection_request import Progress
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.collection_request import Progress
 from rollout_server.policies import store
 from support.counter_node import TOKEN, counter_request, local_node, read_all
 from support.random_policy import write_adapter

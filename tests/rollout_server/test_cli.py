@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
+from loop_formats.run_files import node_address
 from rollout_server import cli
 from rollout_server.cli import DEFAULT_TOKEN_ENV, main
 from rollout_server.client import RolloutClient
 from rollout_server.config import node_url
 from rollout_server.node_process import NodeProcess
-from rollout_server.run_files import node_address
 from support.counter_node import TOKEN, counter_request
 from support.waiting import DEADLINE_S, wait_until
 

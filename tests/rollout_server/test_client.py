@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from loop_formats.collection_request import CollectionEnd, Progress
 from rollout_server import client as client_module
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.collection_request import CollectionEnd, Progress
 from support.counter_node import counter_request
 from support.random_policy import write_adapter
 from support.small_runs import stored_rollout

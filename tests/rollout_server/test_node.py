@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
+from loop_formats.collection_request import Limits
+from loop_formats.rollout import Rollout
+from loop_formats.schema import ConfigError
 from rollout_server.client import CollectionFailed, RolloutNodeError
-from rollout_server.collection_request import Limits
-from rollout_server.rollout import Rollout
-from rollout_server.schema import ConfigError
 from support.counter_node import counter_request, local_node, read_all
 from support.scripted_vllm import expected_logprob
 from support.waiting import pass_time, wait_until

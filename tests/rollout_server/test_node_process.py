@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from loop_formats.run_files import NODE_ADDRESS, node_address
 from rollout_server.config import EnvironmentConfig, ModelConfig, NodeConfig
 from rollout_server.node_process import NodeDied, NodeProcess
-from rollout_server.run_files import NODE_ADDRESS, node_address
 from support.counter_node import TOKEN
 
 

@@ -10,7 +10,7 @@ from agent_environments.counter import CounterPool
 from agent_environments.protocol import create_pool
 from agent_environments.services.server import EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
-from rollout_server.collection_request import Limits
+from loop_formats.collection_request import Limits
 from support.adapter_support import word_spans
 from support.counter_node import counter_request, local_node
 from support.fake_world_pools import FakePool

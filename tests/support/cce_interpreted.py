@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from cut_cross_entropy import linear_cross_entropy, tl_utils
 
-from loop_recipes.learner.cce_kernels import CutCrossEntropyFunction
-from loop_recipes.learner.logprobs import FullLogProbs
+from loop_recipes.engine.cce_kernels import CutCrossEntropyFunction
+from loop_recipes.engine.logprobs import FullLogProbs
 
 # n, d, v, what the head's rows have in common. Blocks are of 128 or 256 tokens, 128 words and 32, 64 or 256 columns.
 CASES = {

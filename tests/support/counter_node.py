@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.http_server import Site
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import CollectionEnd, CollectionRequest, Limits
+from loop_formats.rollout import Rollout
+from loop_formats.schema import from_mapping
 from rollout_server.app import build_runner
-from rollout_server.chat_tokens import ChatTokens
 from rollout_server.client import CollectionFailed, RolloutClient
-from rollout_server.collection_request import CollectionEnd, CollectionRequest, Limits
 from rollout_server.config import NodeConfig
 from rollout_server.node import Node
-from rollout_server.rollout import Rollout
-from rollout_server.schema import from_mapping
 from support.scripted_vllm import ScriptedVllm
 from support.waiting import DEADLINE_S
 

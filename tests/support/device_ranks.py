@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from loop_recipes.learner.device_check import check_ranks
-from loop_recipes.learner.process_group import init_process_group
-from rollout_server.schema import ConfigError
+from loop_formats.schema import ConfigError
+from loop_recipes.engine.device_check import check_ranks
+from loop_recipes.engine.process_group import init_process_group
 
 
 def wait_in_vain() -> dict[str, Any]:

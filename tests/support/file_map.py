@@ -11,7 +11,15 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs" / "file_map.md"
-FOLDERS = ("recipes", "rollout_server", "agent_environments", "appworld_adapter", "benchmarks", "experiments")
+FOLDERS = (
+    "recipes",
+    "loop_formats",
+    "rollout_server",
+    "agent_environments",
+    "appworld_adapter",
+    "benchmarks",
+    "experiments",
+)
 HEAD = """# File map
 
 ```bash

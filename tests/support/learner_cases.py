@@ -3,7 +3,7 @@
 import torch
 from torchtune.models.qwen2 import lora_qwen2
 
-from loop_recipes.learner.batching import Sample
+from loop_recipes.engine.batching import Sample
 
 VOCAB = 97
 

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 
-from loop_recipes.learner.batching import micro_batches
-from loop_recipes.learner.logprobs import TiledLogProbs, attach_head
-from loop_recipes.learner.losses import ClippedPolicyLoss, RatioStatistics
+from loop_recipes.algorithm.losses import ClippedPolicyLoss, RatioStatistics
+from loop_recipes.engine.batching import micro_batches
+from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
 
 BUDGET = 80

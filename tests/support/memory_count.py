@@ -30,11 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from loop_recipes.learner import cuda_layers, logprobs
-from loop_recipes.learner.batching import collate
-from loop_recipes.learner.diagnostics import made_up
-from loop_recipes.learner.model import adapter_parameters, meta_model
-from loop_recipes.learner.sharding import local_part, place_model
+from loop_recipes.engine import cuda_layers, logprobs
+from loop_recipes.engine.batching import collate
+from loop_recipes.engine.diagnostics import made_up
+from loop_recipes.engine.model import adapter_parameters, meta_model
+from loop_recipes.engine.sharding import local_part, place_model
 
 GIB = 2**30
 LONGEST = 16_384

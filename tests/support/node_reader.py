@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from loop_formats.collection_request import CollectionEnd, CollectionRequest, Limits
+from loop_formats.rollout import Rollout
+from loop_formats.schema import from_mapping
 from rollout_server.client import RolloutClient
-from rollout_server.collection_request import CollectionEnd, CollectionRequest, Limits
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
-from rollout_server.rollout import Rollout
-from rollout_server.schema import from_mapping
 from support.random_policy import reference_logprobs
 from support.waiting import COMMAND_S, block_until
 

@@ -5,8 +5,8 @@ from typing import Any
 import openai
 
 from agent_environments.own_time import OwnTime
+from loop_formats.collection_request import Limits
 from rollout_server.collecting.policy_sampler import PolicySampler
-from rollout_server.collection_request import Limits
 from rollout_server.endpoint.session import Session
 from support.counter_node import LocalNode, counter_request
 from support.waiting import DEADLINE_S

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from loop_recipes.learner.advantages import LeaveOneOut
+from loop_recipes.algorithm.advantages import LeaveOneOut
 
 
 @dataclass(frozen=True)

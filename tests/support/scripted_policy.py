@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import EnvironmentPool
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import CollectionRequest, Limits
+from loop_formats.rollout import Rollout
 from rollout_server.collecting.collector import Collector, EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
-from rollout_server.rollout import Rollout
 from support.random_policy import write_tokenizer
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
 from support.fake_vllm import FakeVllm, Sampled
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_formats.ids import segment_id
+from loop_formats.rollout import Rollout, Turn
+from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.learner.batching import Sample
-from rollout_server.ids import segment_id
-from rollout_server.rollout import Rollout, Turn
-from rollout_server.schema import fields_of
+from loop_recipes.engine.batching import Sample
 from sft_appworld import SftAppWorldRecipe
 from support import random_policy
 
@@ -184,11 +184,14 @@ def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **change
             "min_rollouts_per_task": 2,
             "limits": {"max_turns": 5, "max_tokens_per_turn": 64, "max_context": 512, "episode_deadline_s": 60.0},
         },
-        "advantage": {"_component_": "loop_recipes.learner.advantages.LeaveOneOut"},
-        "loss": {"_component_": "loop_recipes.learner.losses.ClippedPolicyLoss", "level": "token", "eps": 0.2},
-        "log_probs": {"_component_": "loop_recipes.learner.logprobs.TiledLogProbs"},
+        "advantage": {"_component_": "loop_recipes.algorithm.advantages.LeaveOneOut"},
+        "loss": {"_component_": "loop_recipes.algorithm.losses.ClippedPolicyLoss", "level": "token", "eps": 0.2},
+        "log_probs": {"_component_": "loop_recipes.engine.logprobs.TiledLogProbs"},
         "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
-        "lr_scheduler": {"_component_": "loop_recipes.learner.lr_schedules.linear_with_warmup", "num_warmup_steps": 2},
+        "lr_scheduler": {
+            "_component_": "loop_recipes.algorithm.lr_schedules.linear_with_warmup",
+            "num_warmup_steps": 2,
+        },
         "update": {"epochs": 2, "minibatch_rollouts": 4, "micro_batch_tokens": 150, "exact_entropy": True},
         "max_iterations": iterations,
     }
@@ -204,8 +207,8 @@ def sft_config(folder: Path, **changes: Any) -> DictConfig:
     (folder / "logs").rename(folder / "collections")
     own = {
         "rollouts": {"logs": [str(folder)]},
-        "advantage": {"_component_": "loop_recipes.learner.advantages.Solved"},
-        "loss": {"_component_": "loop_recipes.learner.losses.LogLikelihood"},
+        "advantage": {"_component_": "loop_recipes.algorithm.advantages.Solved"},
+        "loss": {"_component_": "loop_recipes.algorithm.losses.LogLikelihood"},
         "update": {"minibatch_rollouts": 3, "micro_batch_tokens": 150, "loss_divisor": "tokens"},
         "max_iterations": 3,
     }

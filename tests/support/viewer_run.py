@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from rollout_server.rollout import Rollout, Turn
+from loop_formats.rollout import Rollout, Turn
 from support.random_policy import write_tokenizer
 
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'></script>"

@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torchtune import config
 
+from loop_formats.schema import ConfigError
 from loop_recipes.config.files import load_config, overridden
-from rollout_server.schema import ConfigError
 
 
 def parse(recipe_main: Callable[[DictConfig], Any]) -> Callable[[], Any]:

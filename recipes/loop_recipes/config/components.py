@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,13 +11,37 @@ from typing import Any
 from torchtune import config
 
 from agent_environments.breakage import told
+from loop_formats.schema import ConfigError, nearest
 from rollout_server.config import as_config
-from rollout_server.schema import ConfigError, nearest
+
+logger = logging.getLogger(__name__)
+
+_MOVED = {
+    f"loop_recipes.learner.{module}.": f"loop_recipes.{room}.{module}."
+    for room, modules in {
+        "algorithm": ("advantages", "critic", "losses", "lr_schedules", "preferences"),
+        "engine": ("logprobs",),
+        "methods.sweet_rl": ("turn_critic", "turn_value_head"),
+    }.items()
+    for module in modules
+}
+"""Where components were, and where they are now."""
+
+
+def _present(component: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The component under its present name; one that has moved is said once more in the log."""
+    name = component.get("_component_")
+    for before, now in _MOVED.items():
+        if isinstance(name, str) and name.startswith(before):
+            moved = now + name.removeprefix(before)
+            logger.warning("%s is %s now; the old name works for one release", name, moved)
+            return {**component, "_component_": moved}
+    return component
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Build what ``component`` names; positional arguments first, ``kwargs`` win over the component's own keys."""
-    return config.instantiate(as_config(component), *args, **kwargs)
+    return config.instantiate(as_config(_present(component)), *args, **kwargs)
 
 
 def check_component(
@@ -32,6 +57,7 @@ def check_component(
     Raises:
         ConfigError: no ``_component_``, one that cannot be imported, or keys that do not fit its signature.
     """
+    component = _present(component)
     name = component.get("_component_")
     if not isinstance(name, str):
         raise ConfigError(f"{path} needs _component_, the dotted name of what to build")

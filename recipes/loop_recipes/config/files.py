@@ -2,7 +2,7 @@
 
     extends: tiny_cpu            # or qwen2_5_7b, qwen2_5_32b, or the path of a YAML file
     advantage:
-      _component_: loop_recipes.learner.advantages.StdNormalized
+      _component_: loop_recipes.algorithm.advantages.StdNormalized
 
 Values of the extending file, and those of the command line, win. ``extends`` can itself be given on the command line:
 ``tune run loop_appworld --config loop_appworld/grpo extends=qwen2_5_32b``.
@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
+from loop_formats.schema import ConfigError, from_mapping
 from loop_recipes.paths import recipes_folder
-from rollout_server.schema import ConfigError, from_mapping
 
 Section = TypeVar("Section")
 CONFIGS = recipes_folder() / "configs"
@@ -141,6 +141,24 @@ def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
     while layers:
         merged = _merged(merged, layers.pop())
     return OmegaConf.create(merged)
+
+
+def compose(name: str, overrides: Sequence[str]) -> DictConfig:
+    """The config that ``tune run loop_appworld --config name overrides...`` would run with.
+
+    Raises:
+        ConfigError: no such config, or an override that is neither ``key=value`` nor the ``~key`` of a key in it.
+    """
+    try:
+        return extended(overridden(load_config(name), overrides))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--``, and those after it."""
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
 
 
 def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:

@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from loop_formats.collection_request import Limits, Sampling
+from loop_formats.schema import STRICT, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig
-from rollout_server.collection_request import Limits, Sampling
-from rollout_server.schema import STRICT, require
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
@@ -222,16 +222,16 @@ class LearnerConfig:
     checkpointer: Component
     """torchtune's checkpointer, which reads the base model."""
     advantage: Component
-    """From ``loop_recipes.learner.advantages``: what a rollout's return is compared with; ``ReturnPairs`` from
-    ``loop_recipes.learner.preferences`` for a loss on pairs."""
+    """From ``loop_recipes.algorithm.advantages``: what a rollout's return is compared with; ``ReturnPairs`` from
+    ``loop_recipes.algorithm.preferences`` for a loss on pairs."""
     loss: Component
-    """From ``loop_recipes.learner.losses``, or one on pairs from ``loop_recipes.learner.preferences``."""
+    """From ``loop_recipes.algorithm.losses``, or one on pairs from ``loop_recipes.algorithm.preferences``."""
     log_probs: Component
-    """From ``loop_recipes.learner.logprobs``: the head that gives the sampled tokens' log-probs."""
+    """From ``loop_recipes.engine.logprobs``: the head that gives the sampled tokens' log-probs."""
     optimizer: Component
     """A ``torch.optim`` optimizer that keeps numbers and tensors of its parameters' shapes; Adafactor does not."""
     lr_scheduler: Component
-    """From ``loop_recipes.learner.lr_schedules``, or one of torchtune's; a step is an iteration."""
+    """From ``loop_recipes.algorithm.lr_schedules``, or one of torchtune's; a step is an iteration."""
     max_iterations: PositiveInt
     """Iterations of the whole run, those before a resume included."""
     extends: str | None = None
@@ -266,7 +266,7 @@ class LoopConfig(LearnerConfig):
     rollout_node: RolloutSourceConfig
     collection: CollectionConfig
     critic: Component | None = None
-    """``loop_recipes.learner.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
+    """``loop_recipes.algorithm.critic.Critic`` gives each token its own advantage; null is leave-one-out."""
     critic_lr: float | None = None
     """Learning rate of the critic; null gives it the policy's."""
     turn_credit: TurnCreditConfig | None = None

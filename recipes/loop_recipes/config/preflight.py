@@ -17,15 +17,15 @@ from torchtune.training import FormattedCheckpointFiles
 
 from agent_environments.protocol import UnknownTask, create_pool
 from appworld_adapter.dataset import load_split
+from loop_formats.base_model import BaseModel
+from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
+from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
-from rollout_server.base_model import BaseModel
 from rollout_server.config import HIGHEST_RANK, NodeConfig
 from rollout_server.policies.adapter_check import check_adapter
-from rollout_server.run_files import ADAPTER_FILES, is_adapter, only_logs
-from rollout_server.schema import ConfigError, require
 
 _OF_A_LOSS = ("compares_pairs", "sums_tokens", "sees_hidden_information", "needs_reference", "compare", "forward")
 """What the update asks of every loss beside its value."""
@@ -134,12 +134,12 @@ def _check_components(config: LearnerConfig) -> None:
     require(
         not lacking,
         f"loss: {config.loss['_component_']} has no {', '.join(lacking)}; derive it from "
-        'loop_recipes.learner.losses.PolicyLoss (docs/development.md, "How to add")',
+        'loop_recipes.algorithm.losses.PolicyLoss (docs/development.md, "How to add")',
     )
     require(
         callable(built["advantage"]),
         f"advantage: {config.advantage['_component_']} cannot be called with returns and groups; see "
-        "loop_recipes.learner.advantages",
+        "loop_recipes.algorithm.advantages",
     )
     require(
         config.update.loss_divisor != "tokens" or built["loss"].sums_tokens,
@@ -148,7 +148,7 @@ def _check_components(config: LearnerConfig) -> None:
     require(
         not built["loss"].compares_pairs or hasattr(built["advantage"], "pairs"),
         f"loss: {config.loss['_component_']} compares pairs of rollouts; it needs "
-        "advantage._component_=loop_recipes.learner.preferences.ReturnPairs",
+        "advantage._component_=loop_recipes.algorithm.preferences.ReturnPairs",
     )
     require(
         not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",

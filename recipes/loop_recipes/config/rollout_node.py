@@ -6,8 +6,8 @@ from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from agent_environments.secret import read_secret
+from loop_formats.schema import STRICT, ConfigError, require
 from rollout_server.config import NodeConfig
-from rollout_server.schema import STRICT, ConfigError, require
 
 
 @dataclass(frozen=True, config=STRICT)

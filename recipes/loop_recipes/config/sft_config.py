@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
+from loop_formats.schema import STRICT, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.loop_config import Component, LearnerConfig
-from rollout_server.schema import STRICT, require
 
 REFUSED = tuple(
     f"update.{name}"
@@ -45,7 +45,8 @@ class SftConfig(LearnerConfig):
     rollouts: FixedSetConfig
     hidden_information: Component | None = None
     """What a critic sees and the agent does not, such as ``appworld_adapter.ground_truth.ReferenceSolutions``; for the
-    loss ``loop_recipes.learner.turn_critic.TurnAdvantage`` only. Null trains a critic that sees what the agent sees."""
+    loss ``loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage`` only. Null trains a critic that sees what the agent
+    sees."""
     export_every: PositiveInt = 1
     """Iterations between two policies in ``policies/``; the last one is always exported."""
 

@@ -15,10 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
-from loop_recipes.evaluation.scores import TaskResult
-from rollout_server.client import CollectionFailed
-from rollout_server.collection_request import (
+from loop_formats.collection_request import (
     CollectionEnd,
     CollectionRequest,
     Limits,
@@ -28,9 +25,12 @@ from rollout_server.collection_request import (
     losses,
     too_many_lost,
 )
-from rollout_server.ids import evaluation_id, replay_id
-from rollout_server.rollout import Rollout
-from rollout_server.run_files import append_to, to_json, writing
+from loop_formats.ids import evaluation_id, replay_id
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import append_to, to_json, writing
+from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
+from loop_recipes.evaluation.scores import TaskResult
+from rollout_server.client import CollectionFailed
 
 
 class EvaluationTimeout(RuntimeError):

@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from loop_formats.run_files import to_json
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
-from rollout_server.run_files import to_json
 
 
 def main(arguments: list[str] | None = None) -> int:

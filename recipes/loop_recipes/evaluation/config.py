@@ -16,12 +16,12 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from agent_environments.chat_client import url_problem
+from loop_formats.collection_request import Limits
+from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
+from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
-from rollout_server.collection_request import Limits
 from rollout_server.config import EnvironmentConfig, NodeConfig
-from rollout_server.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
-from rollout_server.schema import STRICT, ConfigError, require
 
 _WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
 """Options of environments that say where episodes run and how many; a dataset is known by its name."""

@@ -20,18 +20,18 @@ from agent_environments import chat_client
 from agent_environments.chat_client import ChatClient
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
 from agent_environments.retries import pauses
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
+from loop_formats.run_files import append_to, log_path, writing
+from loop_formats.schema import ConfigError
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore
 from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.evaluation.scores import TaskResult
-from rollout_server.chat_tokens import ChatTokens
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
-from rollout_server.collection_request import MAX_ATTEMPTS, failures_warning
 from rollout_server.config import EnvironmentConfig
-from rollout_server.run_files import append_to, log_path, writing
-from rollout_server.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 

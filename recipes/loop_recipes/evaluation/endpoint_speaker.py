@@ -12,10 +12,10 @@ import aiohttp
 from agent_environments.chat_client import ChatClient, Completion, ConversationTooLong, NoCompletion
 from agent_environments.http_server import one_line
 from agent_environments.protocol import Message
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.schema import ConfigError
 from loop_recipes.evaluation.config import EndpointConfig
 from rollout_server.collecting.speaker import TURN_LIMIT_S, ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
-from rollout_server.collection_request import CollectionRequest
-from rollout_server.schema import ConfigError
 
 REACHED_WITHIN_S = 60.0
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from agent_environments.mixed import environment_of
 from appworld_adapter.dataset import scenario_of
+from loop_formats.schema import require
 from loop_recipes.evaluation.scores import TaskResult, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
-from rollout_server.schema import require
 
 ALL = "all tasks"
 

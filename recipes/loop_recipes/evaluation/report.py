@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from appworld_adapter.behavior import BEHAVIOR_FIGURES
+from loop_formats.run_files import to_json, write_whole
 from loop_recipes.evaluation.comparison import (
     Comparison,
     NamedResults,
@@ -26,7 +27,6 @@ from loop_recipes.evaluation.comparison import (
 )
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
-from rollout_server.run_files import to_json, write_whole
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell

@@ -22,8 +22,8 @@ from appworld_adapter.goal_completion import (
     goal_completion_by_difficulty,
     scenario_success,
 )
+from loop_formats.rollout import Rollout, episode_turns
 from loop_recipes.evaluation.statistics import Interval, rate_interval
-from rollout_server.rollout import Rollout, episode_turns
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from loop_recipes.config.files import extended, load_config, overridden
+from loop_formats.run_files import whole_file
+from loop_formats.schema import ConfigError, from_mapping, made_folder, require
+from loop_recipes.config.files import compose, split_words
 from rollout_server.config import NodeConfig, write_node_config
-from rollout_server.run_files import whole_file
-from rollout_server.schema import ConfigError, from_mapping, made_folder, require
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,24 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"loop-launch: {error}")
     except OmegaConfBaseException as error:
         sys.exit(f"loop-launch: config {options.config}: {str(error).splitlines()[0]}")
-
-
-def compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """The config that ``tune run loop_appworld --config name overrides...`` would run with.
-
-    Raises:
-        ConfigError: no such config, or an override that is neither ``key=value`` nor the ``~key`` of a key in it.
-    """
-    try:
-        return extended(overridden(load_config(name), overrides))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before ``--``, and those after it."""
-    at = list(words).index("--") if "--" in words else len(words)
-    return list(words[:at]), list(words[at + 1 :])
 
 
 def _node_config(config: DictConfig) -> NodeConfig:

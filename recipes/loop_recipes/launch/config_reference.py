@@ -14,12 +14,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from loop_formats.schema import fields_of, sections_in
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
 from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.warm_start.config import WarmStartConfig
 from rollout_server.config import NodeConfig
-from rollout_server.schema import fields_of, sections_in
 
 PAGES = {
     "Training: `tune run loop_appworld`": LoopConfig,

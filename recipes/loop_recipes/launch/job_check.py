@@ -13,14 +13,14 @@ from omegaconf import DictConfig
 
 from agent_environments.breakage import told
 from agent_environments.protocol import create_pool, pool_class
+from loop_formats.base_model import BaseModel
+from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import appworld_tasks, check_run, port_problem
+from loop_recipes.engine.checkpoint import latest_checkpoint
+from loop_recipes.engine.model import DTYPES, meta_model, vocabulary
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
-from loop_recipes.learner.checkpoint import latest_checkpoint
-from loop_recipes.learner.model import DTYPES, meta_model, vocabulary
-from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig, ServersConfig
-from rollout_server.schema import ConfigError
 
 
 @dataclass(frozen=True)

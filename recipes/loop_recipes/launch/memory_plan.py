@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollout_server.base_model import BaseModel
+from loop_formats.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
 GIB = 2**30

@@ -24,9 +24,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from appworld_adapter.behavior import BEHAVIOR_FIGURES
-from loop_recipes.learner.run_metrics import read_metrics
 from loop_recipes.plots.rollouts import write_rollout_figures
 from loop_recipes.plots.style import COLOURS, save
+from loop_recipes.run.metrics import read_metrics
 
 PHASES = {
     "seconds_waiting": "waiting for rollouts",

@@ -29,9 +29,9 @@ from appworld_adapter.behavior import (
     api_calls,
     rollout_behavior,
 )
+from loop_formats.ids import parse_collection_id
+from loop_formats.run_files import find_logs, read_lines
 from loop_recipes.plots.style import COLOURS, save
-from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs, read_lines
 
 MAX_DEPTH = 24
 RESAMPLES = 2000

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from loop_formats.run_files import whole_file
 from loop_recipes.viewer.app import STATIC
 from loop_recipes.viewer.run_data import RunData
-from rollout_server.run_files import whole_file
 
 _REFERENCE = re.compile(r'<link rel="stylesheet" href="/static/([\w./-]+)">|<script src="/static/([\w./-]+)"></script>')
 

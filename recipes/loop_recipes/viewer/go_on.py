@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.secret import read_secret
-from loop_recipes.collecting.branching import HowToSample, continuation_request, stored_protocol
+from loop_formats.branch import Branch
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import meta_path, node_address, read_lines
 from loop_recipes.config.rollout_node import RolloutNodeConfig
-from rollout_server.branch import Branch
+from loop_recipes.rollouts.branching import HowToSample, continuation_request, stored_protocol
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.rollout import Rollout
-from rollout_server.run_files import meta_path, node_address, read_lines
 
 TOKEN_ENV = RolloutNodeConfig.token_env
 PATIENCE_S = 5.0

@@ -18,13 +18,13 @@ from omegaconf import OmegaConf
 
 from agent_environments.agent_turns import agent_turns
 from appworld_adapter.behavior import api_calls
-from loop_recipes.collecting.turn_values import read_turn_values, values_file
-from loop_recipes.learner.run_metrics import read_metrics
-from loop_recipes.learner.token_statistics import TOKEN_STATISTICS, statistics_files
+from loop_formats.chat_tokens import read_tokenizer
+from loop_formats.ids import parse_collection_id
+from loop_formats.run_files import find_logs, meta_path, read_lines
+from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
+from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
 from loop_recipes.paths import METRICS_FILE
-from rollout_server.chat_tokens import read_tokenizer
-from rollout_server.ids import parse_collection_id
-from rollout_server.run_files import find_logs, meta_path, read_lines
+from loop_recipes.run.metrics import read_metrics
 
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000

@@ -21,11 +21,11 @@ from agent_environments.observation import REMINDER_HEAD
 from appworld_adapter import flaws
 from appworld_adapter.dataset import difficulty_of, load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.config import PracticeWorld
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import draw
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 
 GENERATOR = Path(appworld_adapter.__file__).parent / "worker" / "synthetic" / "generate.py"
 PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.warm_start.demonstration import Demonstration, Example, render
-from rollout_server.chat_tokens import ChatTokens
 
 DRAWN_TOGETHER = 64
 

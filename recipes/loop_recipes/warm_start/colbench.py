@@ -15,10 +15,10 @@ from agent_environments.colbench.generator import FIELDS, code_knowing, guess_of
 from agent_environments.colbench.pool import ColBenchPool
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import UnknownTask, create_pool
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import draw
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 
 FLAWS = ("answered_at_once", "stopped_asking")
 _FIELD = re.compile(r"The field is called (\w+)\.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from loop_formats.schema import STRICT, require
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import STRICT, require
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from agent_environments.protocol import EnvironmentPool, Message
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.ids import rollout_id
-from rollout_server.run_files import write_whole
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.ids import rollout_id
+from loop_formats.run_files import write_whole
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 
 
 class Demonstrator(Protocol):

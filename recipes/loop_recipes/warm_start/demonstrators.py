@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loop_formats.schema import ConfigError, require
 from loop_recipes.warm_start.appworld import AppWorldDemonstrator
 from loop_recipes.warm_start.colbench import ColBenchDemonstrator
 from loop_recipes.warm_start.config import WarmStartConfig
@@ -9,7 +10,6 @@ from loop_recipes.warm_start.demonstrator import Demonstrator
 from loop_recipes.warm_start.expert import ExpertDemonstrator
 from loop_recipes.warm_start.mixed import MixedDemonstrator
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError, require
 
 
 def demonstrator_of(config: WarmStartConfig) -> Demonstrator:

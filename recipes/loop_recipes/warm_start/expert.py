@@ -11,12 +11,12 @@ from pathlib import Path
 
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
 from agent_environments.worlds.pool import WorldPool
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start import world_words
 from loop_recipes.warm_start.demonstration import Demonstration, Script, play
 from loop_recipes.warm_start.demonstrator import draw
 from loop_recipes.warm_start.world_words import WORDS, WorldWords
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 
 CLAIM = "I have done it."
 GIVING_UP = "It does not work, so I give up."

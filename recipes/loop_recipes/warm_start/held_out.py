@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from loop_recipes.learner.logprobs import LogProbDecoder
+from loop_formats.chat_tokens import ChatTokens
+from loop_recipes.engine.logprobs import LogProbDecoder
 from loop_recipes.warm_start.batches import collate
 from loop_recipes.warm_start.demonstration import Demonstration, render
-from rollout_server.chat_tokens import ChatTokens
 
 _VALUE = re.compile(r"\b(\w+)=('[^']*'|\d+)")
 HALF = math.log(0.5)

@@ -9,10 +9,10 @@ from itertools import chain
 from pathlib import Path
 
 from agent_environments.mixed import environment_of
+from loop_formats.schema import ConfigError, require
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import Demonstrator
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError, require
 
 
 class MixedDemonstrator:

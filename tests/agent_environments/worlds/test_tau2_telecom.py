@@ -6,8 +6,8 @@ import pytest
 
 from agent_environments.protocol import create_pool
 from agent_environments.tool_calls import ToolCall, parse_tool_calls, render_tool_call
+from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.paths import loop_package
-from rollout_server.chat_tokens import ChatTokens
 from support.adapter_support import word_spans
 from support.real_worlds import NEEDS_WORLDS, PYTHON, expert_messages, play
 

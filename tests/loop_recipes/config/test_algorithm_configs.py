@@ -8,13 +8,13 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.critic import Critic
 from loop_recipes.config.components import build, check_component
 from loop_recipes.config.files import CONFIGS, extended, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.learner.critic import Critic
-from loop_recipes.learner.model import meta_model
-from rollout_server.schema import ConfigError
+from loop_recipes.engine.model import meta_model
 from support.small_runs import replay_config
 
 FOLDER = CONFIGS / "loop_appworld"

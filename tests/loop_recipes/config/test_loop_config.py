@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_formats.folder_lock import lock_run
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.advantages import LeaveOneOut, Shuffled
 from loop_recipes.config.files import CONFIGS, load_config, overridden
-from loop_recipes.learner.advantages import LeaveOneOut, Shuffled
-from rollout_server.folder_lock import lock_run
-from rollout_server.schema import ConfigError
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 
@@ -53,8 +53,8 @@ def config(workspace, *overrides):
         ("device_peak_tflops=0", "device_peak_tflops must be above 0"),
         ("loss.level=sentence", "loss: unknown level 'sentence'; choose token, turn or trajectory"),
         (
-            "loss._component_=loop_recipes.learner.losses.Clipped",
-            "loss._component_: cannot use 'loop_recipes.learner.losses.Clipped'",
+            "loss._component_=loop_recipes.algorithm.losses.Clipped",
+            "loss._component_: cannot use 'loop_recipes.algorithm.losses.Clipped'",
         ),
         ("model.lora_rank=high", "model: torchtune.models.qwen2.lora_qwen2 cannot be built"),
         ("max_iterations=many", "max_iterations must be int, not 'many'"),

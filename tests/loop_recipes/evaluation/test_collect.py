@@ -2,10 +2,10 @@
 
 import random
 
+from loop_formats.collection_request import CollectionEnd, Limits, LostRollout
 from loop_recipes.evaluation.collect import Cell, ResultStore, evaluation_request, run_cells
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from rollout_server.client import CollectionFailed
-from rollout_server.collection_request import CollectionEnd, Limits, LostRollout
 from support.random_policy import write_tokenizer
 from support.small_runs import in_sequences
 from support.viewer_run import ordinary

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 
 from agent_environments import chat_client
 from eval_appworld import EvalAppWorldRecipe
+from loop_formats.collection_request import MAX_ATTEMPTS
+from loop_formats.schema import ConfigError
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.viewer.run_data import RunData
-from rollout_server.collection_request import MAX_ATTEMPTS
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 from support.random_policy import write_model
 
 KEY = "sk-secret"

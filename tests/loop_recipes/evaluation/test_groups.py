@@ -2,10 +2,10 @@
 
 import pytest
 
+from loop_formats.schema import ConfigError
 from loop_recipes.evaluation.comparison import NamedResults, compare
 from loop_recipes.evaluation.groups import compare_groups, score_groups, task_groups
 from loop_recipes.evaluation.scores import TaskResult
-from rollout_server.schema import ConfigError
 
 TASKS = ["sums/a_1", "sums/b_1", "craft/depth1-x_1", "craft/depth4-y_1", "craft/depth4-z_1"]
 GROUPS = task_groups(TASKS, {"deep": "craft/depth4-*"})

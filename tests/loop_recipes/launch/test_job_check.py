@@ -87,7 +87,7 @@ def check_32b(check_config):
 
 
 def test_overrides_are_those_of_tune_run(check_32b):
-    control = "advantage=loop_recipes.learner.advantages.Shuffled"
+    control = "advantage=loop_recipes.algorithm.advantages.Shuffled"
     code, _, problems = check_32b(control, "~stop.max_approx_kl")
     assert (code, problems) == (0, [])
     code, _, _ = check_32b("~stop.kl")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from loop_formats.base_model import BaseModel
+from loop_formats.schema import from_mapping
 from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
-from rollout_server.base_model import BaseModel
 from rollout_server.config import NodeConfig
-from rollout_server.schema import from_mapping
 from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from matplotlib.patches import Rectangle
 
+from loop_formats.ids import evaluation_id, replay_id
 from loop_recipes.plots.curves import main
 from loop_recipes.plots.rollouts import (
     behavior_change,
@@ -13,7 +14,6 @@ from loop_recipes.plots.rollouts import (
     call_sequences,
     read_periods,
 )
-from rollout_server.ids import evaluation_id, replay_id
 
 FAILED = "Execution failed. Traceback:\nKeyError"
 

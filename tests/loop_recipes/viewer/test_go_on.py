@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from loop_recipes.collecting.branching import HowToSample
-from loop_recipes.collecting.node_source import NodeSource
-from loop_recipes.collecting.turn_values import ValuedRollout, values_file, write_turn_values
+from loop_formats.collection_request import Limits, Sampling
+from loop_formats.run_files import read_rollouts
+from loop_recipes.methods.turn_credit.turn_values import ValuedRollout, values_file, write_turn_values
+from loop_recipes.rollouts.branching import HowToSample
+from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.run_data import RunData
-from rollout_server.collection_request import Limits, Sampling
-from rollout_server.run_files import read_rollouts
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import COMMAND_S, DEADLINE_S
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from loop_formats.rollout import BranchOf
+from loop_formats.run_files import read_rollouts
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
-from rollout_server.rollout import BranchOf
-from rollout_server.run_files import read_rollouts
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
 from support.waiting import COMMAND_S
 

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 from agent_environments.colbench.tasks import ColBenchTasks, write_tasks
 from agent_environments.protocol import Message, create_pool
+from loop_formats.schema import ConfigError
 from loop_recipes.config.files import load_config
 from loop_recipes.warm_start.colbench import FLAWS, ColBenchDemonstrator, early_stops, possible_flaws
 from loop_recipes.warm_start.demonstration import Demonstration, collect
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 from support.adapter_support import word_spans
 from warm_start_appworld import WarmStartRecipe
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstrator import draw
-from rollout_server.schema import ConfigError
 
 POSSIBLE = {"a_1": ["hasty", "vague"], "a_2": ["vague"], "a_3": []}
 

@@ -9,11 +9,11 @@ import pytest
 
 from agent_environments.protocol import ENVIRONMENTS, create_pool
 from agent_environments.worlds.pool import WorldKind, WorldPool
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import collect
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.expert import CLAIM, FLAWS, GIVING_UP, ExpertDemonstrator, flawed, possible_flaws
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 from support.adapter_support import word_spans
 
 FAKE_WORLD = Path(__file__).parents[2] / "support" / "fake_world.py"

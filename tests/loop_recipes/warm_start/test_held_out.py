@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from agent_environments.protocol import Message
-from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_formats.chat_tokens import ChatTokens
+from loop_recipes.engine.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
 from loop_recipes.warm_start.demonstration import Demonstration, render
 from loop_recipes.warm_start.held_out import measure, values_of
-from rollout_server.chat_tokens import ChatTokens
 
 ACTION = "I pay.\n```python\nprint(pay(amount=37, note='old bridge', access_token=venmo_token))\n```"
 END = "Done.\n```python\ncomplete_task()\n```"

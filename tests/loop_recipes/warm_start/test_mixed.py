@@ -11,13 +11,13 @@ import pytest
 from agent_environments.mixed import environment_of
 from agent_environments.protocol import ENVIRONMENTS, create_pool
 from agent_environments.worlds.pool import WorldKind, WorldPool
+from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.colbench import ColBenchDemonstrator
 from loop_recipes.warm_start.demonstration import collect
 from loop_recipes.warm_start.demonstrator import Demonstrator
 from loop_recipes.warm_start.expert import ExpertDemonstrator
 from loop_recipes.warm_start.mixed import MixedDemonstrator
 from rollout_server.config import EnvironmentConfig
-from rollout_server.schema import ConfigError
 from support.adapter_support import word_spans
 
 PYTHON = {"python": sys.executable}

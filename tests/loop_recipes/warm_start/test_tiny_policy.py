@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agent_environments.protocol import Message
 from appworld_adapter import flaws
-from loop_recipes.learner.logprobs import FullLogProbs, attach_head
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.schema import ConfigError
+from loop_recipes.engine.logprobs import FullLogProbs, attach_head
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.appworld import draw_scripts, quoting, texts, with_other_names
 from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
 from loop_recipes.warm_start.demonstration import Demonstration, render
-from rollout_server.chat_tokens import ChatTokens
-from rollout_server.schema import ConfigError
 
 POLICY = loop_package("tiny_policy")
 TASK = "My name is: Pimi Dirim. My personal email is pimi.dirim@example.com and phone number is 5559780032.\nTask: Pay."

@@ -3,11 +3,11 @@ from collections import Counter
 
 import pytest
 
-from rollout_server.branch import Branch, BranchPoint, Exchange
+from loop_formats.branch import Branch, BranchPoint, Exchange
+from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest, LostRollout, failures_warning
+from loop_formats.rollout import BRANCH_DIFFERS
+from loop_formats.schema import ConfigError
 from rollout_server.collecting.collector import Collector, Gone
-from rollout_server.collection_request import MAX_ATTEMPTS, CollectionRequest, LostRollout, failures_warning
-from rollout_server.rollout import BRANCH_DIFFERS
-from rollout_server.schema import ConfigError
 
 
 def make_request(tasks=4, rollouts=3, floor=None, fraction=1.0, **others):

@@ -9,12 +9,12 @@ import pytest
 from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
+from loop_formats.collection_request import CollectionRequest, Limits
+from loop_formats.rollout import Rollout
 from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
-from rollout_server.collection_request import CollectionRequest, Limits
-from rollout_server.rollout import Rollout
 from support.waiting import pass_time
 
 ADD, FINISH = "```python\nadd(3)\n```", "```python\nfinish()\n```"

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from agent_environments.protocol import Message
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.collection_request import CollectionRequest, Limits
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed
-from rollout_server.collection_request import CollectionRequest, Limits
 from rollout_server.inference.router import BadLogprob, Generation, RequestRefused, ServerUnavailable
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import UnknownPolicy

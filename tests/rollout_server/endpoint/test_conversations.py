@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_environments.tool_calls import ToolCall, render_tool_call
-from rollout_server.chat_tokens import ChatTokens
+from loop_formats.chat_tokens import ChatTokens
 from rollout_server.endpoint.conversations import Conversations
 from rollout_server.endpoint.messages import read_messages, spoken_message
 from rollout_server.endpoint.wire import Completion

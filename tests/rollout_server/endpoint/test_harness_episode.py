@@ -8,7 +8,7 @@ import aiohttp
 import openai
 import pytest
 
-from rollout_server.collection_request import Limits
+from loop_formats.collection_request import Limits
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S, pass_time, wait_until
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loop_formats.schema import ConfigError, from_mapping
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import server as vllm_server
 from rollout_server.inference import server_group
@@ -16,7 +17,6 @@ from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.folder import PolicyFolder
 from rollout_server.policies.store import PolicyStore, StillInUse, UnknownPolicy
-from rollout_server.schema import ConfigError, from_mapping
 from support.fake_vllm import FakeVllm, prompt_logprob
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.waiting import DEADLINE_S, wait_until

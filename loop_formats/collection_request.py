@@ -1,0 +1,279 @@
+"""What a trainer asks of the rollout node, and what it is told of it: plain data, shared by node and client."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from agent_environments.mixed import environment_of
+from loop_formats.branch import Branch, BranchStart
+from loop_formats.schema import STRICT, from_mapping, require
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_EPISODES = 100_000
+
+MAX_ATTEMPTS = 3
+"""Attempts at one rollout, unless a request says otherwise; after the last failure it is lost."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Sampling:
+    """How tokens are sampled. Training needs the defaults: log-probs are then those of the policy itself."""
+
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Samples from the most likely tokens that together have this probability."""
+    top_k: int = -1
+    """Samples from this many most likely tokens; -1 from all."""
+
+    def __post_init__(self) -> None:
+        require(self.top_k == -1 or self.top_k >= 1, "top_k must be -1 or at least 1")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Limits:
+    """Bounds of one episode."""
+
+    max_turns: PositiveInt = 40
+    """Turns of the agent."""
+    max_tokens_per_turn: PositiveInt = 1500
+    """Tokens sampled in one turn."""
+    max_context: Annotated[int, Field(ge=2)] = 32768
+    """Tokens of the whole episode, prompt and sampled ones together."""
+    episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
+    """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
+    counted: docs/rollout_node.md, "Time"."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class CollectionRequest:
+    """``rollouts_per_task`` episodes of each task under one policy.
+
+    ``branches`` are asked for beside the tasks or instead of them: each of their points counts as one more task, whose
+    episodes go on from there.
+
+    The collection ends as soon as every task has ``min_rollouts_per_task`` (default: all) rollouts and all tasks
+    together have ``min_rollouts_fraction`` of those asked for; what still runs is then aborted and dropped.
+    ``policy_mode`` "pinned" samples whole episodes from ``policy_version``; "latest" takes, at every turn, the newest
+    version there is. ``id`` names the log file, so it is unique per run and iteration. ``environment_turns`` says, for
+    environments of a mixed pool, how many turns their episodes may take in place of ``limits.max_turns``.
+
+    A rollout is lost when ``attempts`` at it have failed. What is lost is waited for no longer; the collection fails
+    once more than ``max_lost`` rollouts are (None: once all are). ``only`` names, for some of the tasks, the indices of
+    the rollouts that are wanted of it, in place of all.
+    """
+
+    id: str
+    tasks: list[str]
+    rollouts_per_task: PositiveInt
+    policy_version: NonNegativeInt
+    min_rollouts_per_task: int | None = None
+    min_rollouts_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int = 0
+    policy_mode: Literal["pinned", "latest"] = "pinned"
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    branches: list[Branch] = dataclasses.field(default_factory=list)
+    environment_turns: dict[str, PositiveInt] = dataclasses.field(default_factory=dict)
+    attempts: PositiveInt = MAX_ATTEMPTS
+    # Whoever asks again with another bound means the same rollouts.
+    max_lost: NonNegativeInt | None = dataclasses.field(default=None, compare=False)
+    only: dict[str, list[NonNegativeInt]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        floor, most = self.floor_per_task, self.rollouts_per_task
+        require(is_collection_id(self.id), f"id {self.id[:128]!r} must be letters, digits, . _ -, at most 128 of them")
+        require(self.tasks or self.branches, "tasks must be at least one task id (or branches one branch)")
+        require(
+            len(set(self.tasks)) == len(self.tasks), "tasks must be distinct (ask for more rollouts_per_task instead)"
+        )
+        for task_id, indices in self.only.items():
+            require(task_id in self.tasks, f"only: {task_id} is none of the tasks")
+            some = bool(indices) and len(set(indices)) == len(indices) and max(indices) < most
+            require(some, f"only: {task_id} must have at least one index, distinct, below rollouts_per_task = {most}")
+        require(self.episodes <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
+        require(1 <= floor <= most, f"min_rollouts_per_task must be 1 to rollouts_per_task = {most}")
+        for branch in self.branches:
+            turns = max(point.turns for point in branch.points)
+            tokens = max(point.tokens for point in branch.points)
+            name, limits = f"branches: {branch.rollout_id}", self.limits
+            turn_limit = self.max_turns(branch.task_id)
+            require(turns < turn_limit, f"{name} goes on after {turns} turns, max_turns is {turn_limit}")
+            require(
+                tokens < limits.max_context,
+                f"{name} goes on after {tokens} tokens, max_context is {limits.max_context}",
+            )
+
+    @property
+    def floor_per_task(self) -> int:
+        """Rollouts that every task must reach."""
+        return self.rollouts_per_task if self.min_rollouts_per_task is None else self.min_rollouts_per_task
+
+    @property
+    def episodes(self) -> int:
+        """Rollouts asked for."""
+        whole = len(self.tasks) - len(self.only) + sum(len(branch.points) for branch in self.branches)
+        return whole * self.rollouts_per_task + sum(map(len, self.only.values()))
+
+    @property
+    def floor_total(self) -> int:
+        """Rollouts that all tasks together must reach."""
+        return max(1, math.ceil(self.min_rollouts_fraction * self.episodes - 1e-9))
+
+    @property
+    def most_lost(self) -> int:
+        """Rollouts that may be lost."""
+        return self.episodes - 1 if self.max_lost is None else self.max_lost
+
+    def items(self) -> list[CollectionItem]:
+        """What there are ``rollouts_per_task`` episodes of: the tasks, then the points of the branches.
+
+        A rollout is known by its task and index, so the indices go on from one item of a task to its next.
+        """
+        starts: list[tuple[str, BranchStart | None]] = [(task_id, None) for task_id in self.tasks]
+        starts += [(branch.task_id, start) for branch in self.branches for start in branch.starts()]
+        taken: Counter[str] = Counter()
+        items = []
+        for task_id, start in starts:
+            first = taken[task_id]
+            taken[task_id] += self.rollouts_per_task
+            indices: Sequence[int] = range(first, taken[task_id])
+            items.append(CollectionItem(task_id, indices if start else self.only.get(task_id, indices), start))
+        return items
+
+    def max_turns(self, task_id: str) -> int:
+        """Turns that an episode of this task may take."""
+        return self.environment_turns.get(environment_of(task_id), self.limits.max_turns)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def protocol(self) -> dict[str, Any]:
+        """What its rollouts depend on, as plain data: all but which of them are asked for and when they are lost."""
+        return {name: value for name, value in self.to_dict().items() if name not in ("attempts", "max_lost", "only")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:
+        """Raises ConfigError, in one line, on anything that is not a sound request."""
+        return from_mapping(cls, data)
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectionItem:
+    """One task of a collection, and the ``indices`` of its rollouts; they begin at ``start``, or at the opening."""
+
+    task_id: str
+    indices: Sequence[int]
+    start: BranchStart | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a collection stands; all are counts of rollouts but ``needed``, the rollouts that end it."""
+
+    finished: int
+    running: int
+    waiting: int
+    needed: int
+    dropped: int
+    failed: int
+    lost: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LostRollout:
+    """A rollout whose attempts all failed: its place in the collection, and why the last attempt failed."""
+
+    task_id: str
+    index: int
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectionEnd:
+    """How a collection ended.
+
+    ``reason`` is "complete" (all that could be had), "early_stop" (the floors were reached), "failed" (too many were
+    lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after sampling
+    ``dropped_tokens``; ``failures`` counts failed attempts by reason and ``failures_by_task`` by task, where there were
+    any; ``seconds`` is since the collection was last opened. No floor counts a rollout that is lost or refused:
+    ``lost`` are those whose attempts all failed, ``refused`` says of each branch that was refused, by the rollout id it
+    would have had, in what the world answered otherwise.
+    """
+
+    reason: str
+    finished: int
+    dropped: int
+    dropped_tokens: int
+    failures: dict[str, int]
+    seconds: float
+    error: str | None = None
+    failures_by_task: dict[str, int] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    lost: list[LostRollout] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CollectionEnd:
+        """The inverse of ``dataclasses.asdict``."""
+        return cls(**{**data, "lost": [LostRollout(**lost) for lost in data.get("lost", ())]})
+
+
+def losses(lost: Sequence[LostRollout], of: int) -> str:
+    """One line on the lost ones among ``of`` rollouts, at least one: how many for each reason, and one in full."""
+    last = lost[-1]
+    return (
+        f"{len(lost)} of {of} rollouts lost ({by_count(each.reason for each in lost)}), such as rollout {last.index} "
+        f"of {last.task_id}: {last.reason}: {last.message}"
+    )
+
+
+def too_many_lost(lost: Sequence[LostRollout], request: CollectionRequest) -> str | None:
+    """One line if more are lost than ``request`` allows, else None."""
+    if len(lost) <= request.most_lost:
+        return None
+    allowed = "" if request.max_lost is None else f", where {request.max_lost} may be"
+    return losses(lost, request.episodes) + allowed
+
+
+def by_count(reasons: Iterable[str]) -> str:
+    """The distinct reasons with their numbers, the most frequent first, as text."""
+    return ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
+
+
+def is_collection_id(text: str) -> bool:
+    """Whether a collection may be called that; the id names its files, of which ``<id>.meta.jsonl`` is one."""
+    return _ID.fullmatch(text) is not None and not text.endswith(".meta")
+
+
+RARE_FAILURES = 0.02
+"""Share of attempts up to which failed ones are no news. One or two of them never are."""
+
+
+def failures_warning(finished: int, failures: Mapping[str, int], failures_by_task: Mapping[str, int]) -> str | None:
+    """One line if failed attempts are not rare, else None.
+
+    They are repeated with the same seeds, which does no harm while it is chance that makes them fail. But a task whose
+    attempts fail over and over is trained or scored on those of its rollouts that did not.
+
+    Args:
+        finished: attempts that gave a rollout.
+        failures: failed attempts by reason, and ``failures_by_task`` by task.
+    """
+    failed = sum(failures.values())
+    if failed < 3 or failed <= RARE_FAILURES * (finished + failed):
+        return None
+    reasons = by_count(Counter(failures).elements())
+    worst, most = max(failures_by_task.items(), key=lambda item: item[1], default=("unknown", failed))
+    return (
+        f"{failed} of {finished + failed} attempts failed and were repeated ({reasons}), {most} of them at task "
+        f"{worst}; a node's collections/*.meta.jsonl says why in full"
+    )

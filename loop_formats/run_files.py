@@ -1,0 +1,327 @@
+"""What lies in a run's folder: which file is a log, how files of lines are read, how a file appears whole.
+
+    <root>/collections/<id>.jsonl          one rollout per line
+    <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
+    <root>/policies/<version>/             a LoRA adapter in PEFT's format, and the number of its publication
+    <root>/node.json                       where the node listens while it runs
+
+One rule holds for files of JSON lines. A last line without its end is a write that is under way, or that a crash
+cut short: readers leave it out, and the writer cuts it off when it opens the file again. A whole line that is no record
+is damage, and an error that names file and line. A blank line is one that was damaged and has been set aside; it counts
+as a line and is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from safetensors import SafetensorError
+
+from loop_formats.rollout import Rollout
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+"""PEFT's names of an adapter's two files."""
+
+COLLECTIONS = "collections"
+NODE_ADDRESS = "node.json"
+_LOG, _META = ".jsonl", ".meta.jsonl"
+_NUMBER = re.compile(r"([0-9]+)")
+_SUMS = "SHA256SUMS"
+_REPLACED = ".replaced.partial"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Of Linux's renameat2."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds both files of a PEFT adapter; what is in them is not looked at."""
+    return all((folder / name).is_file() for name in ADAPTER_FILES)
+
+
+def adapter_digest(folder: Path) -> str:
+    """SHA-256 over the two files of a PEFT adapter. OSError: one cannot be read."""
+    digest = hashlib.sha256()
+    for name in ADAPTER_FILES:
+        with open(folder / name, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
+
+
+def node_address(root: Path, pid: int | None = None) -> str | None:
+    """Where the node on ``root`` listens, as it wrote into ``node.json``; None when it is not running. A node that was
+    killed leaves its address behind: with ``pid``, only what the process of this id wrote counts."""
+    try:
+        address = json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return address["url"] if pid in (None, address["pid"]) else None
+
+
+def log_path(folder: Path, collection_id: str) -> Path:
+    """The log of a collection's rollouts in the folder of collections."""
+    return folder / f"{collection_id}{_LOG}"
+
+
+def meta_path(folder: Path, collection_id: str) -> Path:
+    """What else is known of the collection: its request, failures and ends."""
+    return folder / f"{collection_id}{_META}"
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Sorted by name, numbers in names as numbers: iteration 10000 comes after 9999."""
+
+    def key(path: Path) -> list[list[str | int]]:
+        pieces = (enumerate(_NUMBER.split(part)) for part in path.parts)  # text and number take turns
+        return [[int(piece) if place % 2 else piece for place, piece in part] for part in pieces]
+
+    return sorted(sorted(paths), key=key)
+
+
+def newest_adapter(run: Path) -> Path | None:
+    """The last adapter that a training run has exported to its ``policies``, if there is one."""
+    return next((path for path in reversed(in_order(run.glob("policies/policy-v*"))) if is_adapter(path)), None)
+
+
+def only_logs(paths: Iterable[Path]) -> list[Path]:
+    """Those that are logs of rollouts, in order."""
+    return in_order(path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
+
+
+def find_logs(run: Path) -> list[Path]:
+    """The logs of a run's or an evaluation's folder, in order; or the one that ``run`` is itself."""
+    return only_logs([run] if run.is_file() else run.glob(f"**/{COLLECTIONS}/*{_LOG}"))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Line ``number`` (from 1) of a file: its record, and the bytes [start, end) that it takes."""
+
+    number: int
+    start: int
+    end: int
+    record: dict[str, Any]
+
+
+def is_blank(line: bytes) -> bool:
+    """Whether the line of a file of JSON lines has been set aside."""
+    return not line.strip()
+
+
+def read_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[Line]:
+    """The whole lines of a file of JSON objects, which may be written to meanwhile.
+
+    Args:
+        start: offset of the first line to read, and ``number`` its number: the ``end`` of a line read earlier, and one
+            more than its number.
+
+    Raises:
+        ValueError: a whole line is no JSON object; names file and line.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = {} if is_blank(line) else json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                cure = "make the line blank to leave it out and keep the others"
+                raise ValueError(f"{path}:{number} is no JSON object; the file is damaged there: {cure}")
+            if not is_blank(line):
+                yield Line(number, start, start + len(line), record)
+            start, number = start + len(line), number + 1
+
+
+def read_rollouts(log: Path) -> list[Rollout]:
+    """The rollouts of a collection's log, validated.
+
+    Raises:
+        ValueError: a whole line is no rollout; names file and line.
+    """
+    rollouts = []
+    for line in read_lines(log):
+        try:
+            rollouts.append(Rollout.from_dict(line.record).validate())
+        except ValueError as error:
+            raise ValueError(f"{log}:{line.number}: {error}") from error
+    return rollouts
+
+
+class WriteFailed(RuntimeError):
+    """A file of a run could not be written; the message is one line."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one line that ``path`` cannot be written, where that is why the block fails.
+
+    Raises:
+        WriteFailed: the disk is full or broken.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        cure = "free some space there and start the same again (a training run with resume_from_checkpoint=True)"
+        raise WriteFailed(f"cannot write {path}: {reason}; {cure}: nothing that was finished is lost") from error
+
+
+def append_to(path: Path) -> TextIO:
+    """Open a file of lines, or a new one, to write at its end; a last line that was cut short is cut off."""
+    if path.exists():
+        with path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+    return path.open("a", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to: it becomes ``path`` when the block ends, and is removed when that raises.
+
+    Whoever reads ``path`` finds the old content or the new one, and several processes may write at once.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a text file so that it appears whole or not at all; returns the path."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as its standard has it and every reader takes it: a number that is not finite is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
+
+
+def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]) -> Path:
+    """Write the log of a collection, or of a part of it, into the folder of collections, which is made if need be; the
+    file appears whole. Returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_whole(log_path(folder, collection_id), "".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path`` to fill: it takes the place of ``path`` when the block ends. For one writer.
+
+    What is in it is on disk before it has its name. What an earlier writer left unfinished is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bring_back(path.parent)
+    partial, replaced = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}{_REPLACED}")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        for file in (*partial.iterdir(), partial):
+            sync(file)
+        if not path.exists():
+            partial.rename(path)
+        elif not _exchange(partial, path):
+            path.rename(replaced)  # removing it takes long, and a crash meanwhile would leave neither
+            partial.rename(path)
+        sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def folders_in(parent: Path) -> dict[str, Path]:
+    """The whole folders in ``parent`` by their names. One that :func:`whole_folder` had moved out of the way when it
+    was killed, before the other had taken its place, is found where it was moved to."""
+    paths = list(parent.glob("*"))
+    replaced = {path.name[1:].removesuffix(_REPLACED): path for path in paths if path.name.endswith(_REPLACED)}
+    return replaced | {path.name: path for path in paths if not path.name.startswith(".")}
+
+
+def bring_back(parent: Path) -> None:
+    """Give the folders in ``parent`` the names back that they have in :func:`folders_in`. For one writer."""
+    for name, path in folders_in(parent).items():
+        if path.name != name:
+            path.rename(parent / name)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders' names, so that there is no moment without either; False where the file system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    status = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if status == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def write_sums(folder: Path) -> None:
+    """Write the SHA-256 of every file in ``folder`` into its ``SHA256SUMS``, as sha256sum does."""
+    lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(folder.iterdir())]
+    (folder / _SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def check_sums(folder: Path) -> None:
+    """Compare the files of ``folder`` with its ``SHA256SUMS``, where it has them.
+
+    Raises:
+        ValueError: a file is not as it was written; names it.
+        OSError: one cannot be read.
+    """
+    file = folder / _SUMS
+    for line in file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else ():
+        digest, _, name = line.partition("  ")
+        if name and _sha256(folder / name) != digest:
+            raise ValueError(f"{name} is not as it was written")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or a folder's list of names, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

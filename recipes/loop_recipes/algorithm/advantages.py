@@ -1,0 +1,178 @@
+"""Advantages: what a rollout's return is compared with before it moves the policy.
+
+Every component maps ``(rewards [b], groups [b])`` to advantages [b]. A group holds the rollouts of one task that were
+really finished (four to six of six under early stop); its real size n enters the formulas, never the number asked for.
+A group of one has nothing to be compared with: its advantage is 0, and the low-advantage filter drops it.
+
+Two kinds have one method more. A :class:`TokenAdvantage` also gives every token its own, from log-probs that are known
+only later. A :class:`PairingAdvantage` also finds the pairs that a preference loss compares.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from loop_recipes.engine.batching import Sample, filled
+
+
+class Advantage(Protocol):
+    """What every component for advantages does."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        """[b], of rollouts with these returns [b] and the number of each one's task [b]."""
+        ...
+
+
+@runtime_checkable
+class TokenAdvantage(Advantage, Protocol):
+    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had."""
+
+    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
+        model, ``ref_logprobs``."""
+        ...
+
+
+@runtime_checkable
+class PairingAdvantage(Advantage, Protocol):
+    """Also pairs the rollouts of a task, for a loss that compares pairs; the advantage is then 1, -1, or 0 unpaired."""
+
+    def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
+        """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
+        ...
+
+
+def _group_statistics(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Size, mean and population variance of every rollout's own group; three tensors [b] in float64."""
+    if values.shape != groups.shape or values.ndim != 1:
+        raise ValueError(f"rewards {list(values.shape)} and groups {list(groups.shape)} must be vectors of one length")
+    _, index = torch.unique(groups, return_inverse=True)
+    values = values.double()
+    sums = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+    size = sums.index_add(0, index, torch.ones_like(values))[index]
+    mean = sums.index_add(0, index, values)[index] / size
+    variance = sums.index_add(0, index, (values - mean) ** 2)[index] / size
+    return size, mean, variance
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """``A_k = R_k - mean of the group's other returns = n/(n-1) (R_k - mean_i R_i)`` (LOOP, eq. 3)."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        size, mean, _ = _group_statistics(rewards, groups)
+        return (size / (size - 1).clamp(min=1) * (rewards - mean)).float()
+
+
+@dataclass(frozen=True)
+class GroupMean:
+    """``A_k = R_k - mean_i R_i``: the group's mean as baseline, own return included."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        _, mean, _ = _group_statistics(rewards, groups)
+        return (rewards - mean).float()
+
+
+@dataclass(frozen=True)
+class StdNormalized:
+    """``A_k = (R_k - mean_i R_i) / max(std_i R_i, floor)``, population standard deviation (GRPO, arXiv 2402.03300).
+
+    Args:
+        leave_one_out: the baseline is the mean of the group's other returns, which makes every advantage n/(n-1) times
+            as large. LOOP's section 4.2 says so of GRPO and RwNorm, and its authors' code does so; the caption of its
+            Table 1 and GRPO's paper have the group's own mean.
+        floor: keeps groups without any spread at 0 instead of 0/0; it is no smoothing term.
+    """
+
+    leave_one_out: bool = False
+    floor: float = 1e-7
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        size, mean, variance = _group_statistics(rewards, groups)
+        factor = size / (size - 1).clamp(min=1) if self.leave_one_out else 1.0
+        return (factor * (rewards - mean) / variance.sqrt().clamp(min=self.floor)).float()
+
+
+@dataclass(frozen=True)
+class BatchNormalized:
+    """Returns less a baseline, divided by the standard deviation over the whole batch (REINFORCE++, arXiv 2501.03262).
+
+    Args:
+        group_baseline: subtract each group's mean first (the paper's variant for several rollouts a prompt); otherwise
+            the batch's mean is the baseline.
+        floor: lower bound of the divisor, for a batch without spread.
+    """
+
+    group_baseline: bool = False
+    floor: float = 1e-7
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        _, mean, _ = _group_statistics(rewards, groups)
+        centred = rewards.double() - (mean if self.group_baseline else rewards.double().mean())
+        return (centred / centred.square().mean().sqrt().clamp(min=self.floor)).float()
+
+
+@dataclass(frozen=True)
+class ReturnToGo:
+    """Each token's return to go with a KL penalty inside, normalised over the batch's tokens (REINFORCE++, arXiv
+    2501.03262): the return at the last token, ``- kl_coefficient * KL_i`` at each, no discount, so
+
+        A_t = R - kl_coefficient * sum over the sequence's sampled tokens i >= t of (log pi_old(i) - log pi_ref(i))
+
+    less its mean over all sampled tokens of the collection, divided by their population standard deviation.
+
+    It gives the whole rollout the normalised return alone, which is what the filter and the viewer may ask for.
+
+    Args:
+        kl_coefficient: the paper's beta.
+        floor: lower bound of the divisor, for a batch without spread.
+    """
+
+    kl_coefficient: float = 0.01
+    floor: float = 1e-7
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return BatchNormalized(floor=self.floor)(rewards, groups)
+
+    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """See :meth:`TokenAdvantage.of_tokens`."""
+        penalties = [filled(sample.old_logprobs) - filled(sample.ref_logprobs) for sample in samples]
+        returns = [
+            sample.reward - self.kl_coefficient * penalty.double().flip(0).cumsum(0).flip(0)
+            for sample, penalty in zip(samples, penalties, strict=True)
+        ]
+        every = torch.cat(returns)
+        spread = every.std(correction=0).clamp(min=self.floor)
+        return [((each - every.mean()) / spread).float() for each in returns]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """1 for a rollout that solved its task (return 1), 0 for any other: what expert iteration and rejection sampling
+    keep (LOOP, appendices C.2 and C.3)."""
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return (rewards >= 1.0).float()
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A negative control: :class:`LeaveOneOut` advantages, each given to some other rollout of the collection.
+
+    Everything but the credit stays as it is (spread, filter, gradient sizes), so a policy must not learn from it. The
+    order is drawn from the rewards themselves and ``seed``, so that a resumed run draws the same.
+    """
+
+    seed: int = 0
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        advantages = LeaveOneOut()(rewards, groups)
+        content = rewards.double().numpy().tobytes() + groups.long().numpy().tobytes()
+        generator = torch.Generator().manual_seed(zlib.crc32(content, self.seed))
+        return advantages[torch.randperm(len(advantages), generator=generator)]

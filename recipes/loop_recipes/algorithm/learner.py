@@ -1,0 +1,171 @@
+"""The learner of a recipe: a policy with its optimizer, its update and its versions, in and out of checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+from torchtune.modules import TransformerDecoder
+from torchtune.utils import get_world_size_and_rank
+
+from loop_formats.run_files import writing
+from loop_recipes.algorithm.critic import place_critic
+from loop_recipes.algorithm.policy_update import PolicyUpdate
+from loop_recipes.algorithm.token_statistics import TokenStatistics
+from loop_recipes.config.components import build
+from loop_recipes.config.loop_config import LearnerConfig
+from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.checkpoint import TrainingState, all_generators, save_and_prune
+from loop_recipes.engine.logprobs import attach_head
+from loop_recipes.engine.model import (
+    DTYPES,
+    check_adapter,
+    load_adapter,
+    lora_scale,
+    new_adapter,
+    trained_parameters,
+)
+from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
+from loop_recipes.engine.peft_export import export_adapter
+from loop_recipes.engine.process_group import on_main_rank
+from loop_recipes.engine.sharding import full_tensors, place_model
+from loop_recipes.paths import METRICS_FILE
+from loop_recipes.run.metrics import RunMetrics
+from rollout_server.config import as_config
+
+
+class Learner:
+    """What recipes train with; every rank has one and calls the same methods.
+
+    Args:
+        conf: the recipe's config.
+        model: without storage, and ``base`` the weights for it (:func:`~loop_recipes.engine.model.load_base`).
+        checkpoint: to go on from; None begins with ``initial_adapter`` or a new adapter.
+        critic, critic_lr: as in :class:`~loop_recipes.config.loop_config.LoopConfig`.
+        token_statistics: keeps what happens to each token; None keeps nothing.
+
+    Attributes:
+        conf: as given.
+        model: the decoder with its log-prob head, on the device, sharded where there are ranks or half precision.
+        parameters: everything that is trained, by name.
+        versions: the adapters of the policy versions that may still be needed.
+        update: trains on rollouts.
+
+    Raises:
+        ConfigError: the adapter or the critic does not fit.
+    """
+
+    def __init__(
+        self,
+        conf: LearnerConfig,
+        model: TransformerDecoder,
+        base: Mapping[str, Tensor],
+        device: torch.device,
+        checkpoint: TrainingState | None,
+        *,
+        critic: Mapping[str, Any] | None = None,
+        critic_lr: float | None = None,
+        token_statistics: TokenStatistics | None = None,
+    ) -> None:
+        self.conf = conf
+        self._output_dir = Path(conf.output_dir).resolve()
+        dtype = DTYPES[conf.dtype]
+        shard = get_world_size_and_rank()[0] > 1 or dtype != torch.float32
+        if checkpoint is not None:
+            adapter = checkpoint.adapters[checkpoint.state["policy_version"]]
+            check_adapter(model, adapter, checkpoint.state["lora_alpha"], "the checkpoint's adapter")
+        elif conf.initial_adapter is not None:
+            adapter = load_adapter(Path(conf.initial_adapter), model)
+        else:
+            adapter = new_adapter(model, conf.seed)
+        self.model = place_model(
+            attach_head(model, build(conf.log_probs)),
+            base,
+            adapter,
+            device,
+            dtype,
+            activation_checkpointing=conf.enable_activation_checkpointing,
+            compile_layers=conf.compile,
+            shard=shard,
+        )
+        self._critic = None
+        if critic is not None:
+            width = self.model.tok_embeddings.weight.shape[1]
+            weights = None if checkpoint is None else checkpoint.critic
+            self._critic = place_critic(critic, width, weights, device, shard)
+        self.parameters = trained_parameters(self.model, self._critic)
+        self.versions = AdapterVersions(self.model)
+        for version, tensors in (checkpoint.adapters if checkpoint is not None else {0: adapter}).items():
+            self.versions.put(version, tensors)
+        self.optimizer, self._lr_scheduler = build_optimizer(conf, self.model, self._critic, critic_lr, checkpoint)
+        self.update = PolicyUpdate(
+            model=self.model,
+            optimizer=self.optimizer,
+            loss=build(conf.loss),
+            advantage=build(conf.advantage),
+            versions=self.versions,
+            config=conf.update,
+            device=device,
+            seed=conf.seed,
+            critic=self._critic,
+            token_statistics=token_statistics,
+        )
+        if checkpoint is not None:
+            self.update.load_state_dict(checkpoint.state["update"])
+
+    def open_metrics(self, after_iteration: int) -> RunMetrics:
+        """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0."""
+        config = as_config(asdict(self.conf))
+        with writing(self._output_dir / "config.yaml"):
+            OmegaConf.save(config, self._output_dir / "config.yaml")
+        loggers = [build(logger) for logger in self.conf.metric_logger]
+        for logger in loggers:
+            logger.log_config(config)
+        return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration)
+
+    def end_iteration(self) -> None:
+        """Move the learning rate's schedule on, which goes by iterations."""
+        with warnings.catch_warnings():
+            # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self._lr_scheduler.step()
+
+    def export(self, version: int, adapter: Mapping[str, Tensor]) -> Path:
+        """Write a version's full tensors in PEFT's format under ``policies/``; returns its folder. For rank 0."""
+        rank, alpha = lora_scale(self.model)
+        folder = self._output_dir / "policies" / f"policy-v{version:04d}"
+        with writing(folder):
+            return export_adapter(
+                adapter,
+                folder,
+                rank=rank,
+                alpha=alpha,
+                base_model=self.conf.checkpointer["checkpoint_dir"],
+                dtype=DTYPES[self.conf.adapter_dtype],
+            )
+
+    def save_checkpoint(self, state: Mapping[str, Any], keep: Collection[int] = ()) -> None:
+        """Write the checkpoint of ``state["iteration"]`` and remove old ones; all ranks must call it.
+
+        Args:
+            state: what the recipe itself must remember, JSON-able, with ``iteration`` and ``policy_version``.
+            keep: iterations whose checkpoints are kept however old they are.
+        """
+        critic = {} if self._critic is None else full_tensors(dict(self._critic.named_parameters()))
+        own = {"update": self.update.state_dict(), "lora_alpha": lora_scale(self.model)[1]}
+        adapters = {version: self.versions.full(version) for version in self.versions.versions}
+        optimizer = optimizer_tensors(self.optimizer, self.parameters)
+        saved = TrainingState({**state, **own}, adapters, optimizer, all_generators(), critic)
+        root, keep_last = self._output_dir / "checkpoints", self.conf.keep_last_checkpoints
+
+        def save() -> None:
+            with writing(root):
+                save_and_prune(root, state["iteration"], saved, keep_last, keep)
+
+        on_main_rank(save)

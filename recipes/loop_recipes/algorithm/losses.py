@@ -1,0 +1,317 @@
+"""Policy losses: per-rollout values of the clipped objective, of plain REINFORCE and of the log-likelihood.
+
+A loss takes the learner's log-probs [n] of the sampled tokens of a micro-batch and returns one value per rollout [b].
+The caller adds them up over micro-batches and ranks and divides once, by the minibatch's rollouts or by a constant, so
+neither the micro-batch split nor the number of ranks can change the total. Everything is computed in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from loop_recipes.engine.batching import MicroBatch, Sample
+
+if TYPE_CHECKING:  # preferences.py imports this module
+    from loop_recipes.algorithm.preferences import Preferences
+
+Level = Literal["token", "turn", "trajectory"]
+ClipForm = Literal["symmetric", "reciprocal"]
+_QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a loss returns.
+
+    Attributes:
+        per_rollout_loss: [b], to be minimised, with gradient.
+        log_ratio: one entry per importance ratio (token, turn or rollout, by the level), no gradient.
+        clipped: the same shape, true where the clipped branch was taken.
+        ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
+        token_log_ratio: [n], whatever the level, no gradient.
+        reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
+    """
+
+    per_rollout_loss: Tensor
+    log_ratio: Tensor
+    clipped: Tensor
+    ratio_index: Tensor
+    token_log_ratio: Tensor
+    reference_kl: Tensor | None = None
+
+
+class PolicyLoss(nn.Module):
+    """What all policy losses share: means over a rollout's tokens, and the optional KL term.
+
+    With ``kl_coefficient`` > 0 each rollout's loss gains ``kl_coefficient`` times the mean over its sampled tokens of
+    ``exp(d) - d - 1``, d = reference log-prob - log-prob (the non-negative estimator of GRPO, arXiv 2402.03300, eq. 4).
+    """
+
+    compares_pairs = False
+    """Whether samples come in preference pairs, which the advantage finds, and :meth:`compare` is there."""
+    sums_tokens = False
+    """Whether a rollout's loss is a sum over its tokens, so that ``update.loss_divisor: tokens`` makes sense."""
+    sees_hidden_information = False
+    """Whether it trains a critic, which may see what the agent does not."""
+
+    def __init__(self, kl_coefficient: float = 0.0) -> None:
+        super().__init__()
+        if kl_coefficient < 0:
+            raise ValueError(f"kl_coefficient must not be negative, but is {kl_coefficient}")
+        self.kl_coefficient = kl_coefficient
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether ``batch.ref_logprobs`` must be there."""
+        return self.kl_coefficient > 0
+
+    def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
+        """The pairs of a minibatch, before its step; see :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
+
+        Raises:
+            NotImplementedError: this loss compares no pairs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compares no pairs of rollouts")
+
+    def _finish(
+        self,
+        objective: Tensor,
+        log_ratio: Tensor,
+        clipped: Tensor,
+        ratio_index: Tensor,
+        token_log_ratio: Tensor,
+        logprobs: Tensor,
+        batch: MicroBatch,
+    ) -> LossOutput:
+        loss, kl = -objective, None
+        if self.needs_reference:
+            if batch.ref_logprobs is None:
+                raise ValueError("a KL term needs reference log-probs: set ref_logprobs on the samples")
+            difference = batch.ref_logprobs.float() - logprobs
+            kl = _mean_over_tokens(torch.exp(difference) - difference - 1.0, batch)
+            loss = loss + self.kl_coefficient * kl
+        return LossOutput(
+            per_rollout_loss=loss,
+            log_ratio=log_ratio.detach(),
+            clipped=clipped,
+            ratio_index=ratio_index,
+            token_log_ratio=token_log_ratio.detach(),
+            reference_kl=None if kl is None else kl.detach(),
+        )
+
+
+class ClippedPolicyLoss(PolicyLoss):
+    """The clipped importance-weighted objective ``min(r A, g(A))`` at one of three levels (LOOP, eqs. 4-5, 9-10).
+
+    - ``token``: one ratio per sampled token; mean over a rollout's sampled tokens (eq. 10, the paper's best).
+    - ``turn``: one ratio per agent turn, the product over its tokens; mean over the rollout's turns. The paper gives no
+      equation for it; this normaliser is our choice.
+    - ``trajectory``: one ratio per rollout, the product over all its sampled tokens (eqs. 8-9).
+
+    Args:
+        level: as above.
+        clip: ``symmetric`` is the paper's trust region 1 - eps .. 1 + eps; ``reciprocal`` is 1/(1+eps) .. 1+eps.
+        eps: its half-width; in (0, 1) for ``symmetric``.
+        kl_coefficient: see :class:`PolicyLoss`.
+    """
+
+    def __init__(
+        self, level: Level = "token", clip: ClipForm = "symmetric", eps: float = 0.1, kl_coefficient: float = 0.0
+    ) -> None:
+        super().__init__(kl_coefficient)
+        if level not in ("token", "turn", "trajectory"):
+            raise ValueError(f"unknown level {level!r}; choose token, turn or trajectory")
+        if clip not in ("symmetric", "reciprocal"):
+            raise ValueError(f"unknown clip form {clip!r}; choose symmetric or reciprocal")
+        if eps <= 0 or (clip == "symmetric" and eps >= 1):
+            raise ValueError(f"eps {eps} is outside the range of the {clip} clip form")
+        self.level = level
+        self.low, self.high = (1.0 - eps if clip == "symmetric" else 1.0 / (1.0 + eps)), 1.0 + eps
+
+    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+        """
+        Args:
+            logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
+            batch: with ``old_logprobs`` [n] of the policy that sampled.
+
+        Raises:
+            ValueError: no old log-probs, per-token advantages with a coarser level, or an episode of several sequences
+                at the level ``trajectory``.
+        """
+        if batch.old_logprobs is None:
+            raise ValueError("the clipped objective needs the sampling policy's log-probs: set old_logprobs")
+        logprobs = logprobs.float()
+        token_log_ratio = logprobs - batch.old_logprobs.float()
+        rollouts, turns = len(batch.advantages), len(batch.turn_rollout)
+        if self.level == "token":
+            index, log_ratio, advantage = _each_token(batch), token_log_ratio, _advantage_of_tokens(batch)
+        elif batch.token_advantages is not None:
+            raise ValueError(f"per-token advantages need level: token, not {self.level}")
+        elif self.level == "turn":
+            index, log_ratio = batch.turn_index, _sum_by(token_log_ratio, batch.turn_index, turns)
+            advantage = batch.advantages[batch.turn_rollout]
+        else:
+            _refuse_episodes_of_several(batch)
+            index, log_ratio = batch.rollout_index, _sum_by(token_log_ratio, batch.rollout_index, rollouts)
+            advantage = batch.advantages
+
+        terms, clipped = self._clipped(log_ratio, advantage)
+        if self.level == "token":
+            objective = _mean_over_tokens(terms, batch)
+        elif self.level == "turn":
+            objective = _sum_by(terms, batch.turn_rollout, rollouts) / batch.episode_turns
+        else:
+            objective = terms
+        return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch)
+
+    def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """``min(r A, g(A))`` and where the second was the smaller.
+
+        For A > 0 the bound is high * A, taken where r > high; for A < 0 it is low * A, taken where r < low. The branch
+        is chosen before exp, so that a ratio beyond fp32 on the clipped side gives its bound and no gradient, not nan.
+        """
+        ratio_bound = torch.where(advantage > 0, self.high, self.low)
+        outside = torch.where(advantage > 0, log_ratio > ratio_bound.log(), log_ratio < ratio_bound.log())
+        clipped = outside & (advantage != 0)
+        idle = clipped | (advantage == 0)
+        ratio = torch.where(idle, torch.zeros_like(log_ratio), log_ratio).exp()
+        return torch.where(clipped, ratio_bound * advantage, ratio * advantage), clipped
+
+
+class Reinforce(PolicyLoss):
+    """``mean over a rollout's sampled tokens of A log p`` (LOOP, eq. 2), for strictly on-policy methods.
+
+    One gradient step per collection; with :class:`~loop_recipes.algorithm.advantages.LeaveOneOut` this is RLOO. Old
+    log-probs are not needed; where the batch has them they only feed the ratio statistics.
+    """
+
+    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+        """
+        Args:
+            logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
+            batch: the micro-batch.
+        """
+        logprobs = logprobs.float()
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
+        log_ratio = logprobs.detach() - old
+        objective = _mean_over_tokens(_advantage_of_tokens(batch) * logprobs, batch)
+        clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
+        return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
+
+
+class LogLikelihood(PolicyLoss):
+    """``- sum over a rollout's sampled tokens of w log p``: the cross-entropy of its tokens where all weights are 1.
+
+    The weights are the advantages: with :class:`~loop_recipes.algorithm.advantages.Solved` the successful rollouts are
+    learned by heart and the others left out (rejection sampling, expert iteration). ``update.loss_divisor: tokens``
+    makes it the mean over the tokens of a minibatch.
+    """
+
+    sums_tokens = True
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+        """
+        Args:
+            logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
+            batch: the micro-batch; without ``old_logprobs`` there are no ratios to tell of.
+        """
+        logprobs = logprobs.float()
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
+        log_ratio = logprobs.detach() - old
+        objective = _sum_by(_advantage_of_tokens(batch) * logprobs, batch.rollout_index, len(batch.advantages))
+        clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
+        return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
+
+
+@dataclass
+class RatioStatistics:
+    """Collects the ratios of many micro-batches and sums them up in a few numbers to steer by."""
+
+    _log_ratios: list[Tensor] = field(default_factory=list)
+    _clipped: list[Tensor] = field(default_factory=list)
+    _token_log_ratios: list[Tensor] = field(default_factory=list)
+    _kl: list[Tensor] = field(default_factory=list)
+
+    def add(self, output: LossOutput) -> None:
+        """Keep what the summary needs, on the CPU."""
+        self._log_ratios.append(output.log_ratio.cpu())
+        self._clipped.append(output.clipped.cpu())
+        self._token_log_ratios.append(output.token_log_ratio.cpu())
+        if output.reference_kl is not None:
+            self._kl.append(output.reference_kl.cpu())
+
+    def join(self, other: RatioStatistics) -> None:
+        """Count what ``other`` has seen too."""
+        self._log_ratios += other._log_ratios
+        self._clipped += other._clipped
+        self._token_log_ratios += other._token_log_ratios
+        self._kl += other._kl
+
+    def summary(self) -> dict[str, float]:
+        """``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``, and ``reference_kl``.
+
+        Percentiles and clip fraction count the loss's own ratios (tokens, turns or rollouts). ``approx_kl`` is the mean
+        over sampled tokens of ``r - 1 - log r`` against the sampling policy. With more than one rank in the default
+        process group the numbers are of all ranks, and every rank must call. Empty when nothing was added.
+        """
+        log_ratios, token_log_ratios = _gather(self._log_ratios), _gather(self._token_log_ratios)
+        clipped, kl = _gather([part.float() for part in self._clipped]), _gather(self._kl)
+        if not len(log_ratios):
+            return {}
+        ordered = log_ratios.double().exp().sort().values
+        numbers = {f"ratio_{name}": ordered[round(q * (len(ordered) - 1))].item() for name, q in _QUANTILES.items()}
+        tokens = token_log_ratios.double()
+        numbers["ratio_max"] = ordered[-1].item()
+        numbers["clip_fraction"] = clipped.mean().item()
+        numbers["approx_kl"] = (tokens.exp() - 1 - tokens).mean().item()
+        if len(kl):
+            numbers["reference_kl"] = kl.mean().item()
+        return numbers
+
+
+def _advantage_of_tokens(batch: MicroBatch) -> Tensor:
+    """[n]: a critic's per-token advantages where there are any, otherwise the rollout's own for each of its tokens."""
+    return batch.advantages[batch.rollout_index] if batch.token_advantages is None else batch.token_advantages
+
+
+def _refuse_episodes_of_several(batch: MicroBatch) -> None:
+    own = torch.bincount(batch.rollout_index, minlength=len(batch.episode_tokens))
+    if bool((own != batch.episode_tokens).any()):
+        raise ValueError("one ratio per trajectory needs episodes of one sequence; choose level: token or turn")
+
+
+def _each_token(batch: MicroBatch) -> Tensor:
+    """[n]: 0..n-1, the ratio index of a loss with one ratio per token."""
+    return torch.arange(len(batch.targets), device=batch.targets.device)
+
+
+def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
+    return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, index, values)
+
+
+def _mean_over_tokens(values: Tensor, batch: MicroBatch) -> Tensor:
+    """[n] to [b]: each rollout's share of the mean over all sampled tokens of its episode; mostly that mean itself."""
+    return _sum_by(values, batch.rollout_index, len(batch.advantages)) / batch.episode_tokens
+
+
+def _gather(parts: list[Tensor]) -> Tensor:
+    """All ranks' CPU values as one vector; tensors over the group's CPU backend, so no pickle between ranks."""
+    values = torch.cat(parts) if parts else torch.empty(0)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values
+    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(values)]))
+    padded = torch.zeros(int(max(sizes)), dtype=values.dtype)
+    padded[: len(values)] = values
+    received = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(received, padded)
+    return torch.cat([part[: int(size)] for part, size in zip(received, sizes, strict=True)])

@@ -1,0 +1,418 @@
+"""One iteration's update: advantages, the filter, old log-probs, and clipped steps over minibatches of rollouts.
+
+The order of rollouts, the minibatches and all statistics depend on the rollouts alone, never on the order in which they
+arrived or on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchtune.modules.peft import disable_adapter
+from torchtune.utils import get_world_size_and_rank
+from tqdm import tqdm
+
+from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
+from loop_recipes.algorithm.critic import Critic, token_advantages, value_loss
+from loop_recipes.algorithm.losses import LossOutput, PolicyLoss, RatioStatistics
+from loop_recipes.algorithm.minibatches import kept_together, minibatches
+from loop_recipes.algorithm.preferences import Preferences, paired, preference_metrics
+from loop_recipes.algorithm.token_statistics import TokenStatistics
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
+from loop_recipes.engine.model import adapter_parameters, trained_parameters
+from loop_recipes.engine.process_group import sum_over_ranks
+from loop_recipes.engine.sharding import clip_grad_norm
+
+FP16_LOSS_SCALE = 2.0**16
+FP16_GROWTH_STEPS = 2000
+"""As torch.amp.GradScaler: the loss scale doubles after so many steps in a row without an overflow."""
+PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or the gradient is nan or infinite; the step was not taken."""
+
+
+class UpdateResult(NamedTuple):
+    """``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``stepped`` are
+    the same, once for each step that was taken with them; ``metrics`` are the same on every rank."""
+
+    samples: list[Sample]
+    stepped: list[Sample]
+    metrics: dict[str, Any]
+
+
+class StepOutcome(NamedTuple):
+    """Of one optimizer step: the minibatch's loss, the critic's, the norm of the gradient before clipping (without the
+    critic's where that is clipped by itself), and the minibatch's preference pairs as they stood before the step (None
+    without)."""
+
+    loss: float
+    value_loss: float
+    grad_norm: float
+    preferences: Preferences | None
+
+
+class PolicyUpdate:
+    """Trains a policy on one collection after the other; call every method on every rank with the same rollouts.
+
+    Args:
+        model: a decoder with a log-prob head.
+        optimizer: of :func:`~loop_recipes.engine.model.trained_parameters`.
+        advantage: for a loss that compares pairs a ``PairingAdvantage``, which finds them.
+        versions: the adapters that old log-probs are computed with.
+        critic: gives each token its own advantage in place of the rollout's; the filter then does not apply. Neither
+            does it with a ``TokenAdvantage``, which does the same.
+        token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: PolicyLoss,
+        advantage: Advantage,
+        versions: AdapterVersions,
+        config: UpdateConfig,
+        device: torch.device,
+        seed: int,
+        critic: Critic | None = None,
+        token_statistics: TokenStatistics | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.critic = model, optimizer, critic
+        self.loss, self.advantage, self.versions, self.config = loss, advantage, versions, config
+        self.device, self.seed, self.token_statistics = device, seed, token_statistics
+        self._clipped = self._clipped_together()
+        self._ranks = get_world_size_and_rank()
+        # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
+        # stay within fp16's range; it is halved whenever they overflow, and grows back.
+        self._scales = model.get_parameter("tok_embeddings.weight").dtype == torch.float16
+        self._loss_scale = FP16_LOSS_SCALE if self._scales else 1.0
+        self._steps_at_scale = 0
+
+    def _clipped_together(self) -> list[tuple[list[nn.Parameter], float | None]]:
+        """Parameters whose gradients have one norm, and its limit: all, or the policy's and then the critic's."""
+        limit, limit_of_critic = self.config.clip_grad_norm, self.config.clip_critic_grad_norm
+        if self.critic is None or limit_of_critic is None:
+            return [(list(trained_parameters(self.model, self.critic).values()), limit)]
+        return [
+            (list(adapter_parameters(self.model).values()), limit),
+            (list(self.critic.parameters()), limit_of_critic),
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able; what one update hands to the next beside the model and the optimizer."""
+        return {"loss_scale": self._loss_scale, "steps_at_loss_scale": self._steps_at_scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._loss_scale = float(state["loss_scale"])
+        self._steps_at_scale = int(state.get("steps_at_loss_scale", 0))  # earlier versions only halved it
+
+    def run(
+        self,
+        samples: Sequence[Sample],
+        version: int,
+        iteration: int,
+        spread: Callable[[list[Sample]], list[Sample]] | None = None,
+    ) -> UpdateResult:
+        """Train on one collection.
+
+        Args:
+            samples: of all ranks, in any order.
+            version: of the adapter now in the model.
+            spread: gives the tokens of samples with signal advantages of their own; see
+                :mod:`~loop_recipes.methods.turn_credit.spread`.
+
+        Raises:
+            NonFiniteLoss: before the step that it would have spoilt.
+        """
+        samples = self._with_advantages(samples)
+        by_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
+        kept = samples if by_token else self._with_signal(samples)
+        started = time.perf_counter()
+        kept = self._with_old_logprobs(kept, version)
+        if by_token:
+            kept = self._with_token_advantages(kept)
+        if spread is not None:
+            kept = spread(kept)
+        recomputed = time.perf_counter()
+        metrics = _signal_metrics(samples, kept)
+        if self.config.exact_entropy and kept:
+            metrics["entropy"] = torch.cat([filled(sample.entropy) for sample in kept]).double().mean().item()
+        metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
+        stepped, numbers = self.train(kept, iteration) if kept else ([], {"steps": 0})
+        metrics |= numbers
+        seconds = time.perf_counter() - recomputed
+        if self.token_statistics is not None:
+            self.token_statistics.write(kept)
+        metrics |= {
+            "seconds_recomputing": recomputed - started,
+            "seconds_updating": seconds,
+            "tokens_per_second": sum(sample.tokens for sample in stepped) / seconds,
+        }
+        return UpdateResult(kept, stepped, metrics)
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
+
+        They have advantages, and for a loss on pairs the log-probs of the reference, which is version 0.
+        """
+        kept = self._with_signal(self._with_advantages(samples))
+        if self.loss.compares_pairs:
+            reference = self.logprobs(kept, 0)
+            kept = [replace(sample, old_logprobs=reference[sample.rollout_id]) for sample in kept]
+        return kept
+
+    def logprobs(
+        self, samples: Sequence[Sample], version: int | None, versions: AdapterVersions | None = None
+    ) -> dict[str, Tensor]:
+        """Log-probs [n] of each rollout's sampled tokens under a kept version (None: the base model), by rollout id;
+        no gradient. ``versions`` are other adapters of the same model than the policy's own."""
+        with disable_adapter(self.model) if version is None else (versions or self.versions).active(version):
+            return self._per_token(samples, self._logprobs)
+
+    def hidden_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Last hidden states [n, d] at the positions that predict each rollout's sampled tokens, by rollout id; of the
+        adapter that is in the model, no gradient."""
+        return self._per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
+
+    def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
+        if self.critic is not None or self.loss.compares_pairs:
+            samples = [replace(s, token_advantages=torch.ones_like(s.sampler_logprobs)) for s in samples]
+        self.model.train()
+        for batch in micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
+            output, values = self._losses(batch.to(self.device), policy_rests=False)
+            (output.per_rollout_loss.sum() + values.sum()).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _with_signal(self, samples: list[Sample]) -> list[Sample]:
+        if self.loss.compares_pairs:  # the advantage of a rollout without a partner is 0, which the filter may let pass
+            return [sample for sample in samples if sample.pair]
+        return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
+
+    def _with_advantages(self, samples: Sequence[Sample]) -> list[Sample]:
+        """In the order of their episodes. An episode has one return and one advantage, which all its rollouts get."""
+        samples = with_episode_counts(sorted(samples, key=lambda sample: (sample.episode, sample.segment)))
+        firsts = [members[0] for members in episodes(samples)]
+        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in firsts}))}
+        rewards = torch.tensor([sample.reward for sample in firsts])
+        groups = torch.tensor([numbers[sample.task_id] for sample in firsts])
+        advantages = self.advantage(rewards, groups).tolist()
+        of_episode = {first.episode: value for first, value in zip(firsts, advantages, strict=True)}
+        samples = [replace(sample, advantage=of_episode[sample.episode]) for sample in samples]
+        if isinstance(self.advantage, PairingAdvantage):
+            samples = paired(samples, self.advantage.pairs(rewards, groups))
+        return samples
+
+    def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
+        """Each token's log-prob under the version that sampled it, and under the base model if a KL term asks for it.
+
+        Dropout is off and the adapter of each version is put in for its tokens only. The entropy there, if asked for,
+        comes out of the same pass.
+        """
+        needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
+        compute = self._logprobs_and_entropy if self.config.exact_entropy else self._logprobs
+        old: dict[str, Tensor] = {}
+        for other in needed:
+            of_version = [sample for sample in samples if bool((sample.policy_versions == other).any())]
+            if other == version:
+                computed = self._per_token(of_version, compute)
+            else:
+                with self.versions.active(other):
+                    computed = self._per_token(of_version, compute)
+            for sample in of_version:
+                mine, values = sample.policy_versions == other, computed[sample.rollout_id]
+                old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
+        if self.config.exact_entropy:
+            samples = [replace(sample, entropy=old[sample.rollout_id][:, 1]) for sample in samples]
+            old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
+        samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
+        if not (self.loss.needs_reference or isinstance(self.advantage, TokenAdvantage)):
+            return samples
+        with disable_adapter(self.model):
+            reference = self._per_token(samples, self._logprobs)
+        return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
+
+    def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
+        """Each token's own by the advantage, or its return less the critic's value before the update."""
+        if isinstance(self.advantage, TokenAdvantage):
+            of_tokens = self.advantage.of_tokens(samples)
+            return [replace(sample, token_advantages=own) for sample, own in zip(samples, of_tokens, strict=True)]
+        advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
+        return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        return self.model(**batch.inputs()).logprobs
+
+    def _logprobs_and_entropy(self, batch: MicroBatch) -> Tensor:
+        outputs = self.model(**batch.inputs(), with_entropy=True)
+        return torch.stack([outputs.logprobs, outputs.entropy], dim=1)
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        if self.critic is None:
+            raise RuntimeError("values need a critic")
+        return self.critic(self.model(**batch.inputs(), with_hidden=True).hidden)
+
+    @torch.no_grad()
+    def _per_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> dict[str, Tensor]:
+        """``compute`` gives [n] or [n, k] for a micro-batch; here all ranks do it for all samples, for every rank."""
+        if not samples:
+            return {}
+        self.model.eval()
+        counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
+        parts: dict[str, Tensor] = {}
+        for batch in self._micro_batches(samples, "recomputing"):
+            computed = compute(batch).cpu()
+            parts |= batch.split(computed)
+        for rollout_id in counts.keys() - parts.keys():  # another rank's; zeros here, so that the sum is exact
+            parts[rollout_id] = computed.new_zeros(counts[rollout_id], *computed.shape[1:])
+        joined = torch.cat([parts[rollout_id] for rollout_id in counts])
+        return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
+
+    def train(self, samples: list[Sample], iteration: int) -> tuple[list[Sample], dict[str, Any]]:
+        """All steps of an iteration; returns the samples of those taken, in order, and metrics.
+
+        Raises:
+            ValueError: a sample with hidden information, for any loss but a critic's.
+            NonFiniteLoss: before the step that it would have spoilt.
+        """
+        told = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
+        if told is not None and not self.loss.sees_hidden_information:
+            raise ValueError(f"rollout {told} begins with hidden information, which only a critic may learn from")
+        self.model.train()
+        planned: list[list[Sample]] = []
+        for epoch in range(self.config.epochs):
+            seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
+            full = self.config.minibatch_sizes == "full"
+            planned += minibatches(samples, self.config.minibatch_rollouts, seed, full)
+        statistics, taken = RatioStatistics(), list[StepOutcome]()
+        for minibatch in planned:
+            outcome = self._step(minibatch, statistics, iteration)
+            if outcome is None:
+                break
+            taken.append(outcome)
+        metrics: dict[str, Any] = {"steps": len(taken), "steps_left_out": len(planned) - len(taken)}
+        if taken:
+            losses, value_losses, norms, preferences = zip(*taken, strict=True)
+            metrics |= preference_metrics([each for each in preferences if each is not None])
+            metrics |= {
+                "loss": sum(losses) / len(losses),
+                "grad_norm": sum(norms) / len(norms),
+                "grad_norm_max": max(norms),
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+            }
+            if self.critic is not None:
+                metrics["value_loss"] = sum(value_losses) / len(value_losses)
+        return list(itertools.chain(*planned[: len(taken)])), metrics | statistics.summary()
+
+    def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
+        """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
+        world_size, _ = self._ranks
+        divisor = self._divisor(minibatch)
+        # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
+        policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
+        totals = torch.zeros(3, dtype=torch.float64)
+        coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
+        seen, preferences = RatioStatistics(), self._preferences(minibatch)
+        weighted = minibatch if preferences is None else preferences.weighted(minibatch)
+        for batch in self._micro_batches(weighted, "updating"):
+            output, values = self._losses(batch, policy_rests)
+            seen.add(output)
+            if self.token_statistics is not None:
+                self.token_statistics.add(batch, output)
+            mean_loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
+            # Summed over its tokens, mean over episodes.
+            log_ratio = output.token_log_ratio.sum() / len(episodes(minibatch))
+            squared_error = values.sum() / len(episodes(minibatch))  # whatever the loss is divided by
+            totals += torch.stack([mean_loss, squared_error, log_ratio]).detach().double().cpu()
+            # FSDP averages gradients over the ranks, but the loss is a sum over them.
+            ((mean_loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
+        loss, squared_error, log_ratio = sum_over_ranks(totals).tolist()
+        limit = self.config.max_trajectory_log_ratio
+        if limit is not None and abs(log_ratio) > limit:
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.token_statistics is not None:
+                self.token_statistics.drop()
+            return None
+        if preferences is not None:  # the weighted log-likelihood has the pairs' gradient, but not their loss
+            loss = preferences.losses.sum().item() / divisor
+        norms = [clip_grad_norm(together, limit, self._loss_scale) for together, limit in self._clipped]
+        finite_gradient = all(map(math.isfinite, norms))
+        if math.isfinite(loss) and not finite_gradient and self._loss_scale > 1.0:
+            # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
+            self._loss_scale, self._steps_at_scale = self._loss_scale / 2.0, 0
+            self.optimizer.zero_grad(set_to_none=True)
+            return self._step(minibatch, statistics, iteration)
+        if not (math.isfinite(loss) and finite_gradient):
+            raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
+        statistics.join(seen)
+        if self.token_statistics is not None:
+            self.token_statistics.keep()
+        self.optimizer.step()
+        self._grow_loss_scale()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(loss, squared_error, norms[0], preferences)
+
+    def _grow_loss_scale(self) -> None:
+        self._steps_at_scale += self._scales
+        if self._steps_at_scale == FP16_GROWTH_STEPS:
+            self._loss_scale, self._steps_at_scale = self._loss_scale * 2.0, 0
+
+    def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
+        """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""
+        if not self.loss.compares_pairs:
+            return None
+        preferences = self.loss.compare(minibatch, self._per_token(minibatch, self._logprobs))
+        self.model.train()
+        return preferences
+
+    def _divisor(self, minibatch: list[Sample]) -> float:
+        """What the sum of a minibatch's losses is divided by."""
+        if self.config.loss_divisor == "mean":
+            return len(kept_together(minibatch))
+        if self.config.loss_divisor == "tokens":
+            return sum(int(sample.mask.sum()) for sample in minibatch)
+        return float(self.config.loss_divisor)
+
+    def _losses(self, batch: MicroBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
+        """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""
+        with torch.set_grad_enabled(not policy_rests):
+            outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
+            output = self.loss(outputs.logprobs, batch)
+        if self.critic is None:
+            return output, torch.zeros_like(batch.rewards)
+        return output, value_loss(self.critic(outputs.hidden), batch)
+
+    def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:
+        """This rank's micro-batches, as many as every other rank has, with a progress bar on rank 0's terminal."""
+        world_size, rank = self._ranks
+        samples = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
+        batches = micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed, world_size, rank)
+        for batch in tqdm(batches, desc=doing, leave=False, disable=None if rank == 0 else True, mininterval=1.0):
+            yield batch.to(self.device)
+
+
+def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, Any]:
+    tasks, with_signal = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
+    if kept and kept[0].token_advantages is not None:
+        advantages = torch.cat([filled(sample.token_advantages) for sample in kept]).double()
+    else:
+        advantages = torch.tensor([members[0].advantage for members in episodes(samples)], dtype=torch.float64)
+    return {
+        "kept_fraction": len(episodes(kept)) / len(episodes(samples)),
+        "groups": len(tasks),
+        "groups_without_signal": len(tasks - with_signal),
+        "advantage_std": advantages.std(correction=0).item(),
+    }

@@ -1,0 +1,234 @@
+"""Preference pairs and their losses, DPO and DMPO, as log-likelihoods whose weights are held constant during a step.
+
+The loss of a pair is ``-log sigmoid(Delta)`` with
+
+    Delta = beta * (sum over the chosen rollout's tokens of phi (l - ref) - the same sum of the rejected one),
+
+``l`` a sampled token's log-prob, ``ref`` its log-prob under the reference policy, ``phi`` the weight of its turn. Its
+gradient is that of ``- sum of w l`` over the tokens of both, where ``w = +- beta phi sigmoid(-Delta)`` is a constant.
+So a pass without gradient gives every rollout's ``l``, from which come the weights, and the backward pass takes single
+rollouts: how they are packed, cut into micro-batches and dealt to ranks does not matter.
+
+The reference's log-probs are ``old_logprobs``: of the policy that sampled, or of the one a fixed set's training began
+with.
+
+A loss may add ``nll`` times the chosen rollout's cross-entropy, the mean over its sampled tokens of ``- l``, which adds
+``nll / n`` to the weights of its n tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from loop_recipes.algorithm.losses import LogLikelihood
+from loop_recipes.engine.batching import Sample, episodes, filled
+
+
+@dataclass(frozen=True)
+class ReturnPairs:
+    """Pairs the rollouts of a task by their returns: the best with the worst, the second best with the second worst,
+    and so on while the two returns differ by more than ``threshold`` (LOOP, section 5.3, DMPO).
+
+    It takes the place of an advantage: 1 for the chosen rollout of a pair, -1 for the rejected one, 0 for one without a
+    partner.
+
+    Args:
+        threshold: between the returns of a pair; not negative.
+        per_task: the most pairs of a task; None makes as many as there are.
+    """
+
+    threshold: float = 0.0
+    per_task: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0:
+            raise ValueError(f"threshold must not be negative, but is {self.threshold}")
+        if self.per_task is not None and self.per_task < 1:
+            raise ValueError(f"per_task must be at least 1, but is {self.per_task}")
+
+    def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
+        """(index of the chosen rollout, index of the rejected one); no rollout is in two pairs."""
+        found = []
+        for group in groups.unique():
+            ranked = sorted((groups == group).nonzero().flatten().tolist(), key=lambda i: (rewards[i].item(), i))
+            candidates = zip(reversed(ranked), ranked[: len(ranked) // 2], strict=False)
+            pairs = [pair for pair in candidates if rewards[pair[0]] - rewards[pair[1]] > self.threshold]
+            found += pairs[: self.per_task]
+        return found
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        advantages = torch.zeros(len(rewards))
+        for chosen, rejected in self.pairs(rewards, groups):
+            advantages[chosen], advantages[rejected] = 1.0, -1.0
+        return advantages
+
+
+def paired(samples: Sequence[Sample], pairs: Sequence[tuple[int, int]]) -> list[Sample]:
+    """The samples, those of each pair of episodes (numbers of the chosen and the rejected one, in the order of
+    :func:`~loop_recipes.engine.batching.episodes`) marked as belonging together."""
+    names = [members[0].episode for members in episodes(samples)]
+    marks: dict[str, tuple[str, float]] = {}
+    for chosen, rejected in pairs:
+        name = f"{names[chosen]} > {names[rejected]}"
+        marks |= {names[chosen]: (name, 1.0), names[rejected]: (name, -1.0)}
+    return [
+        replace(sample, pair=marks[sample.episode][0], advantage=marks[sample.episode][1])
+        if sample.episode in marks
+        else sample
+        for sample in samples
+    ]
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Pairs as the policy stands now.
+
+    Attributes:
+        weights: for each rollout id the weights [n] of its sampled tokens' log-probs.
+        margins: [p], Delta of each pair, float64; above 0 where the policy has learned the preference.
+        likelihood_losses: [p], what the chosen rollouts' cross-entropy adds to the loss of each pair, float64.
+    """
+
+    weights: dict[str, Tensor]
+    margins: Tensor
+    likelihood_losses: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """[p], ``-log sigmoid(Delta)`` and what the cross-entropy adds, float64."""
+        return self.likelihood_losses - logsigmoid(self.margins)
+
+    def weighted(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with their weights as token advantages."""
+        return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
+
+
+class PreferenceLoss(LogLikelihood):
+    """What losses on pairs share; each says how much a token counts.
+
+    Args:
+        beta: how strongly the policy is held to the reference; above 0.
+        nll: weight of the chosen rollout's cross-entropy; 0 leaves it out.
+    """
+
+    compares_pairs = True
+    sums_tokens = False  # the loss of a pair is one number
+
+    def __init__(self, beta: float = 0.1, nll: float = 0.0) -> None:
+        super().__init__()
+        if beta <= 0:
+            raise ValueError(f"beta must be above 0, but is {beta}")
+        if nll < 0:
+            raise ValueError(f"nll must not be negative, but is {nll}")
+        self.beta, self.nll = beta, nll
+
+    def token_weights(self, turns: Tensor) -> Tensor:
+        """phi [n] of a rollout's sampled tokens, float64.
+
+        Args:
+            turns: [n], the turn of each token, ascending; not every number needs to occur.
+        """
+        raise NotImplementedError
+
+    def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
+        """Delta of every pair, and the weights that make a log-likelihood's gradient that of the pairs' loss.
+
+        Args:
+            samples: whole pairs, with ``old_logprobs``, those of the reference policy.
+            logprobs: [n] of each rollout's sampled tokens under the policy in training, by rollout id.
+
+        Raises:
+            ValueError: a sample without the other one of its pair.
+        """
+        pairs: dict[str, list[Sample]] = {}
+        for sample in samples:
+            pairs.setdefault(sample.pair, []).append(sample)
+        weights: dict[str, Tensor] = {}
+        margins, likelihood_losses = [], []
+        for name, members in pairs.items():
+            sides = episodes(members)
+            if not name or sorted(side[0].advantage for side in sides) != [-1.0, 1.0]:
+                raise ValueError(f"rollout {members[0].rollout_id} must be in a pair: one chosen rollout, one rejected")
+            signed, moved = [], []
+            for side in sides:
+                now, old = _of_episode(side, logprobs), torch.cat([filled(sample.old_logprobs) for sample in side])
+                moved.append(now - old.double())
+                signed.append(side[0].advantage * self.beta * self.token_weights(_turns(side)))
+            margin = sum((weight * move).sum() for weight, move in zip(signed, moved, strict=True))
+            margins.append(torch.as_tensor(margin))
+            for side, weight in zip(sides, signed, strict=True):
+                chosen = side[0].advantage > 0
+                likelihood = self.nll / len(weight) if chosen else 0.0
+                of_side = (weight * torch.sigmoid(-margins[-1]) + likelihood).float()
+                counts = [len(logprobs[sample.rollout_id]) for sample in side]
+                weights |= {s.rollout_id: own for s, own in zip(side, of_side.split(counts), strict=True)}
+                if chosen:
+                    likelihood_losses.append(-self.nll * _of_episode(side, logprobs).mean())
+        return Preferences(weights, torch.stack(margins), torch.stack(likelihood_losses))
+
+
+def _turns(side: Sequence[Sample]) -> Tensor:
+    """The turn of each sampled token of an episode, [n], ascending: its sequences' turns follow each other."""
+    before, turns = 0, []
+    for sample in side:
+        turns.append(before + sample.turn_ids[sample.mask])
+        before = int(turns[-1].max()) + 1
+    return torch.cat(turns)
+
+
+def _of_episode(side: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Tensor:
+    """[n] of all sampled tokens of an episode, float64."""
+    return torch.cat([logprobs[sample.rollout_id] for sample in side]).double()
+
+
+class DPO(PreferenceLoss):
+    """All turns count alike, phi = 1: DPO over the agent's tokens of whole episodes (arXiv 2305.18290, eq. 7), and on
+    rollouts of one turn DPO itself."""
+
+    def token_weights(self, turns: Tensor) -> Tensor:
+        return torch.ones(len(turns), dtype=torch.float64)
+
+
+class DMPO(PreferenceLoss):
+    """Direct multi-turn preference optimization (arXiv 2406.14868): later turns count less,
+    ``phi(t, T) = gamma^t (1 - gamma^(T-t)) / (1 - gamma^T)``, with t from 0 and T the turns of the rollout itself;
+    for gamma = 1 that is ``(T - t) / T``. The turns of an episode of several sequences are counted one sequence after
+    the other.
+
+    Args:
+        beta: see :class:`PreferenceLoss`.
+        gamma: in (0, 1].
+    """
+
+    def __init__(self, beta: float = 0.1, gamma: float = 0.7) -> None:
+        super().__init__(beta)
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma must be in (0, 1], but is {gamma}")
+        self.gamma = gamma
+
+    def token_weights(self, turns: Tensor) -> Tensor:
+        numbers, index = torch.unique(turns, return_inverse=True)
+        return self.turn_weights(len(numbers))[index]
+
+    def turn_weights(self, turns: int) -> Tensor:
+        """phi [t] of the turns of a rollout that has so many, float64."""
+        t = torch.arange(turns, dtype=torch.float64)
+        if self.gamma == 1.0:
+            return (turns - t) / turns
+        return (self.gamma**t - self.gamma**turns) / (1.0 - self.gamma**turns)
+
+
+def preference_metrics(steps: Sequence[Preferences]) -> dict[str, float]:
+    """Of the pairs of some steps: their mean margin, and the share on which the policy prefers the chosen rollout."""
+    if not steps:
+        return {}
+    margins = torch.cat([preferences.margins for preferences in steps])
+    return {
+        "preference_margin": margins.mean().item(),
+        "preference_accuracy": (margins > 0).double().mean().item(),
+    }

@@ -1,0 +1,85 @@
+"""What an update made of every sampled token, kept for rollout-viewer: the learner's log-prob, the ratio, the clip.
+
+    <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
+    {"rollout_id", "advantage", "old_logprobs": [n], "ratios": [n], "clipped": [n]}
+
+n runs over the sampled tokens of the rollout. ``old_logprobs`` are of the policy that sampled, as the learner
+recomputes them; ``ratios`` and ``clipped`` are of the last step that the rollout was part of. At turn or trajectory
+level each token shows those of its turn or rollout. ``advantage`` is what the rollout was trained with, whichever the
+algorithm; with a critic, the mean over its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loop_formats.run_files import in_order, to_json, write_whole, writing
+
+if TYPE_CHECKING:  # the viewer reads these files without torch
+    from torch import Tensor
+
+    from loop_recipes.algorithm.losses import LossOutput
+    from loop_recipes.engine.batching import MicroBatch, Sample
+
+TOKEN_STATISTICS = "token_statistics"
+"""Their folder in a run's."""
+
+
+def statistics_files(folder: Path, collection_id: str) -> list[Path]:
+    """What the ranks have written about a collection, rank 0 first."""
+    own = folder / f"{collection_id}.jsonl"
+    return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
+
+
+class TokenStatistics:
+    """Collects one rank's part of an iteration, then writes it; rank 1 to ``<collection>.rank1.jsonl``, and so on."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._suffix = "" if rank == 0 else f".rank{rank}"
+        self._step: dict[str, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(self, batch: MicroBatch, output: LossOutput) -> None:
+        """Remember the ratios of a micro-batch until its step is taken (:meth:`keep`) or not (:meth:`drop`)."""
+        if not len(batch.targets):
+            return
+        ratios = batch.split(output.log_ratio.float().clamp(max=20.0).exp()[output.ratio_index].cpu())
+        clipped = batch.split(output.clipped[output.ratio_index].cpu())
+        for rollout_id in ratios:
+            self._step[rollout_id] = (ratios[rollout_id], clipped[rollout_id])
+
+    def keep(self) -> None:
+        """The step was taken: what was added for it counts, and replaces what an earlier step with a rollout added."""
+        self._seen |= self._step
+        self._step = {}
+
+    def drop(self) -> None:
+        """The step was not taken: what was added for it never was."""
+        self._step = {}
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
+        lines: dict[str, list[str]] = {}
+        for sample in samples:
+            if sample.rollout_id in self._seen and sample.old_logprobs is not None:
+                ratios, clipped = self._seen[sample.rollout_id]
+                record = {
+                    "rollout_id": sample.rollout_id,
+                    "advantage": round(_advantage(sample), 5),
+                    "old_logprobs": [round(value, 5) for value in sample.old_logprobs.tolist()],
+                    "ratios": [round(value, 5) for value in ratios.tolist()],
+                    "clipped": [int(value) for value in clipped.tolist()],
+                }
+                lines.setdefault(sample.collection_id, []).append(f"{to_json(record)}\n")
+        self._seen.clear()
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for collection, text in lines.items():
+                write_whole(self._folder / f"{collection}{self._suffix}.jsonl", "".join(text))
+
+
+def _advantage(sample: Sample) -> float:
+    return sample.advantage if sample.token_advantages is None else sample.token_advantages.mean().item()

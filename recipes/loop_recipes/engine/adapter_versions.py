@@ -1,0 +1,65 @@
+"""The adapters of the policy versions that some rollout may still need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from loop_recipes.engine.model import adapter_parameters
+from loop_recipes.engine.sharding import full_tensors, like_parameter, local_part
+
+
+class AdapterVersions:
+    """Keeps the adapter of every policy version that some rollout may still need, each rank its own shard.
+
+    Old log-probs belong to the version that sampled; with ``max_policy_lag`` 1 that can be the one before the newest.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = adapter_parameters(model)
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted(self._kept)
+
+    def keep(self, version: int) -> None:
+        """Remember the model's present adapter as ``version``."""
+        self._kept[version] = {name: local_part(p.detach()).clone() for name, p in self._parameters.items()}
+
+    def put(self, version: int, adapter: Mapping[str, Tensor]) -> None:
+        """Remember full tensors, e.g. from a checkpoint, as ``version``."""
+        self._kept[version] = {
+            name: local_part(like_parameter(adapter[name], p)).clone() for name, p in self._parameters.items()
+        }
+
+    def forget_before(self, version: int) -> None:
+        """Drop the versions that are older."""
+        self._kept = {kept: adapter for kept, adapter in self._kept.items() if kept >= version}
+
+    def forget(self, version: int) -> None:
+        """Drop one version."""
+        del self._kept[version]
+
+    def full(self, version: int) -> dict[str, Tensor]:
+        """The whole adapter of a version as CPU tensors; all ranks must call it."""
+        with self.active(version):
+            return full_tensors(self._parameters)
+
+    @contextmanager
+    def active(self, version: int) -> Iterator[None]:
+        """Put a version's adapter into the model, and the present one back afterwards, bit for bit."""
+        present = {name: local_part(p.detach()).clone() for name, p in self._parameters.items()}
+        self._copy_in(self._kept[version])
+        try:
+            yield
+        finally:
+            self._copy_in(present)
+
+    @torch.no_grad()
+    def _copy_in(self, adapter: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            local_part(parameter.detach()).copy_(adapter[name])

@@ -1,0 +1,161 @@
+"""Checkpoints of a training run: one folder per iteration, complete or absent, safetensors and JSON only.
+
+    <output_dir>/checkpoints/iteration_0007/
+        state.json                 counters, sampler, loss scale, canary, config, collections under way
+        adapter_v0007.safetensors  LoRA weights (float32, torchtune names), one file per policy version still needed
+        optimizer.safetensors      "<parameter>/<attribute>" full tensors
+        critic.safetensors         the critic's weights, where there is one
+        rng.safetensors            torch (and CUDA) generator states, one per rank
+        SHA256SUMS                 of all of them; `sha256sum -c SHA256SUMS` there says which is damaged
+
+Nothing in it is pickled, so a checkpoint from elsewhere is safe to open.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from loop_formats.run_files import bring_back, check_sums, folders_in, to_json, whole_folder, write_sums
+from loop_formats.schema import ConfigError
+from loop_recipes.engine.process_group import gather_bytes
+
+_FOLDER = re.compile(r"iteration_(\d+)")
+_ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a checkpoint holds; tensors are whole and on the CPU."""
+
+    state: dict[str, Any]
+    adapters: dict[int, dict[str, Tensor]]
+    optimizer: dict[str, Tensor]
+    rng: dict[str, Tensor]
+    critic: dict[str, Tensor] = field(default_factory=dict)
+
+
+def checkpoint_folder(root: Path, iteration: int) -> Path:
+    return root / f"iteration_{iteration:04d}"
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The complete checkpoint of the highest iteration under ``root``, if there is one."""
+    found = _checkpoints(root)
+    return found[-1][1] if found else None
+
+
+def _checkpoints(root: Path) -> list[tuple[int, Path]]:
+    """The complete checkpoints under ``root`` with their iterations, ascending."""
+    named = folders_in(root).items()
+    return sorted((int(match[1]), path) for name, path in named if (match := _FOLDER.fullmatch(name)))
+
+
+def save_training_state(root: Path, iteration: int, training: TrainingState) -> Path:
+    """Write the checkpoint of ``iteration``; a crash on the way leaves none."""
+    bring_back(root)
+    for leftover in root.glob(".*partial*"):
+        shutil.rmtree(leftover)
+    final = checkpoint_folder(root, iteration)
+    with whole_folder(final) as partial:
+        for version, adapter in training.adapters.items():
+            save_file(adapter, partial / f"adapter_v{version:04d}.safetensors")
+        save_file(training.optimizer, partial / "optimizer.safetensors")
+        save_file(training.rng, partial / "rng.safetensors")
+        if training.critic:
+            save_file(training.critic, partial / "critic.safetensors")
+        (partial / "state.json").write_text(to_json(training.state, indent=1), encoding="utf-8")
+        write_sums(partial)
+    return final
+
+
+def load_latest(root: Path, critic: bool) -> TrainingState | None:
+    """The newest checkpoint under ``root``; None if the run was requeued before its first and so starts anew.
+
+    Raises:
+        ConfigError: see :func:`load_training_state`; or ``critic``, whether the run has one, is not as it was.
+    """
+    folder = latest_checkpoint(root)
+    if folder is None:
+        return None
+    checkpoint = load_training_state(folder)
+    if bool(checkpoint.critic) != critic:
+        kind = "with" if checkpoint.critic else "without"
+        raise ConfigError(f"checkpoint {folder} is of a run {kind} a critic; give critic as in that run")
+    return checkpoint
+
+
+def load_training_state(folder: Path) -> TrainingState:
+    """Read a checkpoint.
+
+    Raises:
+        ConfigError: a file is missing or damaged; names it, and the checkpoint before, from which a run could go on.
+    """
+    try:
+        check_sums(folder)
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        adapters = {
+            int(match[1]): load_file(path)
+            for path in sorted(folder.iterdir())
+            if (match := _ADAPTER.fullmatch(path.name))
+        }
+        optimizer, rng = load_file(folder / "optimizer.safetensors"), load_file(folder / "rng.safetensors")
+        critic = load_file(folder / "critic.safetensors") if (folder / "critic.safetensors").exists() else {}
+        if state["policy_version"] not in adapters:
+            raise ValueError(f"it lacks the adapter of its policy version {state['policy_version']}")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        paths = [path for _, path in _checkpoints(folder.parent)]
+        before = paths[paths.index(folder) - 1] if folder in paths[1:] else None
+        begin = f"go on from {before.name}" if before else "start from the beginning: there is none before it"
+        raise ConfigError(f"checkpoint {folder} cannot be read ({error}); remove it to {begin}") from error
+    return TrainingState(state, adapters, optimizer, rng, critic)
+
+
+def save_and_prune(
+    root: Path, iteration: int, training: TrainingState, keep_last: int, keep: Collection[int] = ()
+) -> None:
+    """:func:`save_training_state`, then :func:`prune_checkpoints`."""
+    save_training_state(root, iteration, training)
+    prune_checkpoints(root, keep_last, keep)
+
+
+def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
+    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``."""
+    for iteration, path in _checkpoints(root)[:-keep_last]:
+        if iteration not in keep:
+            shutil.rmtree(path)
+
+
+def all_generators() -> dict[str, Tensor]:
+    """Every rank's torch generator states by ``rank<number>``; all ranks must call it."""
+    states = gather_bytes(_generator_states())
+    return {f"rank{rank}": torch.frombuffer(bytearray(state), dtype=torch.uint8) for rank, state in enumerate(states)}
+
+
+def _generator_states() -> bytes:
+    """This process's torch generator states: CPU, then its CUDA device."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return torch.cat([torch.tensor([len(states[0])]).view(torch.uint8), *states]).numpy().tobytes()
+
+
+def restore_generators(saved: Mapping[str, Tensor], rank: int) -> None:
+    """Set this rank's generators as :func:`all_generators` found them; a rank the run did not have starts anew."""
+    data = saved.get(f"rank{rank}")
+    if data is None:
+        return
+    size = int(data[:8].view(torch.int64))
+    torch.set_rng_state(data[8 : 8 + size].clone())
+    if len(data) > 8 + size and torch.cuda.is_available():
+        torch.cuda.set_rng_state(data[8 + size :].clone())

@@ -1,0 +1,103 @@
+"""A decoder's layers as CUDA wants them, put over torchtune's; on every other device torchtune's own run, bit for bit.
+
+- :class:`PackedAttention`: one call of flash attention for all rollouts of a packed row, keys and values not expanded
+  to the number of query heads.
+- :class:`FoldedLoRALinear`: LoRA's scale multiplies the activation of width ``rank``, and its product is added by the
+  matrix multiplication itself: no pass over [s, out] for either.
+- :class:`FusedRMSNorm`: one kernel in the input's precision, which computes in fp32 inside; torchtune's converts to
+  fp32 first, and with a weight in half precision torch then falls back to a chain of elementwise kernels.
+
+None of this has been run on a GPU by this project; the arithmetic is tested on a CPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torchtune.modules import MultiHeadAttention, RMSNorm
+from torchtune.modules.peft import LoRALinear
+
+from loop_recipes.engine.batching import Documents
+
+HALF = (torch.bfloat16, torch.float16)
+VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+"""Whether this torch's ``varlen_attn`` can do what packed rows need: 2.13's can."""
+
+
+def enable_cuda_layers(model: nn.Module) -> None:
+    """Give the model's attention, LoRA and norm layers these forward passes, and switch off cuDNN's attention.
+
+    Parameters, names and hooks stay. Call before ``fully_shard``. cuDNN builds a plan for each shape and keeps all of
+    them; micro-batches have a new shape each time.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if torch.cuda.is_available() and not VARLEN:
+        warnings.warn(
+            f"torch {torch.__version__}: varlen_attn takes no window_size or enable_gqa, so packed rows go through "
+            "scaled_dot_product_attention rollout by rollout, which is slower; torch 2.13 has both",
+            stacklevel=2,
+        )
+    for module in model.modules():
+        ours = OURS.get(type(module))
+        if ours is not None:
+            module.__class__ = ours
+
+
+class PackedAttention(MultiHeadAttention):
+    """torchtune's attention; packed rows in half precision on CUDA go through ``varlen_attn``."""
+
+    def forward(
+        self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
+    ) -> Tensor:
+        dropout = self.training and self.attn_dropout > 0
+        if not (VARLEN and isinstance(mask, Documents) and x.is_cuda and x.dtype in HALF) or dropout:
+            return super().forward(x, y, mask=mask, input_pos=input_pos)
+        return self.packed(x, mask, input_pos)
+
+    def packed(self, x: Tensor, documents: Documents, input_pos: Tensor | None) -> Tensor:
+        """Self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.pos_embeddings is not None:
+            q, k = (self.pos_embeddings(part, input_pos=input_pos) for part in (q, k))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        longest, borders = max(documents.lengths), documents.borders
+        packed = varlen_attn(q[0], k[0], v[0], borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
+        return self.output_proj(cast(Tensor, packed).flatten(1)[None])
+
+
+class FoldedLoRALinear(LoRALinear):
+    """torchtune's LoRA layer; on CUDA ``x W' + (scale * x A') B'`` with the addition inside the last product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda or self._quantize_base or self.disabled:
+            return super().forward(x)
+        return self.folded(x)
+
+    def folded(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        out = F.linear(rows, self.weight, self.bias)
+        narrow = self.lora_a(self.dropout(rows)) * (self.alpha / self.rank)
+        return out.addmm_(narrow, self.lora_b.weight.T).unflatten(0, x.shape[:-1])
+
+
+class FusedRMSNorm(RMSNorm):
+    """torchtune's RMSNorm; on CUDA in one kernel where input and weight are of one precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda or x.dtype != self.scale.dtype:
+            return super().forward(x)
+        return F.rms_norm(x, self.normalized_shape, self.scale, self.eps)
+
+
+OURS: dict[type[nn.Module], type[nn.Module]] = {
+    MultiHeadAttention: PackedAttention,
+    LoRALinear: FoldedLoRALinear,
+    RMSNorm: FusedRMSNorm,
+}

@@ -1,0 +1,132 @@
+"""Whether this machine's devices can train: found, and able to compute and to talk to each other.
+
+Asked before anything is loaded. What is wrong is one line that names it and the cure.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torchtune import utils
+
+from loop_formats.schema import ConfigError, require
+
+OLDEST_DRIVER = {12: 525, 13: 580}
+"""NVIDIA's oldest driver, by the major version of the CUDA that torch was built with."""
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
+ALL_REDUCE_DEADLINE_S = 120.0
+"""For the ranks' first collective, in which NCCL connects them."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
+    """The device that a config names, this rank's own where there are several, once it has computed in ``dtype``.
+
+    Raises:
+        ConfigError: it cannot be used here.
+    """
+    if torch.device(name).type == "cuda":
+        check_driver(torch.version.cuda, DRIVER_VERSION)
+        check_count(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        use_expandable_segments()
+    try:
+        device = utils.get_device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {error}") from error
+    require(
+        device.type == torch.device(name).type,
+        f"device {name!r} cannot be used: torch sees only a {device.type} here",
+    )
+    check_matmul(device, dtype)
+    return device
+
+
+def use_expandable_segments() -> None:
+    """Micro-batches differ in length, so without this the allocator's memory falls to pieces; one's own setting holds.
+
+    In this process alone: a launched rollout node does not inherit it, and vLLM must not have it.
+    """
+    if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def check_driver(cuda: str | None, version_file: Path) -> None:
+    """Whether the NVIDIA driver is new enough for the CUDA that torch was built with.
+
+    Args:
+        cuda: ``torch.version.cuda``.
+        version_file: what the loaded driver says its version is.
+
+    Raises:
+        ConfigError: torch is a CPU build, or there is no driver, or it is too old.
+    """
+    require(cuda is not None, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
+    if not version_file.is_file():
+        # WSL and some containers hide it; whether there is a device is asked next.
+        return
+    driver, major = version_file.read_text(encoding="utf-8").strip(), int(str(cuda).split(".")[0])
+    oldest = OLDEST_DRIVER.get(major, max(OLDEST_DRIVER.values()))
+    require(
+        int(driver.split(".")[0]) >= oldest,
+        f"device: NVIDIA driver {driver} is too old for torch's CUDA {cuda}; install driver {oldest} or newer",
+    )
+
+
+def check_count(found: int, ranks: int) -> None:
+    """Whether each rank of this machine has a GPU.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks.
+    """
+    require(found > 0, "device: torch finds no GPU; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set")
+    require(
+        found >= ranks,
+        f"device: {ranks} ranks on this machine need as many GPUs, and torch finds {found}; lower --nproc_per_node, or "
+        "look at CUDA_VISIBLE_DEVICES",
+    )
+
+
+def check_matmul(device: torch.device, dtype: torch.dtype) -> None:
+    """Whether the device multiplies matrices in ``dtype``.
+
+    Raises:
+        ConfigError: it fails, or its result is wrong.
+    """
+    try:
+        ones = torch.ones(64, 64, device=device, dtype=dtype)
+        result = (ones @ ones).float().cpu()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device {device} cannot multiply matrices in {dtype}: {_first_line(error)}; is another program on it, or "
+            "the driver broken?"
+        ) from error
+    require(bool((result == 64).all()), f"device {device} multiplies matrices in {dtype} wrongly; take another")
+
+
+def check_ranks(device: torch.device, deadline_s: float = ALL_REDUCE_DEADLINE_S) -> None:
+    """Whether the ranks of a job can add up a number over their devices; every rank must call it.
+
+    Raises:
+        ConfigError: not within ``deadline_s``, or the sum is wrong.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    ranks, backend = dist.get_world_size(), dist.get_backend_config()
+    ones = torch.ones(1, device=device)
+    problem = f"{ranks} ranks could not add up a number over {device.type} ({backend}) in {deadline_s:.0f} s"
+    cure = "look for a rank that has ended; NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME show and choose the network"
+    try:
+        work = dist.all_reduce(ones, async_op=True)
+        done = work is None or work.wait(timedelta(seconds=deadline_s))
+    except RuntimeError as error:
+        raise ConfigError(f"{problem}: {_first_line(error)}; {cure}") from error
+    require(bool(done), f"{problem}; {cure}")
+    require(ones.item() == ranks, f"{ranks} ranks added up to {ones.item():g} over {device.type} ({backend}); {cure}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,139 @@
+"""What is measured beside an update: the sampler's gap, the canary of a new version, FLOP use, a stress test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchtune.modules import TransformerDecoder
+from torchtune.utils import get_world_size_and_rank
+
+from loop_recipes.config.loop_config import GapConfig
+from loop_recipes.engine.batching import Sample, filled
+
+CANARY_TOKENS = 512
+
+
+def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
+    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
+    if not samples:
+        return {"gap_verdict": "none"}
+    gap = torch.cat([(s.sampler_logprobs - filled(s.old_logprobs)).abs() for s in samples]).double().sort().values
+    p99 = gap[round(0.99 * (len(gap) - 1))].item()
+    verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
+    return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}
+
+
+def canary(
+    logprobs: Callable[[Sequence[Sample], int | None], dict[str, Tensor]],
+    samples: Sequence[Sample],
+    version: int,
+) -> dict[str, Any]:
+    """Log-probs of the first sampled tokens of the shortest rollout: of a version, the one before it, the base model.
+
+    With :func:`tolerances` they are the node's ``Canary``. Call on every rank with the same samples.
+
+    Args:
+        logprobs: of samples under a version, by rollout id (``PolicyUpdate.logprobs``).
+    """
+    start = _beginning(min(samples, key=lambda sample: (sample.tokens, sample.rollout_id)), CANARY_TOKENS)
+    expected, *others = (logprobs([start], of)[start.rollout_id].tolist() for of in (version, version - 1, None))
+    return {
+        "token_ids": start.token_ids.tolist(),
+        "positions": start.mask.nonzero().flatten().tolist(),
+        "logprobs": expected,
+        "others": others,
+    }
+
+
+def tolerances(gap: GapConfig) -> dict[str, float]:
+    """How far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by the
+    largest that does not count as broken."""
+    return {"tolerance": gap.broken, "mean_tolerance": gap.ok}
+
+
+def _beginning(sample: Sample, count: int) -> Sample:
+    """The sample up to its ``count``-th sampled token."""
+    return sample.beginning(int(sample.mask.nonzero().flatten()[:count][-1]) + 1)
+
+
+def flops_metrics(
+    model: TransformerDecoder, stepped: Sequence[Sample], seconds: float, peak_tflops: float | None
+) -> dict[str, float]:
+    """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it.
+
+    Args:
+        stepped: rollouts that went forward and backward, once for each time.
+    """
+    if peak_tflops is None:
+        return {}
+    ranks, _ = get_world_size_and_rank()
+    flops = sum(_training_flops(model, sample.tokens) for sample in stepped)
+    return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
+
+
+def _training_flops(model: TransformerDecoder, length: int) -> float:
+    """Model FLOPs of one forward and backward pass over a rollout, recomputation not counted.
+
+    Per token two FLOPs a weight forward and two backward (frozen weights get no gradient of their own; the head
+    is left out), and for causal attention half of 4 * length * width a layer forward, twice that backward.
+    """
+    weights = sum(parameter.numel() for parameter in model.layers.parameters())
+    width = model.num_heads * model.head_dim
+    return 4.0 * weights * length + 6.0 * len(model.layers) * width * length**2
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory of this rank's device so far; 0 where it is not counted."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+
+
+def stress(
+    rehearse: Callable[[Sequence[Sample]], None],
+    vocab_size: int,
+    length: int,
+    micro_batch_tokens: int,
+    seed: int,
+    device: torch.device,
+) -> str:
+    """Forward and backward of the largest micro-batch there can be, nearly all its tokens sampled, on every rank.
+
+    It is one made-up rollout of ``length`` tokens, or as many of at most that length as fill ``micro_batch_tokens``.
+
+    Args:
+        rehearse: takes the rollouts through the model (``PolicyUpdate.rehearse``).
+
+    Returns:
+        A line with its seconds and the device's peak memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tokens = max(length, micro_batch_tokens)
+    count = -(-tokens // length)
+    samples = [made_up(f"stress-{i}", tokens // count, vocab_size, generator) for i in range(count)]
+    started = time.perf_counter()
+    rehearse(samples)
+    return (
+        f"stress test: {tokens} tokens forward and backward in {time.perf_counter() - started:.1f} s, peak memory "
+        f"{peak_memory_gib(device):.1f} GiB"
+    )
+
+
+def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> Sample:
+    """A rollout of random tokens, all but the first sampled."""
+    mask = torch.arange(length) > 0
+    return Sample(
+        rollout_id=name,
+        task_id="stress",
+        token_ids=torch.randint(vocab_size, (length,), generator=generator),
+        mask=mask,
+        turn_ids=mask.long() - 1,
+        sampler_logprobs=torch.zeros(length - 1),
+        policy_versions=torch.zeros(length - 1, dtype=torch.long),
+        reward=0.0,
+        advantage=1.0,
+        old_logprobs=torch.zeros(length - 1),
+        ref_logprobs=torch.zeros(length - 1),
+    )

@@ -1,0 +1,361 @@
+"""Log-probs of sampled tokens: which rows reach the language-model head, and how the head is computed.
+
+A head maps ``(hidden [n, d], weight [v, d], targets [n], temperature)`` to fp32 log-probs [n] of the targets under
+``softmax(hidden @ weight.T / temperature)``. Four of them, equal to rounding:
+
+- :class:`TiledLogProbs`: any device, in fp32; never holds [n, v], one pass, no gradient for the frozen head.
+- :class:`TensorCoreLogProbs`: the same for bf16 or fp16 on CUDA, with products of half precision that add in fp32.
+- :class:`CutCrossEntropyLogProbs`: Apple's kernels, for the same tensors.
+- :class:`FullLogProbs`: all logits at once; the plain formula, and the one that trains the head too.
+
+:class:`AutoLogProbs` picks. :func:`attach_head` puts one on a torchtune decoder so that only the rows that predict a
+sampled token get there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torchtune.modules import TransformerDecoder
+from torchtune.modules.tied_linear import TiedLinear
+
+from loop_recipes.engine.batching import Documents
+from loop_recipes.engine.cuda_layers import HALF, enable_cuda_layers
+from loop_recipes.engine.packed_attention import enable_packing
+
+
+class Head(Protocol):
+    """How log-probs of tokens come from the last hidden states and the output matrix."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        """Log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
+        ...
+
+    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+        """Entropy [n] in nats of each row's whole distribution, no gradient."""
+        ...
+
+
+@dataclass(frozen=True)
+class FullLogProbs:
+    """All logits, fp32 log-softmax. Memory [n, v] several times over; gradients for hidden states and head."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        logits = hidden.float() @ weight.float().T / temperature
+        return logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+
+    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+        """Entropy [n] in nats of each row's whole distribution, fp32, no gradient."""
+        with torch.no_grad():
+            logprobs = (hidden.float() @ weight.float().T / temperature).log_softmax(-1)
+            return -(logprobs.exp() * logprobs).sum(-1)
+
+
+@dataclass(frozen=True)
+class TiledLogProbs:
+    """Log-probs by tiles over tokens and vocabulary, with a running log-sum-exp in fp32.
+
+    The gradient with respect to a row of ``hidden`` is one scalar from above times ``(weight[target] - softmax @
+    weight) / temperature``, and ``softmax @ weight`` can be accumulated beside the log-sum-exp, rescaled as the running
+    maximum moves (as flash attention does it, the head being keys and values). So the forward pass stores that [n, d]
+    and the backward pass is one multiplication: the same two matrix products as full logits with a frozen head, no
+    recomputation, no use of the weight in backward, and one [token_tile, vocab_tile] buffer.
+
+    Args:
+        token_tile, vocab_tile: shape of the largest logits buffer.
+
+    Raises:
+        ValueError: (on call) the head's weight wants a gradient, which this path does not compute.
+    """
+
+    token_tile: int = 1024
+    vocab_tile: int = 2048
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        _refuse_trained_head(weight, type(self).__name__)
+        want_gradient = torch.is_grad_enabled() and hidden.requires_grad
+        return _TiledFunction.apply(hidden, weight, targets, temperature, self, want_gradient)
+
+    def tile(self, weight: Tensor, vocab: int) -> Tensor:
+        """The words from ``vocab`` on, [vocab_tile, d] or what is left, in the precision of the products."""
+        return weight[vocab : vocab + self.vocab_tile].float()
+
+    def logits(self, hidden: Tensor, tile: Tensor, temperature: float) -> Tensor:
+        """Of some tokens and words, fp32."""
+        return (hidden.float() / temperature) @ tile.T
+
+    def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
+        """``probs``, at most 1, as they go into the product with ``tile``, times any constant."""
+        return probs
+
+    def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
+        """Add ``probs @ tile`` to ``sums``, fp32, in place."""
+        sums.addmm_(probs, tile)
+
+    @torch.no_grad()
+    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+        """Entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
+        top, total = _running_start(hidden)
+        weighted = torch.zeros_like(total)  # sum of exp(z - top) * (z - top)
+        for vocab in range(0, len(weight), self.vocab_tile):
+            tile = self.tile(weight, vocab)
+            for rows in _slices(len(hidden), self.token_tile):
+                shifted, moved = _shifted(self.logits(hidden[rows], tile, temperature), top[rows])
+                scale, probs = moved.exp(), shifted.exp()
+                weighted[rows] = scale * (weighted[rows] + total[rows] * moved) + (probs * shifted).sum(-1)
+                total[rows] = scale * total[rows] + probs.sum(-1)
+        return total.log() - weighted / total
+
+
+class _TiledFunction(torch.autograd.Function):
+    """Forward: log-probs and, if wanted, their gradient by hidden state. Backward: scale that by what comes in."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, temperature, tiles, want_gradient):
+        top, total = _running_start(hidden)
+        chosen, divisor = torch.zeros_like(top), torch.zeros_like(top)
+        shape = hidden.shape if want_gradient else (0,)
+        mean_weight = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
+        for vocab in range(0, len(weight), tiles.vocab_tile):
+            tile = tiles.tile(weight, vocab)
+            for rows in _slices(len(hidden), tiles.token_tile):
+                shifted, moved = _shifted(tiles.logits(hidden[rows], tile, temperature), top[rows])
+                column = targets[rows] - vocab
+                here = (column >= 0) & (column < len(tile))
+                value = shifted.gather(1, column.clamp(0, len(tile) - 1)[:, None]).squeeze(1)
+                chosen[rows] = torch.where(here, value, chosen[rows] + moved)
+                scale, probs = moved.exp(), shifted.exp_()
+                sums = probs.sum(-1)
+                total[rows] = scale * total[rows] + sums
+                if want_gradient:
+                    rounded = tiles.operand(probs, tile)
+                    sums = sums if rounded is probs else rounded.sum(-1, dtype=torch.float32)
+                    divisor[rows] = scale * divisor[rows] + sums
+                    tiles.add_weights(mean_weight[rows].mul_(scale[:, None]), rounded, tile)
+        if want_gradient:
+            gradient = mean_weight.div_(-divisor[:, None])
+            for rows in _slices(len(hidden), tiles.token_tile):
+                gradient[rows] += weight[targets[rows]]
+            ctx.save_for_backward(gradient.div_(temperature))
+        ctx.hidden_dtype = hidden.dtype
+        return chosen - total.log()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream):
+        (gradient,) = ctx.saved_tensors
+        return (gradient * upstream[:, None]).to(ctx.hidden_dtype), None, None, None, None, None
+
+
+@dataclass(frozen=True)
+class TensorCoreLogProbs(TiledLogProbs):
+    """:class:`TiledLogProbs` with both matrix products on tensor cores: operands in half precision, sums in fp32.
+
+    Products of two bf16 or fp16 numbers are exact in fp32, so log-probs lose nothing but the order of a sum. For the
+    gradient the probabilities of a tile are rounded to half precision, and the mean weight is divided by the sum of the
+    rounded ones. So what the words' weights have in common still cancels, and the gradient of a token that is nearly
+    certain keeps its relative precision. Without locks or atomics: the same from run to run.
+
+    Raises:
+        ValueError: (on call) tensors not on CUDA, of different or full precision, or a head that wants a gradient.
+    """
+
+    token_tile: int = 4096
+    vocab_tile: int = 8192
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        _require_half_on_cuda(hidden, weight, type(self).__name__)
+        return super().__call__(hidden, weight, targets, temperature)
+
+    def tile(self, weight: Tensor, vocab: int) -> Tensor:
+        return weight[vocab : vocab + self.vocab_tile]
+
+    def logits(self, hidden: Tensor, tile: Tensor, temperature: float) -> Tensor:
+        logits = torch.mm(hidden, tile.T, out_dtype=torch.float32)
+        return logits if temperature == 1.0 else logits.div_(temperature)
+
+    def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
+        # fp16 keeps full precision down to 6e-5 only, but up to 65,504.
+        return (probs.mul_(2.0**15) if tile.dtype == torch.float16 else probs).to(tile.dtype)
+
+    def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
+        sums.add_(torch.mm(probs, tile, out_dtype=torch.float32))
+
+
+@dataclass(frozen=True)
+class CutCrossEntropyLogProbs:
+    """Apple's Cut Cross-Entropy (arXiv 2411.09009): logits live in on-chip memory only. CUDA; bf16 or fp16 only.
+
+    The kernels' gradient filter, which skips blocks where softmax - onehot is small, is off: it would bias the ratios'
+    gradient. The target's logit and the sums over the vocabulary are in fp32, and no update gets lost, neither of which
+    holds for the package's own function (see cce_kernels.py). With a temperature other than 1 it is the hidden state
+    that is divided, and rounded. The last bits of the gradient differ from run to run.
+
+    Raises:
+        ValueError: (on call) tensors not on CUDA, hidden states in fp32, or a head that wants a gradient.
+        ImportError: (on call) cut-cross-entropy or triton is not installed.
+    """
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        _refuse_trained_head(weight, type(self).__name__)
+        _require_half_on_cuda(hidden, weight, type(self).__name__)
+        try:
+            from loop_recipes.engine.cce_kernels import CutCrossEntropyFunction
+        except ImportError as error:
+            raise ImportError(
+                f"CutCrossEntropyLogProbs: {error}; install cut-cross-entropy and triton, or use TiledLogProbs"
+            ) from error
+        if not len(hidden):
+            return hidden.float().sum(-1)
+        scaled = hidden if temperature == 1.0 else hidden / temperature
+        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight, targets)
+
+    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+        """As :meth:`TiledLogProbs.entropy`; the kernels do not give it."""
+        return TensorCoreLogProbs().entropy(hidden, weight, temperature)
+
+
+@dataclass(frozen=True)
+class AutoLogProbs:
+    """Tiles: on tensor cores for bf16 or fp16 on CUDA, in fp32 for everything else."""
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        return self._head(hidden)(hidden, weight, targets, temperature)
+
+    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+        """As :meth:`TiledLogProbs.entropy`."""
+        return self._head(hidden).entropy(hidden, weight, temperature)
+
+    def _head(self, hidden: Tensor) -> TiledLogProbs:
+        return TensorCoreLogProbs() if hidden.is_cuda and hidden.dtype in HALF else TiledLogProbs()
+
+
+class TokenOutputs(NamedTuple):
+    """What a decoder gives for each of n sampled tokens.
+
+    ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
+    [n, d], the normed last hidden states that a value function reads.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    hidden: Tensor | None
+
+
+class LogProbDecoder(TransformerDecoder):
+    """A torchtune decoder that answers with the log-probs of given tokens in place of all logits.
+
+    It takes over the modules of an existing decoder, so parameter names, LoRA, ``fully_shard`` (call it after, on this
+    module as root) and activation checkpointing work as they do there. The head's weight is read inside the root's own
+    forward, where FSDP2 has gathered it; do not shard ``output`` on its own.
+
+    Args:
+        decoder: the model to take over; its attention learns to accept packed rows.
+        head: one of this module's heads.
+        temperature: of the distribution the tokens were sampled from.
+
+    Raises:
+        ValueError: ``output`` is neither a bias-free linear layer nor tied to the embeddings (LoRA on the head, say).
+    """
+
+    def __init__(self, decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> None:
+        linear = isinstance(decoder.output, torch.nn.Linear) and decoder.output.bias is None
+        if not linear and not isinstance(decoder.output, TiedLinear):
+            raise ValueError(
+                f"the decoder's output is a {type(decoder.output).__name__}; log-probs need a linear head without bias "
+                "or a tied one (apply_lora_to_output: false)"
+            )
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above 0, but is {temperature}")
+        super().__init__(
+            tok_embeddings=decoder.tok_embeddings,
+            layers=decoder.layers,
+            max_seq_len=decoder.max_seq_len,
+            num_heads=decoder.num_heads,
+            head_dim=decoder.head_dim,
+            norm=decoder.norm,
+            output=decoder.output,
+        )
+        self.head = head
+        self.temperature = temperature
+        enable_packing(self)
+        enable_cuda_layers(self)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        rows: Tensor,
+        targets: Tensor,
+        input_pos: Tensor | None = None,
+        mask: Documents | Tensor | None = None,
+        with_entropy: bool = False,
+        with_hidden: bool = False,
+    ) -> TokenOutputs:
+        """
+        Args:
+            tokens: [r, s].
+            rows: [n], index into the flattened [r * s] of the position that predicts each target.
+            targets: [n].
+            input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
+            mask: None for causal attention, the documents of a packed row, or whatever torchtune's decoder takes.
+            with_entropy, with_hidden: compute these too; they are None otherwise.
+
+        Raises:
+            ValueError: a rollout is longer than ``max_seq_len``.
+        """
+        longest = max(mask.lengths) if isinstance(mask, Documents) else tokens.shape[1]
+        if longest > self.max_seq_len:
+            raise ValueError(
+                f"a sequence of {longest} tokens is longer than the model's max_seq_len {self.max_seq_len}"
+            )
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            h = layer(h, mask=mask, input_pos=input_pos)
+        h = self.norm(h.flatten(0, 1).index_select(0, rows))
+        weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
+        logprobs = self.head(h, weight, targets, self.temperature)
+        entropy = self.head.entropy(h, weight, self.temperature) if with_entropy else None
+        return TokenOutputs(logprobs, entropy, h.detach() if with_hidden else None)
+
+
+def attach_head(decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> LogProbDecoder:
+    """Put a log-prob head on a torchtune decoder; before ``fully_shard`` and activation checkpointing."""
+    return LogProbDecoder(decoder, head, temperature)
+
+
+def _refuse_trained_head(weight: Tensor, name: str) -> None:
+    if torch.is_grad_enabled() and weight.requires_grad:
+        raise ValueError(f"{name} computes no gradient for the head, but its weight wants one; use FullLogProbs")
+
+
+def _require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
+    if not hidden.is_cuda or hidden.dtype not in HALF:
+        raise ValueError(
+            f"{name} needs bf16 or fp16 hidden states on CUDA, not {hidden.dtype} on {hidden.device.type}; use "
+            "TiledLogProbs"
+        )
+    if weight.dtype != hidden.dtype:
+        raise ValueError(f"{name} needs a head in the hidden states' {hidden.dtype}, not {weight.dtype}")
+
+
+def _running_start(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Running maximum (lowest finite, so that differences stay finite) and sum of exponentials, both [n] fp32."""
+    top = torch.full(hidden.shape[:1], torch.finfo(torch.float32).min, device=hidden.device)
+    return top, torch.zeros_like(top)
+
+
+def _shifted(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [m, words] less the running maximum [m], which is raised in place, and by how much it moved (<= 0)."""
+    raised = torch.maximum(top, logits.amax(-1))
+    moved = top - raised
+    top.copy_(raised)
+    return logits.sub_(raised[:, None]), moved
+
+
+def _slices(size: int, tile: int) -> list[slice]:
+    return [slice(start, min(start + tile, size)) for start in range(0, size, tile)]

@@ -1,0 +1,47 @@
+"""Attention for packed rows: each rollout of the row attends to itself only. cuda_layers.py replaces it on CUDA in half
+precision.
+
+Everything in a transformer but attention treats tokens one by one, so a packed row needs no mask there. For attention
+the row is cut at the rollouts' borders and each piece goes through torch's own ``scaled_dot_product_attention`` with
+``is_causal=True``, on a CPU its flash kernel. Nothing can leak, since
+a piece never meets its neighbours' keys; no [s, s] mask is built; and no work is spent on masked-out blocks. Rollouts
+are a thousand tokens and longer, so one kernel launch for each costs nothing that shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torchtune.modules import MultiHeadAttention
+
+from loop_recipes.engine.batching import Documents
+
+
+def enable_packing(model: nn.Module) -> None:
+    """Let every attention of ``model`` accept :class:`~loop_recipes.engine.batching.Documents` in place of a mask."""
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module._attention_call = _by_document(module._attention_call)
+
+
+def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap torchtune's attention call: packed rows go document by document, all others as before."""
+
+    def call(
+        q: Tensor, k: Tensor, v: Tensor, mask: object, dropout_p: float, is_causal: bool
+    ) -> Tensor:  # [b, h, s, d] each
+        if not isinstance(mask, Documents):
+            return attention(q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal)
+        pieces = zip(*(x.split(list(mask.lengths), dim=2) for x in (q, k, v)), strict=True)
+        return torch.cat(
+            [
+                scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, is_causal=True)
+                for queries, keys, values in pieces
+            ],
+            dim=2,
+        )
+
+    return call

@@ -1,0 +1,170 @@
+"""What the ranks of a training job say to each other outside the model: small, typed, never pickled.
+
+Everything here goes over CPU tensors and a gloo group of its own, whose long timeout lets a rank wait hours for a
+collection. The default group, in which FSDP's collectives run, has a short one. With one process and no process group
+every call is the identity.
+
+A rank that fails alone must not wait for the others: they may be in a collective that it will never enter, and
+``destroy_process_group`` would wait for that. It prints its traceback, stops what it started and exits (:func:`leave`).
+The connections that close, and torchrun's SIGTERM, then end the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from loop_formats.schema import ConfigError
+from loop_recipes.engine.device_check import check_ranks
+from loop_recipes.run.stop_request import StopRequested
+
+STEP_TIMEOUT_S = 900.0
+"""Longest time one rank may come later than another to a collective of an update; NCCL's watchdog ends the job then."""
+
+_waiting: dist.ProcessGroup | None = None
+
+
+_ALIKE: dict[str, type[Exception]] = {"config": ConfigError, "stop": StopRequested}
+"""What every rank raises as rank 0 does: a job ends with status 0 only if each of its ranks does."""
+
+
+class RemoteError(RuntimeError):
+    """Rank 0 failed; its one-line reason, raised on every other rank."""
+
+
+def init_process_group(device: torch.device, waiting_timeout_s: float, always: bool = False) -> None:
+    """Join the torchrun job, if this is one, and see that its ranks hear each other; ``always`` makes a group of one
+    otherwise (FSDP needs a group).
+
+    Args:
+        waiting_timeout_s: longest time a rank may wait for another outside an update, e.g. for rank 0 to finish a
+            collection.
+
+    Raises:
+        ConfigError: the ranks could not add up a number over their devices.
+    """
+    global _waiting
+    backend = "gloo" if device.type == "cpu" else f"{device.type}:nccl,cpu:gloo"
+    timeout = timedelta(seconds=STEP_TIMEOUT_S)
+    if dist.is_torchelastic_launched():
+        dist.init_process_group(backend, timeout=timeout)
+    elif always:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+    if dist.is_initialized():
+        _waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=waiting_timeout_s))
+        check_ranks(device)
+
+
+def destroy_process_group() -> None:
+    """Leave the job's group; only where all ranks do so together, because it may wait for them."""
+    global _waiting
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _waiting = None
+
+
+def launched_rank() -> int:
+    """This process's rank in its torchrun job, which it knows before it has joined it; 0 without one."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def single_process() -> bool:
+    """Whether there is no other rank."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def leave(status: int | str | None) -> NoReturn:
+    """``sys.exit(status)`` for a recipe, but in a torchrun job without taking the interpreter down.
+
+    FSDP's meshes keep the process group, so gloo's threads outlive :func:`destroy_process_group`; one that lets go of a
+    tensor while the interpreter is taken down ends the process by std::terminate, after all its work was done.
+    """
+    if not dist.is_torchelastic_launched():
+        sys.exit(status)
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Sum a CPU tensor over the ranks; every rank gets the result, the input is left as it is."""
+    if not dist.is_initialized():
+        return values
+    total = values.clone()
+    dist.all_reduce(total, group=_waiting)
+    return total
+
+
+def any_rank(flag: bool) -> bool:
+    """True on every rank when true on one."""
+    return bool(sum_over_ranks(torch.tensor([int(flag)])).item())
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Every rank's bytes, on every rank, in rank order."""
+    if not dist.is_initialized():
+        return [data]
+    size = torch.tensor([len(data)])
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size, group=_waiting)
+    longest = max(int(other) for other in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    rows = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(rows, padded, group=_waiting)
+    return [bytes(row[: int(length)].numpy()) for row, length in zip(rows, sizes, strict=True)]
+
+
+def on_main_rank(
+    work: Callable[[], Any],
+    pack: Callable[[Any], Any] = lambda result: result,
+    unpack: Callable[[Any], Any] = lambda data: data,
+) -> Any:
+    """Run ``work`` on rank 0 and give its result to every rank.
+
+    Args:
+        pack: makes JSON-able data of a result that is none; called only when there are other ranks.
+        unpack: makes the result again, on the other ranks. Neither is asked about None.
+
+    Raises:
+        Exception: on rank 0, whatever ``work`` raised. On the others ConfigError or StopRequested where it was one
+            of these, else RemoteError.
+    """
+    if single_process():
+        return work()
+    if dist.get_rank() != 0:
+        answer = json.loads(_broadcast(b""))
+        if "error" in answer:
+            raise _ALIKE.get(answer["kind"], RemoteError)(answer["error"])
+        return None if answer["result"] is None else unpack(answer["result"])
+    try:
+        result = work()
+    except BaseException as error:
+        text = str(error) or type(error).__name__
+        kind = next((kind for kind, alike in _ALIKE.items() if isinstance(error, alike)), None)
+        _broadcast(json.dumps({"error": text, "kind": kind}).encode())
+        raise
+    _broadcast(json.dumps({"result": None if result is None else pack(result)}).encode())
+    return result
+
+
+def _broadcast(data: bytes) -> bytes:
+    size = torch.tensor([len(data)])
+    dist.broadcast(size, src=0, group=_waiting)
+    if dist.get_rank() == 0:
+        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    else:
+        payload = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(payload, src=0, group=_waiting)
+    return bytes(payload.numpy())

@@ -1,0 +1,140 @@
+"""Storage for the model, whole or sharded by FSDP2, and tensors that may be sharded.
+
+torchtune's ``shard_model`` takes no mixed-precision policy, so the layers are sharded here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torchtune import training
+from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
+
+from loop_recipes.engine.model import share_rope_cache
+
+
+def place_model(
+    model: TransformerDecoder,
+    base: Mapping[str, Tensor],
+    adapter: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    activation_checkpointing: bool = False,
+    compile_layers: bool = False,
+    shard: bool = False,
+) -> TransformerDecoder:
+    """Give a meta model its storage: shard it if asked, load base and adapter (full CPU tensors), fill RoPE caches.
+
+    Each rank takes its own rows of them. Of tensors mapped from a file, as torchtune's checkpointer gives them, no
+    others are read, and a device never holds the whole of one that is sharded.
+
+    Layers are compiled one by one, inside what recomputes and gathers them, so that one compilation serves them all.
+
+    Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
+    ranks stay float32; the base is not stored twice.
+    """
+    share_rope_cache(model)
+    if compile_layers:
+        training.compile_model(model, verbose=False)
+    if activation_checkpointing:
+        training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
+    if shard:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+    loaded = {}
+    for name, parameter in model.state_dict().items():
+        rows = _own_rows(adapter[name] if name in adapter else base[name], parameter)
+        # A base that nothing changes may stay in the file's pages; an adapter must be the model's own.
+        rows = rows.to(device, parameter.dtype, copy=name in adapter).contiguous()
+        loaded[name] = _placed_like(rows, parameter)
+    model.load_state_dict(loaded, assign=True)
+    for module in model.modules():
+        if hasattr(module, "rope_init"):
+            with device:
+                module.rope_init()
+    training.validate_no_params_on_meta_device(model)
+    return model
+
+
+def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The whole of tensors that may be sharded, as CPU copies of their own, in one collective for each dtype.
+
+    All ranks must call it with the same names. Sharded tensors are sharded by rows over one mesh, as FSDP2 does it.
+    """
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    whole: dict[str, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in sharded.values()):
+        whole |= _gathered({name: tensor for name, tensor in sharded.items() if tensor.dtype == dtype})
+    return {name: whole[name] if name in whole else tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
+    """The whole of tensors of one dtype. Ranks send their rows one after the other, padded to the same number."""
+    mesh = next(iter(sharded.values())).device_mesh
+    ranks = mesh.size()
+    parts = []
+    for tensor in sharded.values():
+        rows = tensor.to_local()
+        padded = rows.new_zeros(math.ceil(tensor.shape[0] / ranks), *tensor.shape[1:])
+        padded[: len(rows)] = rows
+        parts.append(padded.flatten())
+    mine = torch.cat(parts)
+    everyones = mine.new_empty(ranks * len(mine))
+    dist.all_gather_into_tensor(everyones, mine, group=mesh.get_group())
+    columns = everyones.view(ranks, -1).cpu().split([len(part) for part in parts], dim=1)
+    return {
+        name: column.reshape(-1, *tensor.shape[1:])[: tensor.shape[0]].clone()
+        for (name, tensor), column in zip(sharded.items(), columns, strict=True)
+    }
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's storage of a possibly sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like_parameter(full: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A copy of ``full`` placed as ``parameter`` is: on its device, sharded as it is sharded."""
+    rows = _own_rows(full, parameter).to(local_part(parameter).device, copy=True)
+    return _placed_like(rows, parameter)
+
+
+def _own_rows(full: Tensor, like: Tensor) -> Tensor:
+    """The rows of ``full`` that this rank holds of a tensor sharded as ``like`` is; a view."""
+    if not isinstance(like, DTensor):
+        return full
+    parts, rank = full.chunk(like.device_mesh.size()), like.device_mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else full[:0]
+
+
+def _placed_like(rows: Tensor, like: Tensor) -> Tensor:
+    """The tensor, sharded as ``like`` is, of which this rank holds ``rows``."""
+    if not isinstance(like, DTensor):
+        return rows
+    return DTensor.from_local(
+        rows, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def clip_grad_norm(parameters: list[nn.Parameter], limit: float | None, scale: float = 1.0) -> float:
+    """Clip the joint gradient norm to ``limit`` (None: only measure); returns the norm before, equal on all ranks.
+
+    Gradients of a loss times ``scale`` are divided by it first.
+    """
+    if scale != 1.0:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(scale)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -1,1 +1,0 @@
-"""The learner: from rollouts to advantages, batches, losses, optimizer steps, adapters and checkpoints."""

@@ -1,0 +1,75 @@
+"""``loop-search-trees``: searches a tree of turns for every task, and keeps pairs of turns (DPO-MCTS, LOOP's table 1).
+
+    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_trees
+    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_trees --iterations 10 --threshold 0.2
+
+Node, tasks, limits, sampling and policy (the base model, or initial_adapter) are those of a training config. The pairs
+and their rollouts are in OUTPUT_DIR/turn_pairs, for sft_appworld/dpo_mcts. The same command goes on where it was
+stopped, and with more iterations it lets the trees grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from loop_recipes.methods.dpo_mcts.tree_search import TreeSearch, check_search
+from loop_recipes.methods.resumable import exit_status
+from loop_recipes.methods.served_policy import POLICY_VERSION, served_policy
+from loop_recipes.rollouts.branching import HowToSample
+from loop_recipes.rollouts.source import SOURCE_ERRORS
+from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, TURN_PAIRS, read_pairs
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "loop-search-trees", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, help="a config of loop_appworld: its name, or a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+    parser.add_argument("--iterations", type=int, default=30, help="rollouts of a task beside its first two (30)")
+    parser.add_argument("--exploration", type=float, default=1.0, help="weight of UCB's second term (1.0)")
+    parser.add_argument(
+        "--threshold", type=float, default=0.0, help="what the values of a pair differ by, and more (0.0)"
+    )
+    options = parser.parse_intermixed_args(arguments)
+
+    def work() -> str:
+        folder = search_trees(options)
+        pairs = read_pairs(folder / PAIRS_FILE)
+        return f"{folder}: {len(pairs)} pairs of turns, of {len({pair.task_id for pair in pairs})} tasks"
+
+    return exit_status("loop-search-trees", work, (ValueError, OSError, *SOURCE_ERRORS))
+
+
+def search_trees(options: argparse.Namespace) -> Path:
+    """Open the node, serve the policy, search; returns the folder of the pairs.
+
+    Raises:
+        ConfigError: of the config or the options; and the errors of the node.
+    """
+    check_search(options.iterations, options.exploration, options.threshold)  # before the node starts
+    with served_policy(options.config, options.overrides) as served:
+        collection = served.conf.collection
+        how = HowToSample(1, POLICY_VERSION, collection.sampling, collection.limits, served.conf.seed)
+        search = TreeSearch(
+            served.name,
+            served.tasks,
+            how,
+            iterations=options.iterations,
+            exploration=options.exploration,
+            threshold=options.threshold,
+        )
+        folder = served.out / TURN_PAIRS
+        search.run(served.nodes, folder, lambda done, rollouts: _show(done, options.iterations, rollouts))
+        return folder
+
+
+def _show(done: int, iterations: int, rollouts: int) -> None:
+    print(f"iteration {done} of {iterations}: {rollouts} rollouts", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

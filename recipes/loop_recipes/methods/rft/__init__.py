@@ -1,0 +1,1 @@
+"""Rejection-sampling fine-tuning (LOOP, appendix C.2): samples until every task is solved."""

@@ -1,0 +1,67 @@
+"""A rollout node that serves the policy of a training config, for commands that sample outside of a training run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loop_formats.schema import made_folder, require
+from loop_recipes.config.files import compose
+from loop_recipes.config.loop_config import LoopConfig, read_loop_config
+from loop_recipes.rollouts.node_source import NodeSource
+from loop_recipes.rollouts.open import open_nodes
+from loop_recipes.rollouts.plan import run_name
+from loop_recipes.rollouts.several_nodes import SeveralNodes
+
+POLICY_VERSION = 0
+"""The version under which the policy is served."""
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """What such a command works with: ``name`` begins the ids of its collections, ``out`` is the output folder, and
+    ``tasks`` are those of the training split, or of ``collection.tasks``."""
+
+    conf: LoopConfig
+    name: str
+    out: Path
+    nodes: NodeSource | SeveralNodes
+    tasks: list[str]
+
+
+@contextlib.contextmanager
+def served_policy(config: str, overrides: Sequence[str]) -> Iterator[ServedPolicy]:
+    """Open the node of a config of ``loop_appworld``, and serve its ``initial_adapter`` or the base model.
+
+    Raises:
+        ConfigError: of the config; and the errors of the node.
+    """
+    # torch, which --help does without
+    from loop_recipes.config.preflight import check_initial_adapter, check_rollout_node
+
+    conf = read_loop_config(compose(config, overrides))
+    require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
+    check_rollout_node(conf)
+    check_initial_adapter(conf)
+    out = Path(conf.output_dir).resolve()
+    made_folder("output_dir", out)
+    nodes = open_nodes(conf.rollout_node, out, conf.collection.deadline_s)
+    try:
+        nodes.wait_ready()
+        with tempfile.TemporaryDirectory() as scratch:
+            nodes.publish(POLICY_VERSION, _adapter(conf, Path(scratch)))
+        tasks = conf.collection.tasks or nodes.tasks(conf.collection.split)[1]
+        yield ServedPolicy(conf, run_name(conf, out), out, nodes, tasks)
+    finally:
+        nodes.close()
+
+
+def _adapter(conf: LoopConfig, scratch: Path) -> Path:
+    if conf.initial_adapter is not None:
+        return Path(conf.initial_adapter)
+    from loop_recipes.engine.peft_export import write_empty_adapter
+
+    return write_empty_adapter(scratch / "base", conf.checkpointer["checkpoint_dir"])

@@ -1,0 +1,146 @@
+"""Longer programs made of commands, such as collections and training runs in turn: each command once, with an owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from agent_environments import process_guard
+from loop_formats.run_files import newest_adapter, write_whole
+from loop_formats.schema import ConfigError, made_folder, require
+
+GRACE_S = 300.0
+"""Seconds that a command has to save and to stop its node, once it is asked to end."""
+
+
+class StepFailed(RuntimeError):
+    """A command ended otherwise than well; the message is one line for the user."""
+
+
+def tune(*words: str) -> list[str]:
+    """The command ``tune`` of this interpreter's environment."""
+    return [str(Path(sys.executable).with_name("tune")), *words]
+
+
+def module(name: str, *words: str) -> list[str]:
+    """A module of ours as a command."""
+    return [sys.executable, "-m", name, *words]
+
+
+class Steps:
+    """The commands of one program in one folder. Which of them are done is kept in ``steps.json``: whatever ends the
+    program, started again it goes on with the command that was not done.
+
+    Args:
+        options: what the commands depend on, JSON-able.
+
+    Raises:
+        ConfigError: the folder was begun with other options, cannot be made, or its file is damaged.
+    """
+
+    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
+        made_folder("the folder", folder)
+        self._file = folder / "steps.json"
+        state: dict[str, Any] = {"options": dict(options), "done": []}
+        if self._file.exists():
+            try:
+                state = {**state, **json.loads(self._file.read_text(encoding="utf-8"))}
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{self._file} is damaged; remove it to begin again") from error
+        other = [name for name in options if state["options"].get(name) != options[name]]
+        require(not other, f"{folder} was begun with another {', '.join(other)}; give the same, or another folder")
+        self._options, self.done = state["options"], list(state["done"])
+
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        training: Path | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Run a command, unless it is done.
+
+        Args:
+            training: the output folder of a training run, whose iterations must all be there at its end.
+            deadline_s: how long it may take; None waits.
+
+        Raises:
+            StepFailed: names the step.
+        """
+        if name in self.done:
+            return
+        started = time.monotonic()
+        print(f"{name} (output: {log})", flush=True)
+        try:
+            run_step(command, log, deadline_s)
+            if training is not None:
+                check_finished(training)
+        except StepFailed as error:
+            raise StepFailed(f"{name}: {error}") from error
+        self.done.append(name)
+        write_whole(self._file, json.dumps({"options": self._options, "done": self.done}, indent=1) + "\n")
+        print(f"{name}: done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def check_finished(run: Path) -> None:
+    """A run that was asked to stop ends well too.
+
+    Raises:
+        StepFailed: it has not done all iterations of its config.
+    """
+    from loop_recipes.run.metrics import read_metrics  # torch, which --help does without
+
+    done, wanted = read_metrics(run)[-1]["iteration"], OmegaConf.load(run / "config.yaml").max_iterations
+    if done < wanted:
+        raise StepFailed(f"{run} was stopped after iteration {done} of {wanted}; the same command goes on from there")
+
+
+def newest_policy(run: Path) -> Path:
+    """The newest adapter that a training run exported.
+
+    Raises:
+        StepFailed: there is none.
+    """
+    adapter = newest_adapter(run)
+    if adapter is None:
+        raise StepFailed(f"{run} holds no policy")
+    return adapter
+
+
+def run_step(command: Sequence[str], log: Path, deadline_s: float | None = None) -> None:
+    """Run ``command`` to its end; its output is appended to ``log``. For the main thread.
+
+    Nothing of it outlives this process. When the deadline passes or this process is interrupted, it gets SIGTERM, and
+    what is left of it after :data:`GRACE_S` is killed.
+
+    Raises:
+        StepFailed: it ended with another status than 0, or not before the deadline.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S)]
+    with log.open("ab") as file:
+        process = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(deadline_s)
+        except subprocess.TimeoutExpired as error:
+            raise StepFailed(f"not done after {deadline_s:.0f} s; see {log}") from error
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if status:
+        raise StepFailed(f"status {status}: {_last_line(log)} (all of it: {log})")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

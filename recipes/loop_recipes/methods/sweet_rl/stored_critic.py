@@ -1,0 +1,111 @@
+"""A critic of turns as a run of `sft_appworld` has left it, with the model that it stands on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from loop_formats.run_files import newest_adapter
+from loop_formats.schema import ConfigError, require
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.config.components import build
+from loop_recipes.config.files import load_config
+from loop_recipes.config.sft_config import SftConfig, read_sft_config
+from loop_recipes.engine.device_check import training_device
+from loop_recipes.engine.model import DTYPES, load_adapter, load_base
+from loop_recipes.engine.process_group import init_process_group
+from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
+
+LONGEST_WAIT_S = 1800.0
+"""For another rank."""
+
+
+def critic_adapter(run: Path) -> Path:
+    """The newest adapter of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    adapter = newest_adapter(run)
+    if adapter is None:
+        raise ConfigError(f"{run / 'policies'} holds no adapter yet")
+    return adapter
+
+
+def adapter_from_the_start(run: Path, before: str | None) -> Path:
+    """The adapter of ``run`` that a resumed run used ``before``, else the newest: a critic that is trained on meanwhile
+    must not change the credits of a run that goes on.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    run = run.resolve()
+    return Path(before) if before is not None and Path(before).parents[1] == run else critic_adapter(run)
+
+
+def stored_config(run: Path) -> SftConfig:
+    """The config of a run of `sft_appworld`.
+
+    Raises:
+        ConfigError: it is no such run.
+    """
+    file = run / "config.yaml"
+    require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
+    try:
+        return read_sft_config(load_config(str(file)))
+    except ConfigError as error:
+        raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
+
+
+def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
+    """The config of a run that trained a critic of turns, and its loss.
+
+    Raises:
+        ConfigError: it is no such run.
+    """
+    conf = stored_config(run)
+    loss = build(conf.loss)
+    if not isinstance(loss, TurnAdvantage):
+        raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
+    return conf, loss
+
+
+def load_learner(run: Path) -> tuple[SftConfig, Learner]:
+    """The config of a run of `sft_appworld`, and its learner as it began; every rank must call it.
+
+    Raises:
+        ConfigError: it is no such run, or names what is not there any more.
+    """
+    conf = stored_config(run)
+    dtype = DTYPES[conf.dtype]
+    device = training_device(conf.device, dtype)
+    init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)
+    return conf, Learner(conf, *load_base(conf, dtype), device, None)
+
+
+def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True) -> TurnCritic:
+    """The critic of a run, on the device and in the precision that the run had; every rank must call it.
+
+    Args:
+        run: folder of a run with the loss :class:`~loop_recipes.methods.sweet_rl.turn_critic.TurnAdvantage`.
+        adapter: one of those in its ``policies``; None is the newest.
+        reference_sees_hidden: see :class:`~loop_recipes.methods.sweet_rl.turn_critic.TurnCritic`.
+
+    Raises:
+        ConfigError: it is no such run, has exported nothing yet, or names what is not there any more.
+    """
+    return critic_over(load_learner(run)[1], run, adapter, reference_sees_hidden)
+
+
+def critic_over(
+    learner: Learner, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
+) -> TurnCritic:
+    """The critic of a run, as :func:`load_turn_critic`, over ``learner``, whose base model must be the run's."""
+    conf, loss = critic_config(run)
+    theirs, ours = (Path(each.checkpointer["checkpoint_dir"]).resolve() for each in (conf, learner.conf))
+    require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
+    tensors = load_adapter(adapter or critic_adapter(run), learner.model)
+    reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
+    prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+    return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

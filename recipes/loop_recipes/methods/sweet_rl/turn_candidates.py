@@ -1,0 +1,110 @@
+"""SWEET-RL's data for the actor (arXiv 2503.15478, section 4.3): candidates for the turns of stored rollouts, ranked.
+
+For a turn of a stored rollout the policy samples candidates after exactly the token ids that were served before it
+(a branch, :mod:`loop_formats.branch`). The critic of turns ranks them. The chosen turn of a pair is drawn from the
+better half and the rejected one from the worse half, without replacement; both follow the same ids, so they are a pair
+as :mod:`~loop_recipes.rollouts.turn_pairs` keeps it, with the critic's advantages as values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from loop_formats.branch import Branch
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.rollout import Rollout
+from loop_recipes.rollouts.branching import HowToSample, branch_requests, read_continuations
+from loop_recipes.rollouts.source import CollectionSource
+from loop_recipes.rollouts.turn_pairs import TurnPair, turns_of
+from rollout_server.client import CollectionFailed
+
+logger = logging.getLogger(__name__)
+
+Turn = tuple[str, int]
+"""A turn of a stored rollout: its id, and the turn's number in the episode, from 0."""
+
+
+def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample) -> list[CollectionRequest]:
+    """What to ask a node for: ``how.continuations`` episodes from every ``every``-th turn, that end with that turn.
+
+    A request has one number of turns, so each is of turns of one number. The node plays the candidate in the world
+    too, which nobody needs; it is one step.
+    """
+    of_number: defaultdict[int, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        before = rollout.turns_before
+        for turn in range(before, before + len(rollout.turns), every):
+            of_number[turn].append(rollout)
+    requests: list[CollectionRequest] = []
+    for turn, members in sorted(of_number.items()):
+        one_turn = dataclasses.replace(how, limits=dataclasses.replace(how.limits, max_turns=turn + 1))
+        requests += branch_requests((Branch.of(rollout, [turn]) for rollout in members), one_turn)
+    return requests
+
+
+def sample_candidates(
+    source: CollectionSource,
+    requests: Sequence[CollectionRequest],
+    on_request: Callable[[CollectionRequest], None] = lambda request: None,
+) -> dict[Turn, list[Rollout]]:
+    """The candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise, or that lost
+    them all, has none.
+
+    What the node has on disk is not sampled again. Raises what the source raises.
+
+    Raises:
+        CollectionFailed: everything was lost.
+    """
+    for request in requests[:2]:
+        source.start(request)
+    candidates: dict[Turn, list[Rollout]] = {}
+    failure: CollectionFailed | None = None
+    for number, request in enumerate(requests):
+        try:
+            candidates |= read_continuations(source, request).rollouts
+        except CollectionFailed as error:
+            if not error.end.lost:
+                raise
+            logger.warning("%s", error)
+            failure = error
+        on_request(request)
+        if number + 2 < len(requests):
+            source.start(requests[number + 2])
+    if failure is not None and not any(candidates.values()):
+        raise failure
+    return candidates
+
+
+def pairs_of(
+    turn: Turn, candidates: Sequence[Rollout], values: Mapping[str, Tensor], count: int, seed: int
+) -> Iterator[TurnPair]:
+    """Up to ``count`` pairs of one turn's candidates; of an odd number the one in the middle is in neither half.
+
+    Args:
+        values: the critic's advantage of each candidate, [1], by rollout id.
+    """
+    ranked = sorted(candidates, key=lambda rollout: (values[rollout.rollout_id].item(), rollout.rollout_id))
+    half = len(ranked) // 2
+    draw = random.Random(f"{seed} {turn}")
+    drawn = min(count, half)
+    better, worse = draw.sample(ranked[len(ranked) - half :], drawn), draw.sample(ranked[:half], drawn)
+    for chosen, rejected in zip(better, worse, strict=True):
+        high, low = values[chosen.rollout_id].item(), values[rejected.rollout_id].item()
+        # Of the same words the critic's values differ by rounding.
+        if high > low and turns_of(chosen)[0].said != turns_of(rejected)[0].said:
+            yield TurnPair(
+                task_id=chosen.task_id,
+                turn=turn[1],
+                chosen=chosen.rollout_id,
+                rejected=rejected.rollout_id,
+                chosen_value=high,
+                rejected_value=low,
+                chosen_visits=1,
+                rejected_visits=1,
+            )

@@ -1,0 +1,199 @@
+"""SWEET-RL's critic of turns (arXiv 2503.15478): which turns of an episode helped, and which harmed.
+
+The advantage of turn t, whose tokens a_1 .. a_L follow the tokens o of the episode, is their mean log-ratio (eq. 3)
+
+    A(o, a, c) = 1/L sum_l [ log pi_critic(a_l | c, o, a_<l) - log pi_ref(a_l | c, o, a_<l) ]
+
+with c the hidden information, which stands before the prompt and which the actor never sees. The critic learns from
+pairs of rollouts of a task, by Bradley and Terry over the sums of their turns' advantages (eq. 2):
+
+    - log sigmoid( beta sum_t A(chosen, t) - beta sum_t A(rejected, t) )
+
+Both are an adapter on the actor's own base model, so that one model in memory is actor, critic and reference in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from agent_environments.breakage import told
+from agent_environments.hidden_information import HiddenInformation
+from agent_environments.protocol import UnknownTask
+from loop_formats.chat_tokens import ChatTokens
+from loop_formats.schema import ConfigError, require
+from loop_recipes.algorithm.policy_update import PolicyUpdate
+from loop_recipes.algorithm.preferences import PreferenceLoss
+from loop_recipes.config.components import build, check_component
+from loop_recipes.engine.adapter_versions import AdapterVersions
+from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.model import check_context
+
+HIDDEN_HEAD = "What the agent cannot see:\n"
+PerTurn = Literal["mean", "sum"]
+
+
+class TurnAdvantage(PreferenceLoss):
+    """The critic's loss (eq. 2 with eq. 3): a token weighs ``1 / L`` of its turn's L sampled tokens.
+
+    Args:
+        beta: see :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`; the authors' is 0.1.
+        nll: weight of the chosen rollout's cross-entropy; the authors' is 0.01.
+        per_turn: ``sum`` leaves out the ``1 / L``: the authors' ablation without normalization. Every token of the
+            episode then counts alike, as in DPO.
+    """
+
+    sees_hidden_information = True
+
+    def __init__(self, beta: float = 0.1, nll: float = 0.01, per_turn: PerTurn = "mean") -> None:
+        super().__init__(beta, nll)
+        if per_turn not in ("mean", "sum"):
+            raise ValueError(f"unknown per_turn {per_turn!r}; choose mean or sum")
+        self.per_turn = per_turn
+
+    def token_weights(self, turns: Tensor) -> Tensor:
+        if self.per_turn == "sum":
+            return torch.ones(len(turns), dtype=torch.float64)
+        _, index, counts = torch.unique(turns, return_inverse=True, return_counts=True)
+        return 1.0 / counts.double()[index]
+
+
+@dataclass(frozen=True)
+class HiddenPrefix:
+    """Puts what a task hides before the served ids of its rollouts, which stay as they are, as a system message."""
+
+    information: HiddenInformation
+    tokens: ChatTokens
+
+    @classmethod
+    def build(cls, component: Mapping[str, Any] | None, model_dir: str | Path) -> HiddenPrefix | None:
+        """Of a config's ``hidden_information``, in the tokens of the model in ``model_dir``; None for None.
+
+        Raises:
+            ConfigError: no such component, or no tokenizer.
+        """
+        if component is None:
+            return None
+        check_component("hidden_information", component)
+        try:
+            return cls(build(component), ChatTokens(model_dir))
+        except ValueError as error:
+            raise ConfigError(f"hidden_information: {error}") from error
+
+    def of(self, task_id: str) -> list[int]:
+        """The ids that come before the prompt; none where the task hides nothing.
+
+        Raises:
+            ConfigError: the dataset does not say what the task hides, or breaks over it.
+        """
+        try:
+            text = self.information.hidden_information(task_id)
+        except (UnknownTask, ValueError, OSError) as error:
+            raise ConfigError(f"hidden_information: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"hidden_information broke over task {task_id}: {told(error)}") from error
+        if not isinstance(text, str):
+            raise ConfigError(f"hidden_information of task {task_id} is no text but of type {type(text).__name__}")
+        return self.tokens.message("system", HIDDEN_HEAD + text) if text else []
+
+    def before(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples as a critic sees them; the same tokens are the sampled ones."""
+        prefixes = {task_id: torch.tensor(self.of(task_id), dtype=torch.long) for task_id in _tasks(samples)}
+        return [_after(prefixes[sample.task_id], sample) for sample in samples]
+
+
+def _tasks(samples: Sequence[Sample]) -> list[str]:
+    return sorted({sample.task_id for sample in samples})
+
+
+def _after(prefix: Tensor, sample: Sample) -> Sample:
+    return replace(
+        sample,
+        token_ids=torch.cat([prefix, sample.token_ids]),
+        mask=torch.cat([torch.zeros(len(prefix), dtype=torch.bool), sample.mask]),
+        turn_ids=torch.cat([torch.full_like(prefix, -1), sample.turn_ids]),
+        hidden_tokens=sample.hidden_tokens + len(prefix),
+    )
+
+
+class TurnCritic:
+    """Gives the turns of rollouts their advantages.
+
+    Args:
+        update: of the learner whose base model the critic and its reference stand on.
+        adapter: the critic's full LoRA tensors by their torchtune names.
+        reference: those of the policy that the critic's training began with; None is the base model.
+        prefix: what the critic was trained to see; None for one that sees what the actor sees.
+        per_turn: as it was trained, see :class:`TurnAdvantage`.
+        reference_sees_hidden: False leaves c out of the reference's log-probs, as the authors' code does where it ranks
+            candidates. Eq. 3 has it in both.
+    """
+
+    def __init__(
+        self,
+        update: PolicyUpdate,
+        adapter: Mapping[str, Tensor],
+        reference: Mapping[str, Tensor] | None = None,
+        prefix: HiddenPrefix | None = None,
+        per_turn: PerTurn = "mean",
+        reference_sees_hidden: bool = True,
+    ) -> None:
+        self._update, self._prefix, self._per_turn = update, prefix, per_turn
+        self._reference_sees_hidden = reference_sees_hidden
+        self._versions = AdapterVersions(update.model)
+        self._versions.put(1, adapter)
+        if reference is not None:
+            self._versions.put(0, reference)
+        self._reference = None if reference is None else 0
+
+    def check_room(self, tasks: Sequence[str], tokens: int) -> None:
+        """
+        Raises:
+            ConfigError: rollouts of ``tokens`` tokens do not fit the model behind what the tasks hide.
+        """
+        hidden = 0 if self._prefix is None else max(len(self._prefix.of(task)) for task in tasks)
+        longest = int(self._update.model.max_seq_len)  # type: ignore[arg-type]  # a module's attributes are untyped
+        require(
+            tokens + hidden <= longest,
+            f"turn_credit.critic: rollouts have up to {tokens} tokens, what their tasks hide up to {hidden}, and the "
+            f"model's max_seq_len is {longest}; make update.max_tokens_per_rollout at most {longest - hidden}",
+        )
+
+    def advantages(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """A of each turn with a sampled token, [t] float64, by rollout id.
+
+        A collective: every rank calls it with the same samples.
+
+        Args:
+            samples: as the actor sees them, in any order, of whoever sampled them.
+
+        Raises:
+            ConfigError: one is too long for the model with what is hidden.
+        """
+        told = samples if self._prefix is None else self._prefix.before(samples)
+        longest = max((sample.tokens for sample in told), default=0)
+        check_context(self._update.model, longest, "the longest rollout with its hidden information")
+        critic = self._update.logprobs(told, 1, self._versions)
+        seen = told if self._reference_sees_hidden else samples
+        reference = self._update.logprobs(seen, self._reference, self._versions)
+        return {
+            sample.rollout_id: by_turn(
+                critic[sample.rollout_id].double() - reference[sample.rollout_id].double(),
+                sample.turn_ids[sample.mask],
+                self._per_turn,
+            )
+            for sample in samples
+        }
+
+
+def by_turn(values: Tensor, turns: Tensor, per_turn: PerTurn = "mean") -> Tensor:
+    """Mean or sum over each turn, [t] or [t, d], of the values [n] or [n, d] of tokens, for the turns that occur in
+    ``turns`` [n], in ascending order."""
+    _, index, counts = torch.unique(turns, return_inverse=True, return_counts=True)
+    sums = values.new_zeros(len(counts), *values.shape[1:]).index_add(0, index, values)
+    return sums if per_turn == "sum" else sums / counts.view(-1, *[1] * (values.ndim - 1))

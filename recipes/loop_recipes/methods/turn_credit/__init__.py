@@ -1,0 +1,1 @@
+"""Credit for turns: their values by Monte Carlo, and advantages spread over them."""

@@ -1,0 +1,147 @@
+"""Credits for the turns of a collection's rollouts from Monte-Carlo continuations, as VinePPO has them for steps of
+reasoning (arXiv 2410.01679): the credit of a turn is the value of the state after it less that of the state before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from loop_formats.branch import Branch
+from loop_formats.collection_request import CollectionRequest, losses
+from loop_formats.rollout import Rollout
+from loop_recipes.engine.batching import Sample
+from loop_recipes.rollouts.branching import BRANCHES_OF_A_REQUEST, HowToSample, branch_requests, read_continuations
+from loop_recipes.rollouts.source import CollectionSource
+from rollout_server.client import CollectionFailed
+
+logger = logging.getLogger(__name__)
+
+Return = Literal["graded", "zero"]
+"""What an episode that the agent did not end itself is paid: ``update.unfinished_return``."""
+
+
+def value_changes(values: Sequence[float | None], final: float) -> list[float]:
+    """What each turn changed.
+
+    Args:
+        values: [t], of the states before the turns; a turn whose state has None counts as no change.
+        final: the return, which stands behind the last turn.
+    """
+    states: list[float] = []
+    known = [value for value in values if value is not None]
+    for value in values:
+        states.append(value if value is not None else states[-1] if states else known[0] if known else final)
+    return [after - before for before, after in zip(states, [*states[1:], final], strict=True)]
+
+
+def with_contrast(rollouts: Sequence[Rollout], unfinished: Return) -> list[Rollout]:
+    """Those of tasks whose rollouts have different returns: the others have an advantage of 0."""
+    returns: defaultdict[str, set[float]] = defaultdict(set)
+    for rollout in rollouts:
+        returns[rollout.task_id].add(_return(rollout, unfinished))
+    return [rollout for rollout in rollouts if len(returns[rollout.task_id]) > 1]
+
+
+def credits_in_parts(
+    ask: Callable[[Callable[[CollectionSource], Any]], Any],
+    rollouts: Sequence[Rollout],
+    how: Mapping[int, HowToSample],
+    unfinished: Return,
+    deadline_s: float,
+) -> dict[str, list[float]] | None:
+    """:func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
+
+    Args:
+        ask: :meth:`~loop_recipes.rollouts.shared_source.SharedSource.ask`. It is asked for some rollouts at a time,
+            since the other ranks wait for each answer.
+        deadline_s: longest time for each of them, as long as for a collection.
+    """
+    parts = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
+    credits: dict[str, list[float]] = {}
+    for part, ahead in zip(parts, [*parts[1:], []], strict=True):
+        work = partial(branch_credits, rollouts=part, how=how, unfinished=unfinished, ahead=ahead)
+        found = ask(partial(work, deadline_s=deadline_s))
+        if found is None:
+            return None
+        credits |= found
+    return credits
+
+
+def branch_credits(
+    source: CollectionSource,
+    rollouts: Sequence[Rollout],
+    how: Mapping[int, HowToSample],
+    unfinished: Return,
+    ahead: Sequence[Rollout] = (),
+    deadline_s: float = math.inf,
+) -> dict[str, list[float]]:
+    """Credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
+
+    Rollouts that cannot be branched (of several sequences, or text alone) have none, nor have those none of whose
+    continuations could be had.
+
+    Args:
+        source: of a node that serves the versions that sampled.
+        how: by that version; its continuations are played for every turn.
+        ahead: rollouts whose continuations are asked for already, so that the node has work when these are done.
+        deadline_s: longest time to wait for all of them together.
+
+    Raises:
+        NoRollouts: the deadline passed.
+    """
+    give_up = time.monotonic() + deadline_s
+    fit = _fit(rollouts)
+    requests = _requests(fit, how)
+    for request in [*requests, *_requests(_fit(ahead), how)]:
+        source.start(request)
+    played: dict[tuple[str, int], list[Rollout]] = {}
+    for request in requests:
+        try:
+            left = max(0.0, give_up - time.monotonic())
+            made = read_continuations(source, request, left)
+        except CollectionFailed as error:
+            logger.warning("%s; the turns of its rollouts share their advantage evenly", error)
+            continue
+        played |= made.rollouts
+        if made.lost:
+            logger.warning("continuations of %s: %s", request.id, losses(made.lost, request.episodes))
+
+    def value(rollout: Rollout, turn: int) -> float | None:
+        found = played.get((rollout.rollout_id, turn))
+        return statistics.fmean(_return(each, unfinished) for each in found) if found else None
+
+    return {
+        rollout.rollout_id: value_changes(
+            [value(rollout, turn) for turn in _numbers(rollout)], _return(rollout, unfinished)
+        )
+        for rollout in fit
+        if any(played.get((rollout.rollout_id, turn)) for turn in _numbers(rollout))
+    }
+
+
+def _fit(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in rollouts if rollout.segments == 1 and not rollout.text_only]
+
+
+def _requests(rollouts: Sequence[Rollout], how: Mapping[int, HowToSample]) -> list[CollectionRequest]:
+    requests: list[CollectionRequest] = []
+    for version in sorted({rollout.policy_versions[-1] for rollout in rollouts}):
+        of_version = (rollout for rollout in rollouts if rollout.policy_versions[-1] == version)
+        requests += branch_requests((Branch.of(rollout, _numbers(rollout)) for rollout in of_version), how[version])
+    return requests
+
+
+def _numbers(rollout: Rollout) -> range:
+    """The turns that the rollout sampled itself, counted from its episode's beginning."""
+    return range(rollout.turns_before, rollout.turns_before + len(rollout.turns))
+
+
+def _return(rollout: Rollout, unfinished: Return) -> float:
+    return Sample.from_rollout(rollout, unfinished).reward

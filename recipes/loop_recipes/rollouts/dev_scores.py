@@ -1,0 +1,33 @@
+"""How a policy is scored on the way: by the collection that an evaluation asked for."""
+
+from __future__ import annotations
+
+import logging
+
+from loop_formats.collection_request import CollectionRequest
+from loop_recipes.rollouts.source import CollectionSource, collect
+from loop_recipes.run.metrics import rollout_metrics
+from rollout_server.client import CollectionFailed
+
+logger = logging.getLogger(__name__)
+
+
+def dev_scores(source: CollectionSource, request: CollectionRequest) -> dict[str, float] | None:
+    """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None when the run was asked to stop.
+
+    A task is solved as in `eval_appworld`: by an episode that the agent ended itself. An episode of several sequences
+    counts once. A lost rollout is in no figure but ``dev_lost``; where all are lost there are no figures.
+    """
+    try:
+        collected = collect(source, request)
+    except CollectionFailed as error:
+        logger.warning("this policy has no dev score: %s", error)
+        return {}
+    if collected is None:
+        return None
+    firsts = [rollout for rollout in collected.rollouts if rollout.segment == 0]
+    return {
+        "dev_reward": rollout_metrics(collected.rollouts)["reward"],
+        "dev_success": sum(rollout.solved for rollout in firsts) / len(firsts),
+        "dev_lost": len(collected.end.lost),
+    }

@@ -1,0 +1,149 @@
+"""Rollouts from one rollout node."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
+from loop_formats.rollout import Rollout
+from loop_recipes.rollouts.source import Collected, NoRollouts
+from loop_recipes.rollouts.waiting import Waiting
+from loop_recipes.run.stop_request import StopRequested
+from rollout_server.client import RolloutClient, RolloutNodeError
+from rollout_server.node_process import NodeProcess
+
+
+class NodeSource:
+    """Rollouts from a rollout node, launched here as a child or running elsewhere.
+
+    Args:
+        client: of the node.
+        node: the child to stop at the end, if the node is ours.
+        start_deadline_s: longest time to wait for the node to be ready.
+        deadline_s: longest time to wait for one collection.
+        stop_requested: asked while waiting; true ends the wait with :class:`StopRequested`.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        node: NodeProcess | None,
+        start_deadline_s: float,
+        deadline_s: float,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._start_deadline_s = start_deadline_s
+        self._deadline_s = deadline_s
+        self._stop_requested = stop_requested
+
+    def health(self) -> dict[str, Any]:
+        """What the node says of itself, ready or not; once it is ready, also ``dataset`` and ``model``.
+
+        Raises:
+            NodeUnreachable: there is no node; it is not waited for.
+        """
+        return self._client.health()
+
+    def wait_ready(self) -> list[int]:
+        with self._waiting("waiting for the rollout node to be ready"):
+            return list(self._client.wait_ready(self._start_deadline_s)["policy_versions"])
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Say for what, for how long, and what the node says of it."""
+        before = self._client.told
+        with Waiting(what) as waiting:
+            self._client.told = waiting.told
+            try:
+                yield
+            finally:
+                self._client.told = before
+
+    def check_vocabulary(self, size: int) -> None:
+        """
+        Raises:
+            NoRollouts: the node's base model has another vocabulary.
+        """
+        report = self._client.health()
+        served = report["vocabulary"]
+        if served != size:
+            raise NoRollouts(
+                f"the rollout node at {self._client.url} serves a model with a vocabulary of {served} "
+                f"({report['model']}), but the model in training has one of {size}; give the node's model.path and "
+                "checkpointer.checkpoint_dir the same base model"
+            )
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        listing = self._client.tasks(split)
+        return listing.dataset, list(listing.tasks)
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        with self._waiting(f"publishing policy version {version}"):
+            self._client.publish_policy(version, folder, canary)
+
+    def retire(self, version: int) -> None:
+        try:
+            self._client.retire_policy(version)
+        except RolloutNodeError as error:
+            if error.status != 404:  # not served (any more) is what we want
+                raise
+
+    def start(self, request: CollectionRequest) -> None:
+        self._client.start_collection(request)
+
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
+        """Each rollout of a started collection as it finishes, in between the collection's progress, and its end.
+
+        Raises:
+            CollectionFailed: it failed or was cancelled; raised after the last rollout.
+        """
+        stream = self._client.rollouts(request.id)
+        yield from stream
+        assert stream.end is not None, "the stream is over"
+        yield stream.end
+
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
+        """Wait for a collection that was started; also raises the client's errors.
+
+        Raises:
+            NoRollouts: a rollout came twice, or the deadline passed.
+            StopRequested: see the class.
+        """
+        started, longest = time.monotonic(), min(deadline_s, self._deadline_s)
+        rollouts: dict[str, Rollout] = {}
+        stream = self._client.rollouts(request.id)
+        with tqdm(total=request.floor_total, desc="collecting", leave=False, disable=None, mininterval=1.0) as bar:
+            for event in stream:
+                if isinstance(event, Progress):
+                    bar.set_postfix(running=event.running, waiting=event.waiting, failed=event.failed, lost=event.lost)
+                elif event.rollout_id in rollouts:
+                    raise NoRollouts(f"rollout {event.rollout_id} was delivered twice")
+                else:
+                    rollouts[event.rollout_id] = event
+                    bar.update(event.segment == 0)
+                if self._stop_requested():
+                    raise StopRequested
+                if time.monotonic() - started > longest:
+                    raise NoRollouts(
+                        f"collection {request.id} had {bar.n} of {request.floor_total} rollouts after "
+                        f"{longest:.0f} s (collection.deadline_s)"
+                    )
+        assert stream.end is not None, "the stream is over"
+        return Collected(list(rollouts.values()), stream.end, time.monotonic() - started)
+
+    def cancel(self, request: CollectionRequest) -> None:
+        """Have what a collection lost attempted anew when it is asked for again."""
+        self._client.cancel(request.id)
+
+    def close(self) -> None:
+        if self._node is not None:
+            self._node.stop()

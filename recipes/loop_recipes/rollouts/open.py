@@ -1,0 +1,77 @@
+"""Opens what a config's ``rollout_node`` names: a node started here, one or several elsewhere, or stored logs."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from loop_recipes.config.loop_config import RolloutSourceConfig
+from loop_recipes.config.rollout_node import RolloutNodeConfig, read_token
+from loop_recipes.rollouts.node_source import NodeSource
+from loop_recipes.rollouts.replay_source import ReplaySource
+from loop_recipes.rollouts.several_nodes import SeveralNodes
+from loop_recipes.rollouts.source import CollectionSource
+from loop_recipes.run.stop_request import StopRequested
+from rollout_server.client import RolloutClient
+from rollout_server.node_process import NodeProcess
+
+
+def open_source(
+    config: RolloutSourceConfig, output_dir: Path, deadline_s: float, stop_requested: Callable[[], bool]
+) -> CollectionSource:
+    """The source of a training run. Nodes that run elsewhere are ready; one that is launched goes on starting.
+
+    Args:
+        deadline_s: longest time to wait for one collection.
+        stop_requested: asked while waiting; true ends the wait with StopRequested.
+
+    Raises:
+        NodeDied, NodeUnreachable: there is no node, or it is not ready before ``start_deadline_s``.
+        NoRollouts: the nodes differ.
+    """
+    if config.replay is not None:
+        return ReplaySource(Path(config.replay))
+    nodes = open_nodes(config, output_dir, deadline_s, stop_requested)
+    if not config.launch:
+        nodes.wait_ready()
+    return nodes
+
+
+def open_nodes(
+    config: RolloutNodeConfig,
+    output_dir: Path,
+    deadline_s: float,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> NodeSource | SeveralNodes:
+    """The rollout nodes of a config that names no replay, launched if they are to be; none need be ready yet.
+
+    Raises:
+        NodeDied: the node that was launched ended at once.
+    """
+    # A node of our own needs no secret that somebody has to know.
+    token = read_token(config.token_env) or secrets.token_hex(16)
+
+    def node_source(url: str, stop: Callable[[], bool], child: NodeProcess | None = None) -> NodeSource:
+        def alive() -> None:
+            if stop():
+                raise StopRequested
+            if child is not None:
+                child.check()
+
+        client = RolloutClient(url, token, alive=alive, reconnect_s=config.start_deadline_s)
+        return NodeSource(client, child, config.start_deadline_s, deadline_s, stop)
+
+    if config.launch:
+        with contextlib.ExitStack() as undo:
+            child = NodeProcess(config.child, output_dir, token)
+            undo.callback(child.stop)
+            child.start()
+            source = node_source(child.url, stop_requested, child)
+            undo.pop_all()
+        return source
+    urls = str(config.url).split(",")
+    if len(urls) == 1:
+        return node_source(urls[0], stop_requested)
+    return SeveralNodes(node_source, urls, stop_requested)

@@ -1,0 +1,153 @@
+"""Which collections a run asks for: tasks, limits and seeds of an iteration, and of an evaluation on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_environments.mixed import check_environments
+from loop_formats.collection_request import CollectionRequest, Sampling
+from loop_formats.ids import dev_id, training_id
+from loop_formats.run_files import write_whole
+from loop_formats.schema import ConfigError
+from loop_recipes.config.loop_config import HorizonStage, LoopConfig
+from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler
+
+
+def run_name(config: LoopConfig, output_dir: Path) -> str:
+    """The configured name, or one that no other run on the same node has, made once and kept in ``run.json``."""
+    if config.run_name is not None:
+        return config.run_name
+    file = output_dir / "run.json"
+    if not file.exists():
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", output_dir.name).lstrip("._-") or "run"
+        write_whole(file, json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
+    return json.loads(file.read_text(encoding="utf-8"))["run_name"]
+
+
+class CollectionPlan:
+    """Draws the tasks of each iteration; its state is part of a checkpoint.
+
+    A collection's id ends in a hash of everything that its rollouts depend on: the request and the adapter. So a run
+    that was interrupted finds its rollouts again, and one that went back to an earlier checkpoint, whose version
+    numbers will mean other weights, does not get those of the weights that it gave up.
+
+    Args:
+        name: of the run; it begins the ids of all collections.
+        tasks: those of the training split.
+        dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
+
+    Raises:
+        ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
+    """
+
+    def __init__(self, config: LoopConfig, name: str, tasks: Sequence[str], dev_tasks: Sequence[str] = ()) -> None:
+        self._config = config.collection
+        self._evaluation = config.dev_evaluation
+        self._dev_tasks = list(dev_tasks)
+        self._name = name
+        self._seed = config.seed
+        try:
+            self._sampler = self._new_sampler(self._config.tasks or tasks)
+        except ValueError as error:
+            raise ConfigError(f"collection: {error}") from error
+        try:
+            if dev_tasks:
+                check_environments(self._evaluation.environment_turns, dev_tasks)
+        except ValueError as error:
+            raise ConfigError(f"dev_evaluation.environment_turns.{error}") from error
+
+    def _new_sampler(self, tasks: Sequence[str]) -> TaskSampler | MixedTaskSampler:
+        conf = self._config
+        kind = UniformTaskSampler if conf.task_order == "uniform" else TaskSampler
+        if not conf.environments:
+            return kind(tasks, conf.tasks_per_iteration, self._seed)
+        shares = {name: part.share for name, part in conf.environments.items()}
+        return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind)
+
+    def horizon(self, iteration: int) -> int:
+        """Turns an episode may take: of the last stage begun, else ``limits.max_turns``.
+
+        The interaction-horizon curriculum of ScalingInter-RL (AgentGym-RL, arXiv 2509.08755, section 3).
+        """
+        return _turns(self._config.horizons, iteration, self._config.limits.max_turns)
+
+    def environment_horizons(self, iteration: int) -> dict[str, int]:
+        """The same for the environments of a mixture that have a horizon of their own."""
+        return {
+            name: _turns(part.horizons, iteration, part.max_turns or self._config.limits.max_turns)
+            for name, part in self._config.environments.items()
+            if part.horizons or part.max_turns is not None
+        }
+
+    def training(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
+        """The next tasks under the given version, whose adapter has the digest ``adapter``; every call draws, so call
+        it once per iteration, in order."""
+        conf = self._config
+        request = CollectionRequest(
+            id="unnamed",
+            tasks=self._sampler.next(),
+            rollouts_per_task=conf.rollouts_per_task,
+            policy_version=policy_version,
+            min_rollouts_per_task=conf.min_rollouts_per_task,
+            min_rollouts_fraction=conf.min_rollouts_fraction,
+            seed=self._seed + iteration,
+            policy_mode=conf.policy_mode,
+            sampling=conf.sampling,
+            limits=replace(conf.limits, max_turns=self.horizon(iteration)),
+            environment_turns=self.environment_horizons(iteration),
+        )
+        request = self.with_loss_limit(request)
+        return replace(request, id=training_id(self._name, iteration, _protocol(request, adapter)))
+
+    def with_loss_limit(self, request: CollectionRequest) -> CollectionRequest:
+        """The request with ``max_lost_share`` of this config, also where it was asked for under another."""
+        return replace(request, max_lost=math.floor(self._config.max_lost_share * request.episodes))
+
+    def evaluation(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest | None:
+        """One greedy (or as configured) rollout of every dev task by the policy that stands after ``iteration`` (0:
+        before the first), whose adapter has the digest ``adapter``; None where it is not to be scored."""
+        every = self._evaluation.every
+        if not every or iteration % every:
+            return None
+        request = CollectionRequest(
+            id="unnamed",
+            tasks=self._dev_tasks,
+            rollouts_per_task=1,
+            policy_version=policy_version,
+            seed=self._seed,
+            sampling=Sampling(temperature=self._evaluation.temperature),
+            limits=replace(self._config.limits, max_turns=self._evaluation.max_turns),
+            environment_turns=self._evaluation.environment_turns,
+        )
+        return replace(request, id=dev_id(self._name, iteration, _protocol(request, adapter)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on drawing where a saved state left off.
+
+        Raises:
+            ConfigError: the state is of other tasks or of another seed.
+        """
+        try:
+            self._sampler.load_state_dict(state)
+        except ValueError as error:
+            raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
+
+
+def _protocol(request: CollectionRequest, adapter: str) -> str:
+    return json.dumps([request.protocol(), adapter], sort_keys=True)
+
+
+def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:
+    """Of the last stage begun at ``iteration``; ``before`` the first."""
+    begun = [stage for stage in stages if stage.from_iteration <= iteration]
+    return max(begun, key=lambda stage: stage.from_iteration).max_turns if begun else before

@@ -1,0 +1,88 @@
+"""Rollouts from the logs of an earlier run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from loop_formats.collection_request import CollectionEnd, CollectionRequest
+from loop_formats.ids import parse_collection_id
+from loop_formats.rollout import Rollout, by_episode
+from loop_formats.run_files import only_logs, read_rollouts
+from loop_formats.schema import ConfigError, require
+from loop_recipes.rollouts.source import Collected, NoRollouts
+
+
+class ReplaySource:
+    """Rollouts from the logs in a folder, one log per iteration in the order of their names; asks no node.
+
+    For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
+    as that run did only if it starts from the same adapter.
+
+    Raises:
+        ConfigError: two logs are of one iteration, or no log is of rollouts to train on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        names = {log: parse_collection_id(log.stem) for log in only_logs(folder.iterdir())}
+        self._logs = [log for log, name in names.items() if not name.is_score and not name.branch]
+        require(
+            self._logs, f"rollout_node.replay: {folder} holds only scores of policies and branches; give a run's logs"
+        )
+        for log, following in pairwise(self._logs):
+            first, second = names[log], names[following]
+            if first.is_training and (first.name, first.iteration) == (second.name, second.iteration):
+                raise ConfigError(
+                    f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
+                    "in the folder (of a run that went back to an earlier checkpoint, the newer one; what several "
+                    "nodes collected of it, in one file)"
+                )
+
+    def wait_ready(self) -> list[int]:
+        return []
+
+    def check_vocabulary(self, size: int) -> None:
+        pass  # a log says nothing of its model's; an update looks at the ids themselves
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
+        require(rollouts, "rollout_node.replay: its logs hold no rollout")
+        return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        pass
+
+    def retire(self, version: int) -> None:
+        pass
+
+    def start(self, request: CollectionRequest) -> None:
+        pass
+
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
+        """The log of the request's iteration.
+
+        Raises:
+            NoRollouts: there is no log left.
+            ConfigError: a line of it is no rollout that can be trained on; names the file.
+        """
+        number = parse_collection_id(request.id).iteration or 0
+        if number > len(self._logs):
+            raise NoRollouts(f"iteration {number} was asked for, but only {len(self._logs)} logs can be replayed")
+        rollouts = self._read_log(self._logs[number - 1])
+        return Collected(rollouts, CollectionEnd("complete", len(by_episode(rollouts)), 0, 0, {}, 0.0), 0.0)
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _read_log(log: Path) -> list[Rollout]:
+        try:
+            rollouts = read_rollouts(log)
+        except ValueError as error:
+            raise ConfigError(f"rollout_node.replay: {error}") from error
+        if any(rollout.text_only for rollout in rollouts):
+            raise ConfigError(f"rollout_node.replay: {log} holds rollouts of text alone, which cannot be trained on")
+        return rollouts

@@ -1,0 +1,195 @@
+"""Rollouts from several rollout nodes: each takes a share of an iteration's tasks. Lives on rank 0 only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from loop_formats.branch import Branch
+from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress, too_many_lost
+from loop_formats.ids import share_id
+from loop_formats.rollout import Rollout
+from loop_recipes.rollouts.node_source import NodeSource
+from loop_recipes.rollouts.source import Collected, NoRollouts
+from loop_recipes.run.stop_request import StopRequested
+from rollout_server.client import CollectionFailed
+
+Answer = TypeVar("Answer")
+
+
+class SeveralNodes:
+    """What a :class:`NodeSource` is, over several rollout nodes that run elsewhere.
+
+    All nodes hold the same base model and dataset and are given every policy version. Each ends its share of a
+    collection by itself, so the floors of early stop hold for each share and therefore for the whole. A node that fails
+    ends the collection, as a single node would, and so do losses that are too many for the whole of it.
+
+    Args:
+        open_node: makes the source of one node, given its URL and what to ask whether to stop waiting.
+        urls: of the nodes. Their order decides which tasks go where, so keep it when resuming: a node then finds the
+            rollouts it has on disk.
+        stop_requested: asked while waiting.
+    """
+
+    def __init__(
+        self,
+        open_node: Callable[[str, Callable[[], bool]], NodeSource],
+        urls: Sequence[str],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._stop_requested = stop_requested
+        self._given_up = threading.Event()
+        self._urls = list(urls)
+        self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
+
+    def health(self) -> dict[str, Any]:
+        """What the first node says of itself; once all are ready, they say the same of model and dataset.
+
+        Raises:
+            NodeUnreachable: a node is missing; it is not waited for.
+            NoRollouts: two nodes differ.
+        """
+        reports = self._each(lambda node: node.health())
+        for key in ("model", "model_digest", "dataset"):
+            if all(key in report for report in reports):  # else one is not ready yet
+                self._check_alike(f"have different {key}s", [report[key] for report in reports])
+        return reports[0]
+
+    def wait_ready(self) -> list[int]:
+        """Versions that any of the nodes serves. Raises what a single node's source raises."""
+        served = self._each(lambda node: node.wait_ready())
+        return sorted({version for versions in served for version in versions})
+
+    def check_vocabulary(self, size: int) -> None:
+        self._each(lambda node: node.check_vocabulary(size))
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        """The tasks that every node serves.
+
+        Raises:
+            NoRollouts: two nodes serve different tasks.
+        """
+        listings = self._each(lambda node: node.tasks(split))
+        self._check_alike("have different datasets", [dataset for dataset, _ in listings])
+        self._check_alike(f"serve different tasks of {split}", [tasks for _, tasks in listings], show=False)
+        return listings[0]
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        self._each(lambda node: node.publish(version, folder, canary))
+
+    def retire(self, version: int) -> None:
+        self._each(lambda node: node.retire(version))
+
+    def start(self, request: CollectionRequest) -> None:
+        shares = split_request(request, len(self._nodes))
+        self._each(lambda node, share: node.start(share), shares)
+
+    def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
+        """As of a single node, one share after the other, each with its end: a node works on its own while another's
+        share is read.
+
+        Raises:
+            CollectionFailed: a share failed; raised after the rollouts of every share.
+        """
+        failure: CollectionFailed | None = None
+        self._given_up.clear()
+        for node, share in zip(self._nodes, split_request(request, len(self._nodes)), strict=False):
+            try:
+                yield from node.events(share)
+            except CollectionFailed as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
+        """All shares of a collection that was started. Raises what a single node's source raises."""
+        shares = split_request(request, len(self._nodes))
+        parts = self._each(lambda node, share: node.read(share, deadline_s), shares)
+        end = merge_ends([part.end for part in parts])
+        if too_many := too_many_lost(end.lost, request):
+            # No share had too many: each has ended well, and would be found so by whoever asks again.
+            self._each(lambda node, share: node.cancel(share), shares)
+            raise CollectionFailed(f"collection {request.id} failed: {too_many}", end)
+        return Collected(
+            rollouts=[rollout for part in parts for rollout in part.rollouts],
+            end=end,
+            seconds_waiting=max(part.seconds_waiting for part in parts),
+        )
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+    def _check_alike(self, difference: str, answers: Sequence[object], show: bool = True) -> None:
+        for url, answer in zip(self._urls, answers, strict=True):
+            if answer != answers[0]:
+                shown = f" ({answers[0]} and {answer})" if show else ""
+                cure = "give them the same model and environment"
+                raise NoRollouts(f"rollout nodes {self._urls[0]} and {url} {difference}{shown}; {cure}")
+
+    def _each(self, call: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
+        """``call`` on every node at once (or on as many as there are ``arguments``); the first error ends the others'
+        waiting and is raised."""
+        self._given_up.clear()
+
+        def guarded(*words: object) -> Answer:
+            try:
+                return call(*words)
+            except BaseException:
+                self._given_up.set()
+                raise
+
+        with ThreadPoolExecutor(len(self._nodes)) as threads:
+            jobs = [threads.submit(guarded, *words) for words in zip(self._nodes, *arguments, strict=False)]
+        errors = [error for job in jobs if (error := job.exception()) is not None]
+        # The others were told to stop waiting because of it: what they raised is no reason.
+        for error in sorted(errors, key=lambda error: isinstance(error, StopRequested)):
+            raise error
+        return [job.result() for job in jobs]
+
+
+def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequest]:
+    """One request per node, at most one per task or branch; the ids say which share of how many, so that another number
+    of nodes is another collection."""
+    wanted = [*request.tasks, *request.branches]
+    nodes = min(nodes, len(wanted))
+    shares = []
+    for index in range(nodes):
+        tasks = [item for item in wanted[index::nodes] if isinstance(item, str)]
+        shares.append(
+            dataclasses.replace(
+                request,
+                id=share_id(request.id, index + 1, nodes),
+                tasks=tasks,
+                max_lost=request.most_lost,  # of the whole: a node may lose all of its share
+                branches=[item for item in wanted[index::nodes] if isinstance(item, Branch)],
+                only={task_id: request.only[task_id] for task_id in tasks if task_id in request.only},
+            )
+        )
+    return shares
+
+
+def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
+    """How the whole collection ended, of shares none of which failed."""
+    failures: Counter[str] = Counter()
+    by_task: Counter[str] = Counter()
+    for end in ends:
+        failures.update(end.failures)
+        by_task.update(end.failures_by_task)
+    return CollectionEnd(
+        reason="complete" if all(end.reason == "complete" for end in ends) else "early_stop",
+        finished=sum(end.finished for end in ends),
+        dropped=sum(end.dropped for end in ends),
+        dropped_tokens=sum(end.dropped_tokens for end in ends),
+        failures=dict(failures),
+        failures_by_task=dict(by_task),
+        refused={rollout_id: why for end in ends for rollout_id, why in end.refused.items()},
+        lost=[lost for end in ends for lost in end.lost],
+        seconds=max(end.seconds for end in ends),
+    )

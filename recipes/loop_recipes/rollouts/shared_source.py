@@ -1,0 +1,95 @@
+"""The source of rollouts as all ranks see it: rank 0 has it and asks, every rank gets the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loop_formats.collection_request import CollectionRequest
+from loop_formats.run_files import adapter_digest
+from loop_recipes.engine.process_group import on_main_rank
+from loop_recipes.rollouts.source import Collected, CollectionSource, collect
+from loop_recipes.run.stop_request import StopRequested
+
+
+class SharedSource:
+    """A :class:`~loop_recipes.rollouts.source.CollectionSource` that every rank holds.
+
+    Every rank must call every method but :meth:`close`; what the source raises on rank 0 ends the call on all ranks
+    (see :func:`~loop_recipes.engine.process_group.on_main_rank`).
+
+    Args:
+        open_source: makes the source, on rank 0 only.
+    """
+
+    def __init__(self, open_source: Callable[[], CollectionSource]) -> None:
+        self._opened: list[CollectionSource] = []  # one on rank 0, none elsewhere
+        on_main_rank(lambda: self._opened.append(open_source()))
+
+    def wait_ready(self) -> list[int]:
+        """Wait until collections can be asked for; returns the policy versions that are served already."""
+        return on_main_rank(lambda: self._source.wait_ready())
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
+        on_main_rank(lambda: self._source.check_vocabulary(size))
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        """Name of the dataset and the tasks of a split."""
+        dataset, tasks = on_main_rank(lambda: self._source.tasks(split))
+        return dataset, tasks
+
+    def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> str:
+        """Have ``version`` served once it has proved itself; returns the digest of the adapter.
+
+        Args:
+            export: writes the version as a PEFT adapter and returns its folder; called on rank 0 only.
+            canary: what the node compares log-probs with, if there is something.
+        """
+
+        def exported_and_published() -> str:
+            folder = export()
+            self._source.publish(version, folder, canary)
+            return adapter_digest(folder)
+
+        return on_main_rank(exported_and_published)
+
+    def retire(self, version: int) -> None:
+        """Stop serving ``version``; one that is not served is no error."""
+        on_main_rank(lambda: self._source.retire(version))
+
+    def start(self, request: CollectionRequest) -> None:
+        """Ask for a collection without waiting; asking again is harmless."""
+        on_main_rank(lambda: self._source.start(request))
+
+    def collect(self, request: CollectionRequest) -> Collected | None:
+        """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile.
+
+        Only rank 0 gets the texts of the rollouts.
+        """
+        return on_main_rank(lambda: collect(self._source, request), Collected.pack, Collected.unpack)
+
+    def ask(self, work: Callable[[CollectionSource], Any]) -> Any:
+        """Have ``work`` done with the source on rank 0; None when the run was asked to stop meanwhile.
+
+        Args:
+            work: what it returns must be JSON-able where there are other ranks.
+        """
+
+        def unless_stopped() -> Any:
+            try:
+                return work(self._source)
+            except StopRequested:
+                return None
+
+        return on_main_rank(unless_stopped)
+
+    def close(self) -> None:
+        """Release what this rank holds, without asking the others; a node that was launched is stopped."""
+        while self._opened:
+            self._opened.pop().close()
+
+    @property
+    def _source(self) -> CollectionSource:
+        return self._opened[0]

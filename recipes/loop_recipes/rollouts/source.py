@@ -1,0 +1,185 @@
+"""What the recipe asks of the place its rollouts come from, and what it is given. Sources live on rank 0 only."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from loop_formats.collection_request import (
+    RARE_FAILURES,
+    CollectionEnd,
+    CollectionRequest,
+    failures_warning,
+    losses,
+    too_many_lost,
+)
+from loop_formats.rollout import Rollout, by_episode
+from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, broken_rollouts
+from loop_recipes.run.stop_request import StopRequested
+from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
+from rollout_server.node_process import NodeDied
+
+logger = logging.getLogger(__name__)
+
+
+class NoRollouts(RuntimeError):
+    """Rollouts are missing or invalid; the message says why."""
+
+
+SMALLEST_GROUP = 2
+"""Rollouts that a task must have to be learned from: one has nothing to be compared with."""
+
+SOURCE_ERRORS = (NoRollouts, EnvironmentBroke, CollectionFailed, NodeDied, NodeUnreachable, RolloutNodeError)
+"""What a source raises when it cannot deliver; each message is for the user."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A finished collection; ``seconds_waiting`` is how long this process waited for it."""
+
+    rollouts: list[Rollout]
+    end: CollectionEnd
+    seconds_waiting: float
+
+    def metrics(self) -> dict[str, float]:
+        """What ``metrics.jsonl`` says about the collection itself."""
+        left = Counter(rollout.task_id for rollout in self.rollouts if rollout.segment == 0)
+        tasks = left.keys() | {lost.task_id for lost in self.end.lost}
+        return {
+            "lost_rollouts": len(self.end.lost),
+            "tasks_left_out": sum(left[task_id] < SMALLEST_GROUP for task_id in tasks),
+            "dropped_rollouts": self.end.dropped,
+            "failed_attempts": sum(self.end.failures.values()),
+            "failed_attempts_worst_task": max(self.end.failures_by_task.values(), default=0),
+            "ungradable_rollouts": sum(r.ungradable is not None for r in self.rollouts if r.segment == 0),
+            "broken_rollouts": len(broken_rollouts(self.rollouts)),
+            "seconds_collecting": self.end.seconds,
+            "seconds_waiting": self.seconds_waiting,
+        }
+
+    def pack(self) -> dict[str, Any]:
+        """JSON-able data for the other ranks, without the texts, which no update reads."""
+        without: dict[str, list[Any]] = {"messages": [], "requirements": []}
+        rollouts = [{**rollout.to_dict(), **without} for rollout in self.rollouts]
+        return {"rollouts": rollouts, "end": asdict(self.end), "seconds_waiting": self.seconds_waiting}
+
+    @classmethod
+    def unpack(cls, data: Mapping[str, Any]) -> Collected:
+        """The inverse of :meth:`pack`, but for the texts."""
+        rollouts = [Rollout.from_dict(record) for record in data["rollouts"]]
+        return cls(rollouts, CollectionEnd.from_dict(data["end"]), data["seconds_waiting"])
+
+
+class CollectionSource(Protocol):
+    """What the recipe asks of the place its rollouts come from."""
+
+    def wait_ready(self) -> list[int]:
+        """Wait until collections can be asked for; returns the policy versions that are served already."""
+        ...
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse to sample for a policy of another vocabulary than ``size``, once collections can be asked for."""
+        ...
+
+    def tasks(self, split: str) -> tuple[str, list[str]]:
+        """Name of the dataset and the tasks of a split."""
+        ...
+
+    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
+        """Serve the PEFT adapter in ``folder`` as ``version``; ``canary`` is what the node compares log-probs with."""
+        ...
+
+    def retire(self, version: int) -> None:
+        """Stop serving ``version``; one that is not served is no error."""
+        ...
+
+    def start(self, request: CollectionRequest) -> None:
+        """Ask for a collection without waiting; asking again is harmless."""
+        ...
+
+    def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
+        """Wait for a collection that was started, ``deadline_s`` at most where that is less than the source's own."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; a node that was launched is stopped."""
+        ...
+
+
+def collect(source: CollectionSource, request: CollectionRequest) -> Collected | None:
+    """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile."""
+    try:
+        source.start(request)
+        collected = source.read(request)
+    except StopRequested:
+        return None
+    except CollectionFailed as error:
+        if request.max_lost is None or too_many_lost(error.end.lost, request) is None:
+            raise
+        cure = (
+            "mend what the reasons name (a node's collections/*.meta.jsonl has all of them) and start again with "
+            "resume_from_checkpoint=True, or raise collection.max_lost_share"
+        )
+        raise CollectionFailed(f"{error}; {cure}", error.end) from error
+    end, rollouts = collected.end, len(by_episode(collected.rollouts))
+    if end.lost:
+        logger.warning("collection %s goes on with what it has: %s", request.id, losses(end.lost, request.episodes))
+    if warning := failures_warning(end.finished, end.failures, end.failures_by_task):
+        logger.warning("collection %s: %s", request.id, warning)
+    ungradable = collected.metrics()["ungradable_rollouts"]
+    if ungradable > RARE_FAILURES * rollouts:
+        logger.warning(
+            "collection %s: %d of %d rollouts ended in a state that could not be graded, and count as reward 0",
+            request.id,
+            ungradable,
+            rollouts,
+        )
+    for line in broken_lines(collected.rollouts):
+        logger.warning("collection %s: %s", request.id, line)
+    return collected
+
+
+def read_what_there_is(source: CollectionSource, request: CollectionRequest) -> list[Rollout]:
+    """Wait for a collection that was started; its rollouts, none where all are lost. Raises what the source raises."""
+    try:
+        collected = source.read(request)
+        rollouts, lost = collected.rollouts, collected.end.lost
+    except CollectionFailed as error:
+        if too_many_lost(error.end.lost, request) is None:
+            raise
+        rollouts, lost = [], error.end.lost
+    if lost:
+        logger.warning("collection %s: %s", request.id, losses(lost, request.episodes))
+    return rollouts
+
+
+def in_groups(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those of tasks with at least :data:`SMALLEST_GROUP` episodes.
+
+    Raises:
+        NoRollouts: there are none.
+    """
+    sizes = Counter(rollout.task_id for rollout in rollouts if rollout.segment == 0)
+    kept = [rollout for rollout in rollouts if sizes[rollout.task_id] >= SMALLEST_GROUP]
+    if not kept:
+        raise NoRollouts(f"none of {len(sizes)} tasks has {SMALLEST_GROUP} rollouts to compare")
+    return kept
+
+
+def check_versions(rollouts: Sequence[Rollout], oldest: int, newest: int) -> None:
+    """Refuse rollouts of policies that the update may not mix.
+
+    Raises:
+        NoRollouts: a token was sampled by a policy version outside ``oldest`` to ``newest``.
+    """
+    for rollout in rollouts:
+        if not all(oldest <= version <= newest for version in rollout.policy_versions):
+            raise NoRollouts(
+                f"rollout {rollout.rollout_id} was sampled by policy versions {rollout.policy_versions}; the update "
+                f"takes {oldest} to {newest} (collection.max_policy_lag)"
+            )

@@ -1,0 +1,278 @@
+"""The numbers of a run: documented keys, one JSON line per iteration, and torchtune's loggers beside it.
+
+Keys that start with ``seconds`` or are in :data:`MACHINE_KEYS` depend on the machine; all others are reproduced exactly
+by a run resumed on the same rollouts (on a CPU).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_environments.agent_turns import AgentTurn
+from agent_environments.breakage import told
+from agent_environments.colbench.behavior import QUESTION_FIGURES, is_conversation, question_metrics
+from agent_environments.mixed import environment_of
+from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metrics
+from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
+from loop_formats.rollout import Rollout, by_episode, episode_turns
+from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
+from loop_formats.schema import ConfigError
+from loop_recipes.paths import METRICS_FILE
+
+logger = logging.getLogger(__name__)
+
+_DEV = ("iteration", "reward", "success", "lost")
+
+METRICS: dict[str, str] = {
+    "iteration": "number of the iteration, from 1: one collection and one update",
+    "policy_version": "version of the policy after the update; it is raised only if a step was taken",
+    "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
+    "dataset": "name of the dataset the tasks are of",
+    "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
+    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/train_your_agent.md)",
+    "dropped_rollouts": "episodes that early stop cut off",
+    "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
+    "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",
+    "failed_attempts": "attempts that failed (crashed world, server error)",
+    "failed_attempts_worst_task": "of them, those at the task that had the most",
+    "ungradable_rollouts": "rollouts that ended in a state which could not be graded, and so have reward 0",
+    "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
+    "says of what, and a share above collection.max_broken_share ends the run",
+    "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
+    "reward": "mean reward: the fraction of a task's unit tests that passed",
+    "success": "share of rollouts whose task is solved: all unit tests passed",
+    "completed": "share of rollouts that the agent itself ended",
+    "turns": "mean agent turns per rollout",
+    "tokens": "mean tokens per rollout, prompt and observations included",
+    "tokens_max": "longest rollout",
+    "sampled_tokens": "mean tokens per rollout that the policy sampled",
+    **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
+    **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
+    **{name: f"{meaning}; only in ColBench" for name, meaning in QUESTION_FIGURES.items()},
+    "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
+    "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
+    "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
+    "that is given",
+    "groups": "tasks with at least one rollout",
+    "groups_without_signal": "tasks none of whose rollouts was kept",
+    "advantage_std": "standard deviation of the advantage over all rollouts (with a critic: over all sampled tokens)",
+    "steps": "optimizer steps taken",
+    "steps_left_out": "steps that update.max_trajectory_log_ratio forbade",
+    "loss": "mean over the steps of the minibatch loss",
+    "grad_norm": "mean over the steps of the gradient norm before clipping",
+    "grad_norm_max": "the largest of them",
+    "learning_rate": "learning rate of the update",
+    "ratio_p01": "1st percentile of the importance ratio at the loss's level (token, turn or rollout)",
+    "ratio_p10": "10th percentile",
+    "ratio_p50": "median",
+    "ratio_p90": "90th percentile",
+    "ratio_p99": "99th percentile",
+    "ratio_max": "the largest ratio",
+    "clip_fraction": "share of ratios at which the clipped branch was taken",
+    "approx_kl": "mean over sampled tokens of r - 1 - log r, against the sampling policy",
+    "reference_kl": "mean KL term against the base model, where the loss has one",
+    "value_loss": "mean squared error of the critic's values, where there is a critic",
+    "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
+    "preference_accuracy": "share of them with Delta above 0",
+    "entropy_estimate": "mean of -log p over sampled tokens, as the sampler reported it",
+    "entropy": "mean over kept tokens of the entropy of the distribution they were sampled from, exact; only with "
+    "update.exact_entropy",
+    "gap_mean": "mean over kept tokens of abs(sampler log-prob - learner log-prob)",
+    "gap_p99": "its 99th percentile",
+    "gap_max": "its maximum",
+    "gap_verdict": "ok, drift or broken, by the thresholds under sampler_gap; none when nothing was kept",
+    "seconds_collecting": "on the rollout node: from the first episode to the end of the collection",
+    "seconds_waiting": "the trainer had nothing to do but wait for rollouts",
+    "seconds_recomputing": "old (and reference) log-probs",
+    "seconds_updating": "forward, backward and optimizer steps",
+    "seconds_publishing": "exporting the adapter that this iteration was sampled with, and having the servers load it",
+    "seconds": "since the line before, or the start: the checkpoint and dev scores of the iteration before are in it",
+    "tokens_per_second": "tokens through forward and backward, per second of updating, all ranks together",
+    "model_flops_utilization": "share of device_peak_tflops that model FLOPs of the update make up, recomputation not "
+    "counted; only where device_peak_tflops is given",
+    "dev_iteration": "the policy that stood after so many iterations was evaluated during this one: the one before it, "
+    "in the run's last line its own",
+    "dev_reward": "mean reward of that policy on dev_evaluation.split",
+    "dev_success": "share of its tasks solved: all unit tests passed, and the agent ended the episode itself",
+    "dev_lost": "rollouts of that evaluation that could not be had, and are in no other figure of it",
+    **{
+        f"earlier_dev_{name}": f"dev_{name} of the policy before, where the run's last line has two of them"
+        for name in _DEV
+    },
+    "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
+}
+"""Every key that may stand in metrics.jsonl, and what it means. A number that is not finite stands there as null."""
+
+CONDITIONAL_KEYS = frozenset(
+    {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
+    | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
+    | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
+    | {key for key in METRICS if key.startswith("behavior_")}
+    | TOOL_FIGURES.keys()
+    | QUESTION_FIGURES.keys()
+    | {"environments", "broken_figures"}
+)
+"""Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
+texts. All others are in every line of an iteration that took a step."""
+
+MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
+
+    Raises:
+        ValueError: there is no such file, or a whole line of it is no iteration's; names the line.
+    """
+    file = path / METRICS_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{path} is no training run: there is no {METRICS_FILE}")
+    lines = []
+    for line in read_lines(file):
+        if not isinstance(line.record.get("iteration"), int):
+            raise ValueError(f"{file}:{line.number} is no line of metrics: it has no iteration")
+        lines.append(line.record)
+    return lines
+
+
+class RunMetrics:
+    """Appends one line per iteration to ``metrics.jsonl`` and hands numbers to torchtune's loggers."""
+
+    def __init__(self, path: Path, loggers: Sequence[Any], after_iteration: int) -> None:
+        """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
+
+        Raises:
+            ConfigError: the file is damaged; names the line.
+        """
+        self._path, self._loggers = path, list(loggers)
+        with writing(path):
+            append_to(path).close()
+        if path.stat().st_size:
+            try:
+                kept = [line for line in read_metrics(path) if line["iteration"] <= after_iteration]
+            except ValueError as error:
+                raise ConfigError(f"resume_from_checkpoint: {error}; remove that line") from error
+            with writing(path):
+                write_whole(path, "".join(f"{to_json(line)}\n" for line in kept))
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Write one iteration.
+
+        Raises:
+            KeyError: a key that :data:`METRICS` does not document.
+        """
+        for key in metrics:
+            if key not in METRICS:
+                raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
+        with writing(self._path), append_to(self._path) as file:
+            file.write(f"{to_json(metrics)}\n")
+        self._to_loggers(metrics, metrics["iteration"])
+
+    def amend(self, metrics: Mapping[str, Any]) -> None:
+        """Add the dev scores of a policy to the line written last. Those of another policy that are there already are
+        kept, as ``earlier_dev_*``."""
+        *lines, last = self._path.read_text(encoding="utf-8").splitlines()
+        line = json.loads(last)
+        if line.get("dev_iteration", metrics["dev_iteration"]) != metrics["dev_iteration"]:
+            line |= {f"earlier_{key}": line[key] for key in metrics if key in line}
+        line |= metrics
+        with writing(self._path):
+            write_whole(self._path, "".join(f"{text}\n" for text in [*lines, to_json(line)]))
+        self._to_loggers(metrics, line["iteration"])
+
+    def close(self) -> None:
+        for logger in self._loggers:
+            logger.close()
+
+    def _to_loggers(self, metrics: Mapping[str, Any], iteration: int) -> None:
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        for name, figures in metrics.get("environments", {}).items():
+            numbers |= {f"{name}/{key}": value for key, value in figures.items()}
+        for logger in self._loggers:
+            logger.log_dict(numbers, step=iteration)
+
+
+def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
+    """Means over a collection's episodes, in the order of their ids: arrival order cannot show in the last digit.
+
+    An episode of several sequences counts once; its turns and tokens are those of all of them.
+    """
+    rollouts = sorted(rollouts, key=lambda rollout: (rollout.episode_id, rollout.segment))
+    firsts = [rollout for rollout in rollouts if rollout.segment == 0]
+    count = len(firsts)
+    sampled = sum(rollout.sampled_tokens for rollout in rollouts)
+    return {
+        "rollouts": count,
+        "sequences": len(rollouts) / count,
+        "reward": sum(rollout.reward for rollout in firsts) / count,
+        "success": sum(rollout.success for rollout in firsts) / count,
+        "completed": sum(rollout.end_reason == "completed" for rollout in firsts) / count,
+        "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
+        "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
+        "sampled_tokens": sampled / count,
+        "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
+    }
+
+
+def environment_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
+    """The figures of each environment, by name; {} where the tasks are of no mixture."""
+    by_environment: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        by_environment.setdefault(environment_of(rollout.task_id), []).append(rollout)
+    if by_environment.keys() <= {""}:
+        return {}
+    keys = ("rollouts", "reward", "success", "completed", "turns", "tokens")
+    means = {name: rollout_metrics(by_environment[name]) for name in sorted(by_environment)}
+    return {"environments": {name: {key: figures[key] for key in keys} for name, figures in means.items()}}
+
+
+def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out."""
+    rollouts = [rollout for rollout in rollouts if rollout.messages]
+    if not rollouts:
+        return {}
+
+    def turns_where(told: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
+        return [episode_turns(one) for one in by_episode(rollout for rollout in rollouts if told(rollout.messages))]
+
+    def code_metrics() -> dict[str, float]:
+        behavior = aggregate([rollout_behavior(turns) for turns in turns_where(lambda messages: True)])
+        return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
+
+    return _computed(
+        {
+            "behavior": code_metrics,
+            "tool calls": lambda: tool_metrics(turns_where(has_tools)),
+            "questions": lambda: question_metrics(turns_where(is_conversation)),
+        }
+    )
+
+
+def _computed(figures: Mapping[str, Callable[[], dict[str, float]]]) -> dict[str, float]:
+    """All figures together. Those whose function raises end no run: they are left out, counted, and told of."""
+    metrics: dict[str, float] = {}
+    broken = 0
+    for name, compute in figures.items():
+        try:
+            metrics |= compute()
+        except Exception as error:
+            broken += 1
+            logger.warning("the figures of %s could not be computed: %s", name, told(error))
+    return metrics | ({"broken_figures": broken} if broken else {})
+
+
+def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
+    """One readable line for the terminal."""
+    gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
+    return (
+        f"iteration {metrics['iteration']:3d}/{max_iterations}  reward {metrics['reward']:.3f}  "
+        f"success {metrics['success']:.3f}  kept {round(metrics['kept_fraction'] * metrics['rollouts'])}/"
+        f"{metrics['rollouts']}  steps {metrics['steps']}  clip {metrics.get('clip_fraction', 0.0):.3f}  {gap}  "
+        f"collecting {metrics['seconds_collecting']:.1f}s  "
+        f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s"
+    )

@@ -1,0 +1,290 @@
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from loop_formats import run_files
+from loop_formats.rollout import Rollout, Turn
+from loop_formats.run_files import (
+    WriteFailed,
+    append_to,
+    bring_back,
+    check_sums,
+    find_logs,
+    folders_in,
+    in_order,
+    is_adapter,
+    log_path,
+    meta_path,
+    newest_adapter,
+    read_lines,
+    read_rollouts,
+    to_json,
+    whole_file,
+    whole_folder,
+    write_sums,
+    write_whole,
+    writing,
+)
+from support.random_policy import write_adapter
+
+ROLLOUT = Rollout(
+    rollout_id="a/t_1/0.0",
+    collection_id="a",
+    task_id="t_1",
+    index=0,
+    attempt=0,
+    seed=0,
+    dataset="made-up",
+    token_ids=[5, 6],
+    mask=[False, True],
+    sampler_logprobs=[0.0, -0.5],
+    turns=[Turn(1, 2, 0, "stop", "server", 0.1, 0.1, message=0)],
+    messages=[],
+    reward=1.0,
+    success=True,
+    requirements=[],
+    end_reason="completed",
+    temperature=1.0,
+    started_at=0.0,
+    seconds=1.0,
+)
+RECORDS = [{"n": n, "text": "é" * n} for n in range(3)]
+WHOLE = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
+
+
+def test_only_the_logs_of_rollouts_are_found_wherever_a_runs_node_wrote_them(tmp_path):
+    folder = tmp_path / "node" / "collections"
+    folder.mkdir(parents=True)
+    for name in ("b", "a"):
+        log_path(folder, name).touch()
+        meta_path(folder, name).touch()
+    (tmp_path / "metrics.jsonl").touch()
+    assert find_logs(tmp_path) == [folder / "a.jsonl", folder / "b.jsonl"]
+    assert find_logs(folder / "b.jsonl") == [folder / "b.jsonl"]
+    assert find_logs(folder / "b.meta.jsonl") == []
+
+
+def test_a_file_cut_at_any_byte_gives_its_whole_lines_and_is_read_on_from_there(tmp_path):
+    ends = [index + 1 for index, byte in enumerate(WHOLE) if byte == ord("\n")]
+    path = tmp_path / "log.jsonl"
+    for cut in range(len(WHOLE) + 1):
+        path.write_bytes(WHOLE[:cut])
+        lines = list(read_lines(path))
+        assert [line.record for line in lines] == RECORDS[: sum(end <= cut for end in ends)]
+        path.write_bytes(WHOLE)
+        last = lines[-1] if lines else None
+        rest = read_lines(path, last.end, last.number + 1) if last else read_lines(path)
+        assert [line.record for line in [*lines, *rest]] == RECORDS
+    for line in lines:
+        assert json.loads(WHOLE[line.start : line.end]) == line.record
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\0", b"[1]", b'{"n": ', b"[" * 100_000])
+def test_a_whole_line_that_is_no_object_is_named(tmp_path, damage):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + damage + b'\n{"n": 2}\n')
+    lines = read_lines(path)
+    assert next(lines).record == {"n": 1}
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2 is no JSON object"):
+        next(lines)
+
+
+@pytest.mark.parametrize("blank", [b"", b"   "])
+def test_a_blank_line_counts_and_is_left_out(tmp_path, blank):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + blank + b'\n{"n": 2}\n')
+    assert [(line.number, line.record) for line in read_lines(path)] == [(1, {"n": 1}), (3, {"n": 2})]
+
+
+def test_a_line_that_is_no_rollout_is_named(tmp_path):
+    log = tmp_path / "a.jsonl"
+    log.write_text(ROLLOUT.to_json() + "\n")
+    assert read_rollouts(log) == [ROLLOUT]
+    with log.open("a") as file:
+        file.write(ROLLOUT.to_json().replace('"reward":', '"payment":') + "\n")
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: not a rollout of schema 2"):
+        read_rollouts(log)
+
+
+@pytest.mark.parametrize("before", [None, "", "a\n", "a\nb", "b", "b" * 100_000])
+def test_what_is_written_at_the_end_never_follows_a_torn_line(tmp_path, before):
+    path = tmp_path / "log.jsonl"
+    if before is not None:
+        path.write_text(before)
+    with append_to(path) as file:
+        file.write("c\n")
+    assert path.read_text() == ("a\nc\n" if before is not None and before.startswith("a") else "c\n")
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = write_whole(tmp_path / "report.md", "old")
+
+    def fail():
+        with whole_file(path) as partial:
+            partial.write_text("half of the n")
+            assert path.read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.md", "old")]
+    write_whole(path, "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.md", "new")]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["first"], "it was renamed last"
+
+
+def test_a_folder_takes_the_place_of_an_older_one_and_of_what_a_crash_left(tmp_path):
+    folder = tmp_path / "policy-v0001"
+    (tmp_path / ".policy-v0001.partial").mkdir()
+    (tmp_path / ".policy-v0001.partial" / "half").touch()
+    for text in ("old", "new"):
+        with whole_folder(folder) as partial:
+            (partial / text).touch()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["policy-v0001", "policy-v0001/new"]
+
+    def fail():
+        with whole_folder(folder):
+            raise OSError(28, os.strerror(28))
+
+    with pytest.raises(OSError, match="No space left"):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["policy-v0001"]
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+class Killed(BaseException):
+    """Stands in for the process's sudden death."""
+
+
+@pytest.fixture(params=["exchange", "no exchange"])
+def exchange(request, monkeypatch):
+    """Whether the file system can swap two names."""
+    if request.param == "no exchange":
+        monkeypatch.setattr("loop_formats.run_files._exchange", lambda one, other: False)
+
+
+@pytest.mark.usefixtures("exchange")
+def test_a_folder_that_is_replaced_is_never_gone_whatever_the_process_dies_at(tmp_path, monkeypatch):
+    """Killed in place of each rename and each removal in turn; from then on it does nothing, as the dead do."""
+
+    def write(text, die_at):
+        calls = []
+
+        def dying(function):
+            def call(*args, **kwargs):
+                calls.append(function)
+                if len(calls) >= die_at:
+                    raise Killed
+                return function(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patches:
+            patches.setattr(type(tmp_path), "rename", dying(type(tmp_path).rename))
+            patches.setattr(shutil, "rmtree", dying(shutil.rmtree))
+            patches.setattr("loop_formats.run_files._exchange", dying(run_files._exchange))
+            with whole_folder(tmp_path / "iteration_0001") as partial:
+                (partial / "text").write_text(text)
+
+    deaths = 0
+    for die_at in range(1, 12):
+        shutil.rmtree(tmp_path / "iteration_0001", ignore_errors=True)
+        write("old", die_at=99)
+        try:
+            write("new", die_at)
+        except Killed:
+            deaths += 1
+        found = folders_in(tmp_path)
+        assert list(found) == ["iteration_0001"], die_at
+        assert (found["iteration_0001"] / "text").read_text() in ("old", "new")
+        bring_back(tmp_path)
+        assert (tmp_path / "iteration_0001/text").read_text() in ("old", "new")
+    assert deaths >= 4
+    write("newest", die_at=99)
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration_0001"]
+
+
+def test_numbers_in_names_are_sorted_as_numbers(tmp_path):
+    names = [f"policy-v{version:04d}" for version in (9999, 10000, 10001, 2)]
+    for name in names:
+        write_adapter(tmp_path / "policies" / name, seed=0)
+    in_numbers = ["policy-v0002", "policy-v9999", "policy-v10000", "policy-v10001"]
+    assert [path.name for path in in_order(path for path in (tmp_path / "policies").iterdir())] == in_numbers
+    assert newest_adapter(tmp_path) == tmp_path / "policies/policy-v10001"
+    (tmp_path / "policies/policy-v10001/adapter_config.json").unlink()
+    assert newest_adapter(tmp_path) == tmp_path / "policies/policy-v10000"
+    odd = [Path(name) for name in ("", "²", "7", "a", "a1", "a01", "a1b", "1a", "01/b", "1/a")]
+    assert in_order(odd) == in_order(reversed(odd))
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode() * 1000)
+    check_sums(tmp_path)  # as earlier versions left it
+    write_sums(tmp_path)
+    check_sums(tmp_path)
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True, capture_output=True)
+    for name in ("a", "b", "SHA256SUMS"):
+        whole = (tmp_path / name).read_bytes()
+        for place in (0, 50, len(whole) - 1) if name != "SHA256SUMS" else (0, 50):
+            (tmp_path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(ValueError, match="is not as it was written"):
+                check_sums(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "b").unlink()
+    with pytest.raises(FileNotFoundError):
+        check_sums(tmp_path)
+
+
+def test_json_has_no_number_that_is_not_one():
+    text = to_json({"a": [math.inf, -math.inf, 1.5, {"b": (math.nan, 1)}], "c": "Infinity", "d": True})
+    read = {"a": [None, None, 1.5, {"b": [None, 1]}], "c": "Infinity", "d": True}
+    assert json.loads(text, parse_constant=pytest.fail) == read
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (SafetensorError("I/O error: No space left on device"), "I/O error: No space left on device"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path, error, words):
+    line = f"^cannot write {tmp_path}: {words}; free some space there .* is lost$"
+    with pytest.raises(WriteFailed, match=line), writing(tmp_path):
+        raise error
+    with pytest.raises(KeyError), writing(tmp_path):
+        raise KeyError
+
+
+def test_what_is_written_is_utf_8_whatever_the_locale(tmp_path):
+    """In a process whose locale knows ASCII only."""
+    program = (
+        "import sys; from pathlib import Path; from loop_formats.run_files import append_to, write_whole; "
+        "path = Path(sys.argv[1]); write_whole(path, chr(233) + chr(10)); append_to(path).write(chr(252) + chr(10))"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path / "a"], env=environment, check=True)
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "é\nü\n"
+
+
+def test_an_adapter_is_a_folder_with_both_files(tmp_path):
+    write_adapter(tmp_path / "adapter", seed=0)
+    assert is_adapter(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").unlink()
+    assert not is_adapter(tmp_path / "adapter")

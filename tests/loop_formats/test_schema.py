@@ -1,0 +1,127 @@
+"""What does not fit a section is one line with the key's path, and nothing is converted silently."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import Field, PositiveFloat
+from pydantic.dataclasses import dataclass
+
+from loop_formats.schema import STRICT, ConfigError, from_mapping, require
+from rollout_server.config import NodeConfig, load_node_config, write_node_config
+
+
+@dataclass(frozen=True, config=STRICT)
+class Inner:
+    count: Annotated[int, Field(ge=1)] = 1
+    share: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.count != 7, "count is 7; choose another")
+        require(self.count != 8, "eight is too many")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Outer:
+    name: str
+    inner: Inner
+    on: bool = False
+    way: Literal["up", "down"] = "up"
+    divisor: Literal["mean"] | PositiveFloat = "mean"
+    names: list[str] = field(default_factory=list)
+    several: list[Inner] = field(default_factory=list)
+    perhaps: Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nmae": 1}, "unknown key 'nmae'; did you mean 'name'?"),
+        ({"inner": {"cuont": 1}}, "unknown key 'inner.cuont'; did you mean 'count'?"),
+        ({"inner": {"zzz": 1}}, "unknown key 'inner.zzz'; known keys: count, share, options"),
+        ({"several": [{}, {"cuont": 1}]}, "unknown key 'several[1].cuont'; did you mean 'count'?"),
+        ({"perhaps": {"cuont": 1}}, "unknown key 'perhaps.cuont'; did you mean 'count'?"),
+        ({"inner": {"count": "many"}}, "inner.count must be int, not 'many'"),
+        ({"inner": {"count": True}}, "inner.count must be int, not True"),
+        ({"inner": {"count": 1.0}}, "inner.count must be int, not 1.0"),
+        ({"inner": {"count": 0}}, "inner.count must be at least 1, not 0"),
+        ({"inner": {"share": True}}, "inner.share must be float, not True"),
+        ({"inner": {"options": []}}, "inner.options must be a mapping, not []"),
+        ({"inner": 3}, "inner must be a mapping, not 3"),
+        ({"inner": {"count": 7}}, "inner.count is 7; choose another"),
+        ({"inner": {"count": 8}}, "inner: eight is too many"),
+        ({"on": "yes"}, "on must be bool, not 'yes'"),
+        ({"on": 1}, "on must be bool, not 1"),
+        ({"name": 3}, "name must be str, not 3; put quotes around it"),
+        ({"way": "left"}, "way must be up or down, not 'left'"),
+        ({"divisor": "none"}, "divisor must be mean or float, not 'none'"),
+        ({"divisor": -1}, "divisor must be mean or above 0, not -1"),
+        ({"names": "a"}, "names must be a list, not 'a'"),
+        ({"names": ["a", 2]}, "names[1] must be str, not 2; put quotes around it"),
+        ({"several": {}}, "several must be a list, not {}"),
+    ],
+)
+def test_one_line_names_the_key_and_the_cure(changes, message):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(Outer, {"name": "a", "inner": {}, **changes})
+    assert str(caught.value) == message
+
+
+def test_the_path_of_the_section_comes_first():
+    with pytest.raises(ConfigError, match=r"^unknown key 'above\[0\].inner.cuont'; did you mean 'count'\?$"):
+        from_mapping(Outer, {"name": "a", "inner": {"cuont": 1}}, "above[0]")
+    with pytest.raises(ConfigError, match=r"^above must be a mapping, not list$"):
+        from_mapping(Outer, [], "above")
+
+
+def test_a_misspelt_key_is_named_before_the_one_that_is_missing_because_of_it():
+    with pytest.raises(ConfigError, match=r"^unknown key 'nmae'"):
+        from_mapping(Outer, {"nmae": "a", "inner": {}})
+    with pytest.raises(ConfigError, match=r"^missing key 'inner'$"):
+        from_mapping(Outer, {"name": "a"})
+
+
+def test_an_int_is_a_float_and_floats_keep_every_bit():
+    assert from_mapping(Inner, {"share": 2}).share == 2.0
+    for value in (5e-5, 0.1 + 0.2, 1e-300, float("inf")):
+        assert from_mapping(Inner, {"share": value, "options": {"lr": value}}) == Inner(1, value, {"lr": value})
+
+
+def test_a_node_reads_what_its_parent_wrote(tmp_path):
+    config = from_mapping(
+        NodeConfig,
+        {
+            "root": str(tmp_path),
+            "model": {"path": "/models/m"},
+            "environment": {"name": "appworld", "config": {"prompt": "loop", "root": None}},
+            "servers": {"env": {"OMP_NUM_THREADS": "1"}, "gpus": [[0]], "kv_cache_bytes": 1 << 28},
+        },
+    )
+    write_node_config(config, tmp_path / "node.yaml")
+    assert load_node_config(tmp_path / "node.yaml") == config
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(
+    st.sampled_from(["${", "}", "\\", "$", "{", "???", "${oc.env:HOME}", "a", "'", '"', "#", "- ", "~", "\n", "\r"])
+    | st.sampled_from(
+        [":", "yes", "no", "null", "1e3", "0x10", "1_000", "12:30:45", "\u2028", "\x85", "\ufeff", " ", "\t"]
+    )
+).map("".join)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXT, st.dictionaries(TEXT, PLAIN, max_size=3))
+def test_whatever_a_config_holds_is_read_back_as_it_was_written(tmp_path, text, options):
+    environment = {"name": text, "config": options}
+    node = {"root": text, "model": {"path": text}, "environment": environment, "servers": {"env": {text: text}}}
+    config = from_mapping(NodeConfig, node)
+    write_node_config(config, tmp_path / "node.yaml")
+    assert load_node_config(tmp_path / "node.yaml") == config

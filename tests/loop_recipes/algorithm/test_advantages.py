@@ -1,0 +1,143 @@
+"""Advantages against the paper's formulas, written out in plain float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loop_recipes.algorithm.advantages import (
+    BatchNormalized,
+    GroupMean,
+    LeaveOneOut,
+    ReturnToGo,
+    Solved,
+    StdNormalized,
+)
+from loop_recipes.engine.batching import Sample
+
+returns = st.floats(0, 1, allow_subnormal=False).map(lambda x: round(x, 4))
+groups_of_returns = st.lists(st.lists(returns, min_size=2, max_size=6), min_size=1, max_size=5)
+
+
+def mean(values):
+    return math.fsum(values) / len(values)
+
+
+def std(values):
+    return math.sqrt(mean([(v - mean(values)) ** 2 for v in values]))
+
+
+def leave_one_out(group):
+    return [r - mean(group[:k] + group[k + 1 :]) for k, r in enumerate(group)]
+
+
+def scaled_mean_form(group):
+    size = len(group)
+    return [size / (size - 1) * (r - mean(group)) for r in group]
+
+
+def group_mean(group):
+    return [r - mean(group) for r in group]
+
+
+def std_normalized(group):
+    return [(r - mean(group)) / max(std(group), 1e-7) for r in group]
+
+
+def leave_one_out_over_std(group):
+    return [a / max(std(group), 1e-7) for a in leave_one_out(group)]
+
+
+@pytest.mark.parametrize(
+    ("component", "formula"),
+    [
+        (LeaveOneOut(), leave_one_out),
+        (LeaveOneOut(), scaled_mean_form),
+        (GroupMean(), group_mean),
+        (StdNormalized(), std_normalized),
+        (StdNormalized(leave_one_out=True), leave_one_out_over_std),
+    ],
+)
+@given(data=groups_of_returns, order=st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_equals_the_formula_for_interleaved_groups(component, formula, data, order):
+    flat = [(r, g * 7 - 3, a) for g, group in enumerate(data) for r, a in zip(group, formula(group), strict=True)]
+    order.shuffle(flat)
+    rewards, ids, expected = zip(*flat, strict=True)
+    result = component(torch.tensor(rewards, dtype=torch.float64), torch.tensor(ids))
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+@given(data=groups_of_returns, shift=st.floats(-0.5, 0.5))
+@settings(max_examples=40, deadline=None)
+def test_leave_one_out_sums_to_zero_and_ignores_a_common_shift(data, shift):
+    for group in data:
+        rewards, ids = torch.tensor(group, dtype=torch.float64), torch.zeros(len(group))
+        advantage = LeaveOneOut()(rewards, ids)
+        assert abs(advantage.sum().item()) < 1e-5
+        torch.testing.assert_close(LeaveOneOut()(rewards + shift, ids), advantage, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("component", [LeaveOneOut(), GroupMean(), StdNormalized(), StdNormalized(True)])
+def test_a_lonely_rollout_and_equal_returns_have_no_advantage(component):
+    rewards, groups = torch.tensor([0.9, 0.5, 0.5, 0.5]), torch.tensor([4, 8, 8, 8])
+    assert component(rewards, groups).tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("group_baseline", [False, True])
+def test_batch_normalized_has_unit_spread_over_the_batch(group_baseline):
+    rewards, groups = torch.tensor([0.1, 0.4, 0.9, 1.0, 0.3]), torch.tensor([0, 0, 1, 1, 1])
+    plain = rewards.tolist()
+    baseline = [mean(plain[:2])] * 2 + [mean(plain[2:])] * 3 if group_baseline else [mean(plain)] * 5
+    centred = [r - b for r, b in zip(plain, baseline, strict=True)]
+    expected = [c / math.sqrt(mean([x * x for x in centred])) for c in centred]
+    result = BatchNormalized(group_baseline=group_baseline)(rewards, groups)
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def sample_with_kl(reward, kl):
+    """A rollout all of whose tokens but the first are sampled, ``kl`` nats each from the reference."""
+    old = torch.tensor(kl, dtype=torch.float64)
+    return Sample(
+        rollout_id="rollout",
+        task_id="task",
+        token_ids=torch.arange(len(kl) + 1),
+        mask=torch.arange(len(kl) + 1) > 0,
+        turn_ids=torch.tensor([-1] + [0] * len(kl)),
+        sampler_logprobs=torch.zeros(len(kl)),
+        policy_versions=torch.zeros(len(kl), dtype=torch.long),
+        reward=reward,
+        old_logprobs=old,
+        ref_logprobs=torch.zeros_like(old),
+    )
+
+
+@given(
+    rollouts=st.lists(st.tuples(returns, st.lists(st.floats(-2, 2), min_size=1, max_size=8)), min_size=2, max_size=6),
+    coefficient=st.sampled_from([0.0, 0.01, 0.5]),
+)
+@settings(max_examples=60, deadline=None)
+def test_return_to_go_is_the_return_less_the_kl_that_is_to_come_normalised_over_all_tokens(rollouts, coefficient):
+    to_go = [[reward - coefficient * math.fsum(kl[t:]) for t in range(len(kl))] for reward, kl in rollouts]
+    tokens = [value for rollout in to_go for value in rollout]
+    component = ReturnToGo(kl_coefficient=coefficient)
+    results = component.of_tokens([sample_with_kl(reward, kl) for reward, kl in rollouts])
+    spread = max(std(tokens), 1e-7)
+    if spread < 1e-5:  # nothing but rounding
+        return
+    for result, rollout in zip(results, to_go, strict=True):
+        expected = torch.tensor([(value - mean(tokens)) / spread for value in rollout])
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mismatched_shapes_are_refused():
+    with pytest.raises(ValueError, match="must be vectors of one length"):
+        LeaveOneOut()(torch.zeros(3), torch.zeros(2))
+
+
+def test_solved_keeps_return_one_only():
+    rewards = torch.tensor([1.0, 0.99, 0.0, 1.0])
+    assert Solved()(rewards, torch.tensor([0, 0, 1, 1])).tolist() == [1.0, 0.0, 0.0, 1.0]

@@ -1,0 +1,229 @@
+"""Micro-batches: what goes where, and that splitting, padding, packing and ranks change no loss and no gradient."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loop_formats.rollout import Rollout, Turn
+from loop_formats.schema import ConfigError
+from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.config.loop_config import UpdateConfig
+from loop_recipes.engine.batching import (
+    Documents,
+    Sample,
+    collate,
+    micro_batches,
+    training_samples,
+)
+from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
+
+many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
+
+
+def record(token_ids, spans, **changes):
+    mask = [any(start <= i < end for start, end in spans) for i in range(len(token_ids))]
+    fields = {
+        "rollout_id": "c/t_1/0.0",
+        "collection_id": "c",
+        "task_id": "t_1",
+        "index": 0,
+        "attempt": 0,
+        "seed": 0,
+        "dataset": "d",
+        "token_ids": token_ids,
+        "mask": mask,
+        "sampler_logprobs": [-0.5 - i if sampled else 0.0 for i, sampled in enumerate(mask)],
+        "turns": [Turn(s, e, 3 + n, "stop", "s0", 0.0, 0.0, message=n) for n, (s, e) in enumerate(spans)],
+        "messages": [],
+        "reward": 0.75,
+        "success": False,
+        "requirements": [],
+        "end_reason": "completed",
+        "temperature": 1.0,
+        "started_at": 0.0,
+        "seconds": 1.0,
+    }
+    return Rollout(**{**fields, **changes}).validate()
+
+
+def test_a_record_becomes_a_sample():
+    sample = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11], [(2, 4), (5, 7)]))
+    assert sample.token_ids.tolist() == [5, 6, 7, 8, 9, 10, 11]
+    assert sample.turn_ids.tolist() == [-1, -1, 0, 0, -1, 1, 1]
+    assert sample.sampler_logprobs.tolist() == [-2.5, -3.5, -5.5, -6.5]
+    assert sample.policy_versions.tolist() == [3, 3, 4, 4]
+    assert (sample.reward, sample.task_id, sample.tokens) == (0.75, "t_1", 7)
+
+
+def test_an_episode_over_its_budget_is_paid_as_asked():
+    over, ended = (record([5, 6, 7], [(1, 3)], end_reason=reason) for reason in ("turn_limit", "completed"))
+    assert [Sample.from_rollout(over, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.0]
+    assert [Sample.from_rollout(ended, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.75]
+
+
+def test_the_beginning_of_a_sample_is_that_of_the_record():
+    sample = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11], [(2, 4), (5, 7)]))
+    for length in range(3, 9):
+        spans = [(start, min(end, length)) for start, end in [(2, 4), (5, 7)] if start < length]
+        expected = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11][:length], spans))
+        beginning = sample.beginning(length)
+        for name in ("token_ids", "mask", "turn_ids", "sampler_logprobs", "policy_versions"):
+            assert getattr(beginning, name).tolist() == getattr(expected, name).tolist()
+        assert beginning.reward == sample.reward
+    with pytest.raises(ValueError, match="no sampled token"):
+        sample.beginning(2)
+
+
+def test_sequences_that_begin_to_be_sampled_later_are_left_out():
+    ids, place = [5, 6, 7, 8, 9, 10, 11], {"episode_id": "c/t_1/0.0", "segments": 2}
+    first = record(ids, [(2, 4)], **place)
+    second = record(ids, [(5, 7)], rollout_id="c/t_1/0.0/1", segment=1, **place)
+    kept = {
+        length: [
+            (s.segment, s.tokens)
+            for s in training_samples([first, second], UpdateConfig(max_tokens_per_rollout=length))
+        ]
+        for length in (4, 6, 9, None)
+    }
+    assert kept == {4: [(0, 4)], 6: [(0, 6), (1, 6)], 9: [(0, 7), (1, 7)], None: [(0, 7), (1, 7)]}
+    late = record(ids, [(5, 7)], rollout_id="c/t_1/0.1")
+    learned = training_samples([first, second, late], UpdateConfig(max_tokens_per_rollout=4))
+    assert [sample.rollout_id for sample in learned] == [first.rollout_id]
+    with pytest.raises(ConfigError, match=r"max_tokens_per_rollout is 2, and none of 2 rollouts"):
+        training_samples([first, second], UpdateConfig(max_tokens_per_rollout=2))
+
+
+def test_samples_without_anything_to_learn_or_predict_from_are_refused():
+    (sample,) = make_samples([8])
+    with pytest.raises(ValueError, match="no sampled token"):
+        replace(sample, mask=torch.zeros(8, dtype=torch.bool))
+    with pytest.raises(ValueError, match="first token counts as sampled"):
+        replace(sample, mask=torch.ones(8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@given(lengths=st.lists(st.integers(4, 40), min_size=1, max_size=6), seed=st.integers(0, 2**20))
+@settings(max_examples=40, deadline=None)
+def test_collate_points_at_the_right_tokens(packed, lengths, seed):
+    samples = make_samples(lengths, seed)
+    batch = collate(samples, pad_id=VOCAB - 1, packed=packed)
+    flat_tokens, flat_positions = batch.tokens.flatten(), batch.input_pos.flatten()
+    position = 0
+    for number, sample in enumerate(samples):
+        for i in sample.mask.nonzero().flatten().tolist():
+            assert batch.targets[position] == sample.token_ids[i]
+            assert flat_tokens[batch.rows[position]] == sample.token_ids[i - 1]
+            assert flat_positions[batch.rows[position]] == i - 1
+            assert batch.rollout_index[position] == number
+            assert batch.turn_rollout[batch.turn_index[position]] == number
+            position += 1
+    assert position == len(batch.targets) == len(batch.old_logprobs) == len(batch.sampler_logprobs)
+    turns = [len(set(s.turn_ids[s.mask].tolist())) for s in samples]
+    assert torch.bincount(batch.turn_rollout).tolist() == turns
+    assert batch.documents == (Documents.of(lengths) if packed else None)
+    pieces = batch.split(batch.old_logprobs)
+    assert all(torch.equal(pieces[s.rollout_id], s.old_logprobs) for s in samples)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
+@settings(max_examples=60, deadline=None)
+def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
+    samples = make_samples(lengths)
+    batches = [micro_batches(samples, budget, 0, packed, world_size, rank) for rank in range(world_size)]
+    assert len({len(rank) for rank in batches}) == 1
+    ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
+    assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
+
+
+def loss_and_gradient(model, batches):
+    model.zero_grad()
+    total, per_rollout = 0.0, {}
+    loss = ClippedPolicyLoss()
+    for batch in batches:
+        output = loss(model(**batch.inputs()).logprobs, batch)
+        output.per_rollout_loss.sum().backward()
+        total += output.per_rollout_loss.sum().item()
+        per_rollout |= dict(zip(batch.rollout_ids, output.per_rollout_loss.tolist(), strict=True))
+    return total, adapter_gradient(model).clone(), per_rollout
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_any_budget_padded_or_packed_gives_one_loss_and_gradient(tied):
+    model = attach_head(tiny_lora_model(tied), TiledLogProbs(token_tile=16, vocab_tile=32))
+    samples = make_samples([31, 9, 50, 17, 5, 26, 44])
+    expected, gradient, per_rollout = loss_and_gradient(model, [collate([s], 0, False) for s in samples])
+    assert gradient.abs().max() > 1e-3
+    for packed in (False, True):
+        for budget in (1, 60, 75, 120, 400):
+            batches = [*micro_batches(samples, budget, pad_id=3, packed=packed), collate([], 3, packed)]
+            total, other, values = loss_and_gradient(model, batches)
+            assert total == pytest.approx(expected, abs=2e-5)
+            assert values == pytest.approx(per_rollout, abs=2e-5)
+            torch.testing.assert_close(other, gradient, rtol=1e-4, atol=2e-6)
+
+
+def test_neighbours_in_a_packed_row_do_not_leak():
+    """Changing every token of one rollout leaves the log-probs and input gradients of the others bit for bit."""
+    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    samples = make_samples([20, 33, 14])
+    changed = replace(samples[1], token_ids=(samples[1].token_ids + 1) % VOCAB)
+    before = collate(samples, 0, packed=True)
+    after = collate([samples[0], changed, samples[2]], 0, packed=True)
+    with torch.no_grad():
+        first, second = before.split(model(**before.inputs()).logprobs), after.split(model(**after.inputs()).logprobs)
+    assert torch.equal(first["rollout-0"], second["rollout-0"])
+    assert torch.equal(first["rollout-2"], second["rollout-2"])
+    assert not torch.allclose(first["rollout-1"], second["rollout-1"])
+
+    embedded = []
+    hook = model.tok_embeddings.register_forward_hook(
+        lambda *call: embedded.append(call[2].requires_grad_()) or call[2]
+    )
+    before.split(model(**before.inputs()).logprobs)["rollout-1"].sum().backward()
+    hook.remove()
+    reached = embedded[0].grad[0].abs().sum(-1) > 0
+    assert not reached[:20].any()
+    assert not reached[53:].any()
+    assert reached[20:52].any()
+
+
+def test_padding_is_never_seen():
+    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    samples = make_samples([20, 33, 14])
+    with torch.no_grad():
+        results = [model(**collate(samples, pad, packed=False).inputs()).logprobs for pad in (0, 55)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_changed_observation_token_only_reaches_its_successors(packed):
+    """No loss term is its own; sampled tokens before it keep their log-prob, those after it see another context."""
+    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    samples = make_samples([40, 25])
+    sampled = samples[0].mask.nonzero().flatten()
+    observation = next(i for i in range(10, 40) if not samples[0].mask[i] and int(sampled[-1]) > i)
+    tokens = samples[0].token_ids.clone()
+    tokens[observation] = (tokens[observation] + 1) % VOCAB
+    before = collate(samples, 0, packed)
+    after = collate([replace(samples[0], token_ids=tokens), samples[1]], 0, packed)
+    assert torch.equal(before.targets, after.targets)
+    assert torch.equal(before.rows, after.rows)
+    with torch.no_grad():
+        first, second = before.split(model(**before.inputs()).logprobs), after.split(model(**after.inputs()).logprobs)
+    same = first["rollout-0"] == second["rollout-0"]
+    assert same[sampled < observation].all()
+    assert not same[sampled > observation].any()
+    assert torch.equal(first["rollout-1"], second["rollout-1"])
+
+
+def test_errors_name_the_cause():
+    samples = make_samples([20, 30])
+    with pytest.raises(ValueError, match="token_budget must be at least 1"):
+        micro_batches(samples, 0, 0, packed=False)
+    with pytest.raises(ValueError, match="rollout-1 has no old_logprobs"):
+        collate([samples[0], replace(samples[1], old_logprobs=None)], 0, packed=False)

@@ -1,0 +1,79 @@
+"""One line for each thing that can be wrong with a machine's devices, shown without a GPU."""
+
+import os
+
+import pytest
+import torch
+
+from loop_formats.schema import ConfigError
+from loop_recipes.engine import device_check
+from loop_recipes.engine.device_check import check_count, check_driver, check_matmul, training_device
+from support.device_ranks import wait_in_vain
+from support.ranks import on_ranks
+
+
+def driver(tmp_path, version):
+    (tmp_path / "version").write_text(f"{version}\n")
+    return tmp_path / "version"
+
+
+@pytest.mark.parametrize(("cuda", "version"), [("13.0", "580.65.06"), ("13.0", "590.1"), ("12.8", "570.12.04")])
+def test_a_driver_that_is_new_enough_or_hidden_passes(tmp_path, cuda, version):
+    assert check_driver(cuda, driver(tmp_path, version)) is None
+    assert check_driver(cuda, tmp_path / "none") is None, "the next question is whether there is a GPU"
+
+
+def test_a_driver_that_is_too_old_names_both_versions(tmp_path):
+    with pytest.raises(ConfigError, match=r"driver 570\.12\.04 is too old for torch's CUDA 13\.0; install driver 580"):
+        check_driver("13.0", driver(tmp_path, "570.12.04"))
+
+
+def test_too_few_gpus():
+    assert check_count(8, 4) is None
+    with pytest.raises(ConfigError, match="torch finds no GPU"):
+        check_count(0, 1)
+    with pytest.raises(
+        ConfigError, match="8 ranks on this machine need as many GPUs, and torch finds 4; lower --nproc"
+    ):
+        check_count(4, 8)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
+def test_a_cpu_build_says_how_to_get_the_other():
+    with pytest.raises(ConfigError, match="CPU build here; install the CUDA one with `make setup GPU=1`"):
+        training_device("cuda")
+
+
+@pytest.mark.parametrize("own", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(monkeypatch, own):
+    for name in device_check.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(own, "max_split_size_mb:512")
+    called = []
+    monkeypatch.setattr(device_check, "check_driver", lambda *_: None)
+    monkeypatch.setattr(device_check, "check_count", lambda *_: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
+    monkeypatch.setattr(device_check.utils, "get_device", lambda name: called.append(name) or torch.device(name))
+    monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
+    training_device("cuda")
+    assert called == ["cuda"] if own else ["expandable_segments:True", "cuda"]
+    assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"
+
+
+def test_every_dtype_is_tried_on_the_device(monkeypatch):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert training_device("cpu", dtype) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"cannot multiply matrices in torch\.uint16"):
+        check_matmul(torch.device("cpu"), torch.uint16)
+    monkeypatch.setattr(device_check.torch, "ones", torch.zeros)
+    with pytest.raises(ConfigError, match=r"multiplies matrices in torch\.float32 wrongly"):
+        check_matmul(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.integration
+def test_two_ranks_add_up_and_one_that_does_not_come_is_named_in_time():
+    said = on_ranks(2, wait_in_vain)
+    assert said["error"].startswith("2 ranks could not add up a number over cpu")
+    assert "look for a rank that has ended" in said["error"]
+    assert said["seconds"] < 60

@@ -1,0 +1,54 @@
+"""Scores on the way: of episodes, whatever number of sequences each has, and none where a task failed for good."""
+
+from dataclasses import replace
+
+from loop_formats.collection_request import CollectionEnd, LostRollout
+from loop_recipes.rollouts.dev_scores import dev_scores
+from loop_recipes.rollouts.source import Collected, StopRequested
+from rollout_server.client import CollectionFailed
+from support.counter_node import counter_request
+from support.small_runs import in_sequences, stored_rollout
+
+END = CollectionEnd("complete", 2, 0, 0, {}, 0.0)
+
+
+class Evaluated:
+    """A source whose only collection has these rollouts, or raises this."""
+
+    def __init__(self, rollouts, error=None):
+        self.rollouts, self.error, self.end = rollouts, error, END
+
+    def start(self, request):
+        pass
+
+    def read(self, request):
+        if self.error is not None:
+            raise self.error
+        return Collected(self.rollouts, self.end, 0.0)
+
+
+def test_an_episode_of_several_sequences_counts_once():
+    solved = stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1)
+    unsolved = in_sequences(stored_rollout("c", "t_2", 0, 0, 0.5, 300, seed=2))
+    assert len(unsolved) > 1
+    assert dev_scores(Evaluated([solved, *unsolved]), counter_request()) == {
+        "dev_reward": 0.75,
+        "dev_success": 0.5,
+        "dev_lost": 0,
+    }
+
+
+def test_lost_rollouts_are_in_no_figure_but_their_own(caplog):
+    solved = stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1)
+    end = replace(END, lost=[LostRollout("t_2", 0, "server_error", "boom")])
+    source = Evaluated([solved])
+    source.end = end
+    assert dev_scores(source, counter_request()) == {"dev_reward": 1.0, "dev_success": 1.0, "dev_lost": 1}
+    assert "1 of 12 rollouts lost (server_error 1), such as rollout 0 of t_2: server_error: boom" in caplog.text
+
+
+def test_an_evaluation_that_is_lost_altogether_leaves_no_scores_and_a_warning(caplog):
+    failed = CollectionFailed("collection c failed: 1 of 1 rollouts lost", END)
+    assert dev_scores(Evaluated([], failed), counter_request()) == {}
+    assert "no dev score: collection c failed: 1 of 1" in caplog.text
+    assert dev_scores(Evaluated([], StopRequested()), counter_request()) is None

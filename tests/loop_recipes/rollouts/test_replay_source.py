@@ -1,0 +1,69 @@
+"""Training on the logs of an earlier run."""
+
+from dataclasses import replace
+
+import pytest
+
+from loop_formats.ids import branch_id, dev_id, training_id
+from loop_formats.run_files import log_path, meta_path
+from loop_formats.schema import ConfigError
+from loop_recipes.rollouts.replay_source import ReplaySource
+from loop_recipes.rollouts.source import NoRollouts
+from support.counter_node import counter_request
+from support.small_runs import stored_rollout
+
+
+def write_log(folder, collection, version=0):
+    rollout = stored_rollout(collection, "t_1", 0, version, 1.0, 300, seed=version)
+    log_path(folder, collection).write_text(rollout.to_json() + "\n")
+    meta_path(folder, collection).write_text("{}\n")
+    return rollout
+
+
+def test_an_iteration_is_given_its_log_and_dev_evaluations_are_passed_over(tmp_path):
+    rollouts = []
+    for iteration in (1, 2):
+        write_log(tmp_path, dev_id("old", iteration - 1, "[]"))
+        rollouts.append(write_log(tmp_path, training_id("old", iteration, "[]"), version=iteration))
+    source = ReplaySource(tmp_path)
+    for iteration in (1, 2):
+        collected = source.read(counter_request(training_id("new", iteration, "[]")))
+        assert collected.rollouts == [rollouts[iteration - 1]]
+    with pytest.raises(NoRollouts, match="iteration 3 was asked for, but only 2 logs"):
+        source.read(counter_request(training_id("new", 3, "[]")))
+
+
+def test_two_logs_of_one_iteration_are_refused(tmp_path):
+    """As a run that went back to an earlier checkpoint leaves them."""
+    for protocol in ("[0]", "[1]"):
+        write_log(tmp_path, training_id("old", 2, protocol))
+    with pytest.raises(ConfigError, match=r"old-i0002-.* and old-i0002-.* are of one iteration; leave one log of it"):
+        ReplaySource(tmp_path)
+
+
+def test_logs_without_rollouts_to_train_on_are_refused(tmp_path):
+    """Of an evaluation, of branches, or of a collection in which nothing had ended."""
+    write_log(tmp_path, dev_id("old", 1, "[]"))
+    write_log(tmp_path, branch_id(training_id("old", 1, "[]"), "[]"))
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: .* holds only scores of policies and branches"):
+        ReplaySource(tmp_path)
+    log_path(tmp_path, training_id("old", 1, "[]")).touch()
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: its logs hold no rollout"):
+        ReplaySource(tmp_path).tasks("train")
+
+
+def test_a_damaged_log_is_named(tmp_path):
+    write_log(tmp_path, training_id("old", 1, "[]"))
+    with log_path(tmp_path, training_id("old", 1, "[]")).open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(ConfigError, match=r"rollout_node\.replay: .*old-i0001-.*\.jsonl:2: rollout schema None"):
+        ReplaySource(tmp_path).read(counter_request(training_id("new", 1, "[]")))
+
+
+def test_an_endpoints_rollouts_are_refused(tmp_path):
+    rollout = write_log(tmp_path, training_id("old", 1, "[]"))
+    turns = [replace(turn, start=0, end=0) for turn in rollout.turns]
+    text = replace(rollout, token_ids=[], mask=[], sampler_logprobs=[], turns=turns).validate()
+    log_path(tmp_path, training_id("old", 1, "[]")).write_text(text.to_json() + "\n")
+    with pytest.raises(ConfigError, match=r"old-i0001-.*\.jsonl holds rollouts of text alone.* cannot be trained on"):
+        ReplaySource(tmp_path).tasks("train")

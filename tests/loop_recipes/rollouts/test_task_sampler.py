@@ -1,0 +1,123 @@
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_environments.mixed import environment_of
+from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler, apportion
+
+task_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: [f"s{number}_1" for number in ids])
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(task_sets, st.data())
+def test_sampler_visits_everything_once_per_pass(tasks, data):
+    size = data.draw(st.integers(1, len(tasks)))
+    sampler = TaskSampler(tasks, size, seed=3)
+    drawn = []
+    for _ in range(30):
+        iteration = sampler.next()
+        assert len(iteration) == size == len(set(iteration))
+        drawn += iteration
+    for start in range(0, len(drawn) - len(tasks) + 1, len(tasks)):
+        assert sorted(drawn[start : start + len(tasks)]) == sorted(tasks)
+
+
+@pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
+@settings(deadline=None)  # a busy machine is no failure
+@given(task_sets, st.integers(0, 15), st.integers(0, 5))
+def test_sampler_resumes_and_ignores_the_order_of_its_tasks(kind, tasks, before, seed):
+    size = max(1, len(tasks) // 3)
+    one = kind(tasks, size, seed)
+    for _ in range(before):
+        one.next()
+    state = json.loads(json.dumps(one.state_dict()))
+    other = kind(tasks[::-1], size, seed)
+    other.load_state_dict(state)
+    assert [one.next() for _ in range(10)] == [other.next() for _ in range(10)]
+
+
+def test_sampler_visits_every_scenario_before_any_twice():
+    tasks = [f"s{scenario}_{number}" for scenario in range(7) for number in (1, 2, 3)]
+    sampler = TaskSampler(tasks, 7, seed=0)
+    iterations = [sampler.next() for _ in range(6)]
+    for iteration in iterations:
+        assert sorted(task[:2] for task in iteration) == [f"s{scenario}" for scenario in range(7)]
+    assert iterations[0] != iterations[3], "another pass, another order"
+    assert len(set(TaskSampler(["one", "two", "three"], 3, seed=0).next())) == 3, "ids without a scenario"
+
+
+def test_uniform_drawing_has_the_scenarios_that_chance_gives():
+    """40 of 72 tasks leave a scenario's three out with probability (32 * 31 * 30) / (72 * 71 * 70)."""
+    tasks = [f"s{scenario}_{number}" for scenario in range(24) for number in (1, 2, 3)]
+    sampler = UniformTaskSampler(tasks, 40, seed=0)
+    iterations = [sampler.next() for _ in range(1000)]
+    assert all(len(set(iteration)) == 40 for iteration in iterations)
+    mean = sum(len({task.partition("_")[0] for task in iteration}) for iteration in iterations) / 1000
+    assert mean == pytest.approx(24 * (1 - (32 * 31 * 30) / (72 * 71 * 70)), abs=0.15)
+    counts = [sum(task in iteration for iteration in iterations) for task in tasks]
+    assert min(counts) > 480
+    assert max(counts) < 630  # 1000 * 40 / 72 = 556 with a standard deviation of 16
+
+
+def test_sampler_refuses_foreign_states():
+    sampler = TaskSampler(["a_1", "b_1"], 1, seed=0)
+    with pytest.raises(ValueError, match="of other tasks"):
+        sampler.load_state_dict(TaskSampler(["a_1"], 1, seed=0).state_dict())
+    with pytest.raises(ValueError, match="of seed 1"):
+        sampler.load_state_dict(TaskSampler(["a_1", "b_1"], 1, seed=1).state_dict())
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_sampler_needs_enough_tasks(size):
+    with pytest.raises(ValueError, match="between 1 and the number of tasks, 2"):
+        TaskSampler(["a_1", "b_1"], size, seed=0)
+
+
+MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
+
+
+@pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
+def test_every_iteration_of_a_mixture_has_its_shares(kind):
+    sampler = MixedTaskSampler(MIXTURE, 8, 0, {"craft": 3.0}, kind)
+    iterations = [sampler.next() for _ in range(6)]
+    for iteration in iterations:
+        assert Counter(map(environment_of, iteration)) == {"craft": 6, "sums": 2}
+        assert len(set(iteration)) == 8
+    state = json.loads(json.dumps(sampler.state_dict()))
+    other = MixedTaskSampler(MIXTURE[::-1], 8, 0, {"craft": 3.0}, kind)
+    other.load_state_dict(state)
+    assert [other.next() for _ in range(4)] == [sampler.next() for _ in range(4)]
+
+
+def test_a_mixtures_state_is_of_its_own_environments():
+    mixed, plain = MixedTaskSampler(MIXTURE, 8, 0, {}), TaskSampler(MIXTURE, 8, 0)
+    for one, other in ((mixed, plain), (plain, mixed)):
+        with pytest.raises(ValueError, match="the sampler's state is of other"):
+            one.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("shares", "complaint"),
+    [
+        ({"chess": 1.0}, "environments.chess has no tasks; there are tasks of craft, sums"),
+        (
+            {"craft": 0.01},
+            "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number of tasks",
+        ),
+        ({"sums": 9.0}, "environment sums: tasks_per_iteration is 7, but must lie between 1 .*, 5"),
+    ],
+)
+def test_shares_that_cannot_be_are_named(shares, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        MixedTaskSampler(MIXTURE, 8, 0, shares)
+
+
+@given(st.integers(0, 200), st.dictionaries(st.text(), st.floats(0.01, 100.0), min_size=1, max_size=5))
+def test_apportionment_is_whole_and_within_one_of_exact(total, weights):
+    counts = apportion(total, weights)
+    assert sum(counts.values()) == total
+    for name, weight in weights.items():
+        assert abs(counts[name] - total * weight / sum(weights.values())) < 1.0 + 1e-6

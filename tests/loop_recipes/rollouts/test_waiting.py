@@ -1,0 +1,47 @@
+"""What a terminal and a log show of a wait."""
+
+import io
+
+import pytest
+
+from loop_recipes.rollouts import waiting
+from loop_recipes.rollouts.waiting import Waiting
+from support.waiting import block_until
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(waiting, "REFRESH_S", 0.01)
+    monkeypatch.setattr(waiting, "FIRST_LINE_S", 0.05)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_terminal_keeps_one_line_and_clears_it():
+    stream = Terminal()
+    with Waiting("publishing policy version 3", stream) as shown:
+        shown.told("vllm-0 starts, for 12 s")
+        block_until(lambda: "publishing policy version 3: 0 s, vllm-0 starts, for 12 s\x1b[K" in stream.getvalue())
+    assert stream.getvalue().endswith("\r\x1b[K")
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_log_gets_a_line_for_what_takes_long_and_then_fewer():
+    stream = io.StringIO()
+    with Waiting("waiting for the rollout node", stream) as shown:
+        block_until(lambda: stream.getvalue().count("\n") == 2)
+        shown.told("it does not answer")
+        block_until(lambda: "it does not answer\n" in stream.getvalue())
+    assert all(line.startswith("waiting for the rollout node: ") for line in stream.getvalue().splitlines())
+
+
+def test_what_is_there_at_once_is_not_mentioned(monkeypatch):
+    monkeypatch.setattr(waiting, "REFRESH_S", 60.0)
+    stream = io.StringIO()
+    with Waiting("waiting", stream):
+        pass
+    assert stream.getvalue() == ""

@@ -1,0 +1,115 @@
+"""METRICS against what a run writes, both ways: no key without a sentence, no sentence for a key that nobody writes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from agent_environments.colbench.pool import ANSWER_MARK
+from agent_environments.tools.behavior import TOOL_FIGURES
+from loop_formats.rollout import by_episode
+from loop_formats.run_files import read_rollouts
+from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.plots.rollouts import read_attempts
+from loop_recipes.run import metrics as run_metrics
+from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
+from loop_recipes.viewer.run_data import RunData
+from support.small_runs import in_sequences, replay_config, train, write_logs
+
+CALL = '<tool_call>{"name": "a"}</tool_call>'
+MESSAGES = [
+    {"role": "system", "content": f"{CALL} {ANSWER_MARK}"},
+    {"role": "user", "content": "task"},
+    *[
+        {"role": role, "content": content}
+        for _ in range(3)
+        for role, content in (
+            ("assistant", f"```python\napis.a.b()\n```\n{CALL}"),
+            ("user", "Execution failed. Traceback:\nx"),
+        )
+    ],
+]
+
+
+def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
+    config = replay_config(tmp_path, iterations=1, device_peak_tflops=1.0)
+    log = tmp_path / "logs/made-up-i0001.jsonl"
+    rollouts = [json.loads(line) for line in log.read_text().splitlines()]
+    for rollout in rollouts:
+        rollout["messages"] = MESSAGES
+        rollout["turns"] = [turn | {"message": 2 + 2 * number} for number, turn in enumerate(rollout["turns"])]
+        rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
+    log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
+    cfg = OmegaConf.load(config)
+    cfg.loss.kl_coefficient = 0.1
+    train(cfg)
+    (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    elsewhere = {"value_loss", "preference_margin", "preference_accuracy"}
+    elsewhere |= {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
+    written = set(line) | elsewhere | {"left_out_rollouts", "broken_figures"}  # which tests of their own look at
+    assert written == set(METRICS)
+    assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
+    assert line["behavior_turns"] > 0
+    assert line["tool_calls"] > 0
+    assert line["questions"] > 0
+    parts = line["environments"]
+    assert {name: part["rollouts"] for name, part in parts.items()} == {"craft": 3, "sums": 9}
+    assert sum(part["rollouts"] * part["reward"] for part in parts.values()) / 12 == pytest.approx(line["reward"])
+
+
+def test_a_figure_that_breaks_ends_no_run_and_does_not_vanish(tmp_path, monkeypatch, caplog):
+    log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
+    rollouts = [
+        replace(
+            rollout,
+            messages=MESSAGES,
+            turns=[replace(turn, message=2 + 2 * number) for number, turn in enumerate(rollout.turns)],
+        )
+        for rollout in read_rollouts(log)
+    ]
+    whole = behavior_metrics(rollouts)
+    monkeypatch.setattr(run_metrics, "tool_metrics", lambda turns: {}["no such"])
+    metrics = behavior_metrics(rollouts)
+    left_out = set(whole) - set(metrics)
+    assert metrics == {**{name: value for name, value in whole.items() if name not in left_out}, "broken_figures": 1}
+    assert left_out <= TOOL_FIGURES.keys()
+    assert left_out
+    assert "the figures of tool calls could not be computed: KeyError: 'no such' (" in caplog.text
+
+
+def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_counted(tmp_path):
+    """The same episodes, each turn in a sequence of its own: nothing but the number of tokens read is different."""
+    log = write_logs(tmp_path, 1, 300) / "made-up-i0001.jsonl"
+
+    by_harness = [{"role": "assistant", "content": f"dummy {CALL}"}, {"role": "user", "content": "said for it"}]
+
+    def told(rollout):
+        """After each turn the harness writes one in the agent's name; a later sequence shows the turns before."""
+        before = rollout.segment
+        count = before + len(rollout.turns)
+        messages = MESSAGES[:2] + [text for _ in range(count) for text in (*MESSAGES[2:4], *by_harness)]
+        turns = [replace(turn, message=2 + 4 * (before + place)) for place, turn in enumerate(rollout.turns)]
+        return replace(rollout, messages=messages, turns=turns)
+
+    whole = [told(rollout) for rollout in read_rollouts(log)]
+    split = [told(part) for rollout in whole for part in in_sequences(rollout)]
+    readings = []
+    for rollouts in (whole, split):
+        log.write_text("".join(f"{rollout.to_json()}\n" for rollout in rollouts))
+        metrics = {**rollout_metrics(rollouts), **behavior_metrics(rollouts)}
+        for name in ("tokens", "tokens_max", "sequences"):
+            metrics.pop(name)
+        assert (metrics["behavior_dummy"], metrics["tool_calls"]) == (0, metrics["turns"])
+        results = [TaskResult.from_rollout(*sequences) for sequences in by_episode(rollouts)]
+        viewer = RunData(log)
+        advantages = {(e["task"], e["index"]): e["advantage"] for e in viewer.summaries("made-up-i0001")}
+        readings.append(
+            {
+                "metrics": {name: round(value, 9) for name, value in metrics.items()},
+                "scores": [(r.task_id, r.run, r.reward, r.turns, r.sampled_tokens) for r in results],
+                "plots": [(a.task_id, a.calls, a.behavior.turns) for a in read_attempts(log)],
+                "viewer": (viewer.overview()["collections"][0]["totals"], advantages),
+            }
+        )
+    assert readings[0] == readings[1]

@@ -74,7 +74,7 @@ def config(workspace, *overrides):
             "device: torch is a CPU build here; install the CUDA one",
             marks=pytest.mark.skipif(torch.version.cuda is not None, reason="this torch can use a GPU"),
         ),
-        ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download the model there"),
+        ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download it (tune download)"),
         ("checkpointer.checkpoint_files=[weights.safetensors]", "weights.safetensors does not exist"),
         ("model.embed_dim=32", ", 32]; make the sizes under `model` those of its config.json"),
         ("model.num_layers=1", "the config's model has not; wrong number of layers?"),

@@ -26,11 +26,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NoReturn
 
-from pydantic_core import to_json
-
 from agent_environments import process_guard
+from agent_environments.plain_values import plain_grade
 from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.module import ToolModule, load_module
@@ -92,20 +92,12 @@ class Calls:
         """The fields of the episode's grade."""
         task = copy.deepcopy(self._module.tasks[task_id])
         grade = self._module.reward.grade(task, answer=answer, trajectory=trajectory, instance=self._instance)
-        fields: dict[str, Any] = json.loads(to_json(grade, fallback=_plain))
-        return fields
+        return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
 
     def close(self) -> None:
         """Close the instance, where it can be."""
         if hasattr(self._instance, "close"):
             deadline.call(self._instance.close, {}, self._deadline_s)
-
-
-def _plain(value: Any) -> Any:
-    """numpy's numbers and truth values, and torch's, as Python's own."""
-    if getattr(value, "shape", None) == ():
-        return value.item()
-    raise TypeError(f"a Grade cannot hold what is of type {type(value).__name__}")
 
 
 def serve(told: Mapping[str, Any], control: socket.socket) -> None:

@@ -142,7 +142,7 @@ def test_reference_solutions_score_100_and_doing_nothing_0(evaluation):
     assert (solver["tgc"]["mean"], solver["sgc"]["mean"], solver["reward"]) == (100.0, 100.0, 1.0)
     assert (idle["tgc"]["mean"], idle["sgc"]["mean"]) == (0.0, 0.0)
     assert 0.0 < idle["reward"] < 1.0  # "nothing else changed" passes without doing anything
-    assert solver["failed"] == idle["failed"] == []
+    assert solver["lost"] == idle["lost"] == []
     assert set(solver["by_difficulty"]) <= {"1", "2", "3"}
     assert solver["by_difficulty"]
     assert report["dataset"].startswith("synthetic")

@@ -18,6 +18,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
+from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.episode import KILL_GRACE_S, Execution
@@ -67,8 +68,11 @@ class HttpWorld:
 
     async def execute(self, code: str) -> Execution:
         timeout_s = self._pool.rules.execute_timeout_s + 2 * KILL_GRACE_S
-        output = await self._server.post("execute", timeout_s, task_id=self._task_id, code=code)
-        completed = await self._server.post("task_completed", timeout_s, task_id=self._task_id)
+        try:
+            output = await self._server.post("execute", timeout_s, task_id=self._task_id, code=code)
+            completed = await self._server.post("task_completed", timeout_s, task_id=self._task_id)
+        except EnvironmentCrashed as error:
+            raise WorldLost(str(error), Loss.CUT) from error
         return Execution(output, bool(completed))
 
     async def settle(self) -> str | None:

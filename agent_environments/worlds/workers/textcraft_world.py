@@ -107,7 +107,10 @@ class TextCraftEpisode:
 
     def step(self, command: str) -> Step:
         before = dict(self._game.inventory)
-        observation, _, done, _, _ = self._game.step(command)
+        try:
+            observation, _, done, _, _ = self._game.step(command)
+        except ValueError:  # the package reads any number of digits as a count, and Python not more than 4,300
+            observation, done = f"Could not execute {command}", False
         self._crafted = self._crafted or done
         shown = command.strip() == "inventory"
         return Step(observation, done, failed=not shown and self._game.inventory == before)

@@ -258,11 +258,11 @@ async def test_no_rollout_at_all_is_no_score(model, tmp_path):
         service.speak = lambda body: "```python\nadd(1)\n```"
         service.fault = lambda body: (400, "no") if len(body["messages"]) > 2 else None
         cfg = config(model, tmp_path / "out", service.url)
-        with pytest.raises(ConfigError, match=r"gpt.*no rollout could be had, so there is no score: .*answers 400: no"):
+        with pytest.raises(NoScore, match=r"no score of gpt.*: all 12 rollouts lost, such as .*answers 400: no"):
             await asyncio.to_thread(evaluate, cfg)
         service.fault = lambda body: None
         report, _ = await asyncio.to_thread(evaluate, cfg)
-        assert report["scores"][0]["failed"] == []
+        assert report["scores"][0]["lost"] == []
 
 
 async def test_content_in_parts_is_joined(model, tmp_path):

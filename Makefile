@@ -113,10 +113,10 @@ demo: world ## train the tiny policy on the synthetic world and show the result 
 	@echo "==> 2/3 evaluating before and after on held-out tasks"
 	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN)) $(EVALUATION)
 	@echo "==> 3/3 drawing the curves"
-	.venv/bin/loop-plots $(RUN)
+	.venv/bin/loop plot $(RUN)
 	@echo "==> done; see"
 	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
-	@echo "    .venv/bin/rollout-viewer $(RUN) shows the rollouts in a browser"
+	@echo "    .venv/bin/loop view $(RUN) shows the rollouts in a browser"
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
 test: world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts

@@ -12,7 +12,7 @@ bootstrap interval over levels (BabyAI) or tasks (the others; in ColBench every 
 is done is not repeated and a run that was cut off goes on, so the same command again finishes the rest. What follows
 ``--`` goes to every config of loop_appworld.
 
-Each run starts a rollout node. All runs of one world can share one that serves its policy: `loop-launch rollout-node`
+Each run starts a rollout node. All runs of one world can share one that serves its policy: `loop node`
 with the world's config of loop_appworld, and then ``--worlds babyai --node URL``.
 """
 

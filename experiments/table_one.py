@@ -109,7 +109,7 @@ class Attempt:
     def sample(self, command: str, *options: str) -> Path:
         """Sample by a command that takes a config of loop_appworld; returns its output folder."""
         out = self.folder / ROLLOUTS
-        words = ["--config", "loop_appworld/tiny_cpu", f"output_dir={out}", f"seed={self.seed}", *self.plan.overrides]
+        words = ["loop_appworld/tiny_cpu", f"output_dir={out}", f"seed={self.seed}", *self.plan.overrides]
         self._run("sampling", module(command, *words, *options))
         return out
 

@@ -197,7 +197,7 @@ class Experiment:
         return found
 
     def monte_carlo(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-        """V(next state) - V(state) of every turn, by ``loop-turn-values`` on a folder that looks like a run's."""
+        """V(next state) - V(state) of every turn, by ``loop method turn-values`` on what looks like a run's folder."""
         run, collection = self._folder / "values", HELD_OUT
         log = write_rollouts(run / "node" / COLLECTIONS, collection, rollouts)
         asked = self._conf.collection
@@ -214,7 +214,7 @@ class Experiment:
         if turn_values_cli.main(
             [str(run), "--collection", collection, "--continuations", str(self._args.continuations)]
         ):
-            raise RuntimeError("loop-turn-values failed; see above")
+            raise RuntimeError("loop method turn-values failed; see above")
         values = {(v.rollout_id, v.turn): v.value for v in read_turn_values(values_file(run, collection))}
         return {
             each.rollout_id: value_changes(

@@ -58,8 +58,8 @@ class SftAppWorldRecipe:
     """Trains a policy on stored rollouts or demonstrations (LOOP's rows RFT and SFT-GT; DPO and DMPO offline).
 
     Features:
-        - **A fixed set.** Logs of rollouts from any run, of ``loop-collect-solved``, or of demonstrations
-          (``loop-ground-truth``). ``advantage`` says which count: ``Solved`` keeps the successful ones,
+        - **A fixed set.** Logs of rollouts from any run, of ``loop method solved``, or of demonstrations
+          (``loop method ground-truth``). ``advantage`` says which count: ``Solved`` keeps the successful ones,
           ``ReturnPairs`` pairs those of a task.
         - **Losses.** ``LogLikelihood`` (cross-entropy with ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``. The
           reference of pairs is the policy that the run began with.

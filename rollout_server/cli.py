@@ -38,21 +38,25 @@ OPEN_FILES_PER_EPISODE = 16
 """Of one episode: its world, its program's pipes, its connections to a server and from an agent."""
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Exit status 0 after an orderly stop, 1 with one line on stderr for what could not be done."""
+def main(arguments: list[str] | None = None, program: str = "rollout-server") -> None:
+    """Exit status 0 after an orderly stop, 1 with one line on stderr for what could not be done.
+
+    Args:
+        program: how help and errors call this command.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ["status"]:
-            _status(arguments[1:])
+            _status(arguments[1:], program)
         elif arguments[:1] == ["cancel"]:
-            _cancel(arguments[1:])
+            _cancel(arguments[1:], program)
         else:
-            _serve(arguments)
+            _serve(arguments, program)
     except (ConfigError, ValueError, RuntimeError, OSError) as error:
-        sys.exit(f"rollout-server: {_one_line(error)}")
+        sys.exit(f"{program}: {_one_line(error)}")
     except Exception as error:
         traceback.print_exc()
-        sys.exit(f"rollout-server: {_one_line(error)}")
+        sys.exit(f"{program}: {_one_line(error)}")
 
 
 def _one_line(error: Exception) -> str:
@@ -64,20 +68,20 @@ def _one_line(error: Exception) -> str:
     return f"{' '.join(repr(error).split())}{where}"
 
 
-def _status(arguments: list[str]) -> None:
-    options = _of_a_node("status", "Show the state of a running rollout node.").parse_args(arguments)
+def _status(arguments: list[str], program: str) -> None:
+    options = _of_a_node(f"{program} status", "Show the state of a running rollout node.").parse_args(arguments)
     print_status(options.url, _client(options).status())
 
 
-def _cancel(arguments: list[str]) -> None:
-    parser = _of_a_node("cancel", "End a collection of a running rollout node; what is finished stays on its disk.")
-    parser.add_argument("id", help="of the collection, as rollout-server status shows it")
+def _cancel(arguments: list[str], program: str) -> None:
+    parser = _of_a_node(f"{program} cancel", "End a collection of a running node; what is finished stays on its disk.")
+    parser.add_argument("id", help="of the collection, as status shows it")
     options = parser.parse_args(arguments)
     print(f"{options.id}: {_client(options).cancel(options.id)}")
 
 
 def _of_a_node(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"rollout-server {command}", description=description)
+    parser = argparse.ArgumentParser(command, description=description)
     parser.add_argument("url", help="http://host:port of the node")
     parser.add_argument("--token-env", default=DEFAULT_TOKEN_ENV, help="variable that holds the bearer token")
     return parser
@@ -87,8 +91,8 @@ def _client(options: argparse.Namespace) -> RolloutClient:
     return RolloutClient(options.url, _token(options.token_env), timeout_s=10.0, reconnect_s=0.0)
 
 
-def _serve(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("rollout-server", description=__doc__)
+def _serve(arguments: list[str], program: str) -> None:
+    parser = argparse.ArgumentParser(program, description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; see docs/rollout_node.md")
     parser.add_argument("--owner-pid", type=int, help="stop when the process of this id is gone")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")

@@ -25,6 +25,7 @@ ELSEWHERE = {
         "agent_environments/remote/line",
         "agent_environments/worlds/worker_process",
     ],
+    "loop_recipes/test_cli.py": ["config/arguments"],
     "loop_recipes/methods/test_ground_truth.py": ["rollouts/scripted"],
     "loop_recipes/methods/sweet_rl/test_rank_turns.py": ["methods/sweet_rl/turn_candidates"],
     "loop_recipes/rollouts/test_several_nodes.py": ["rollouts/node_source"],
@@ -46,7 +47,7 @@ ELSEWHERE = {
         "evaluation/report",
     ],
     "integration/test_eval_reference.py": ["evaluation/appworld_layout"],
-    "loop_recipes/launch/test_job_check.py": ["launch/cli"],
+    "loop_recipes/launch/test_job_check.py": ["launch/check_cli"],
     "integration/test_collect_solved.py": ["methods/rft/collect_solved"],
     "recipes/test_dpo_mcts.py": ["methods/dpo_mcts/search_trees"],
     "loop_recipes/engine/test_checkpoint.py": [

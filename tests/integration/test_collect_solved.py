@@ -1,4 +1,4 @@
-"""`loop-collect-solved` on a real rollout node: what it solved, and a second start that samples nothing anew."""
+"""`loop method solved` on a real rollout node: what it solved, and a second start that samples nothing anew."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 def test_what_was_sampled_is_found_again(tmp_path, shared_vllm, capsys):
     """Each start launches a node of its own, on the server that the tests share, whose policy has the same shape."""
     config = replay_config(tmp_path, iterations=1, rollout_node=launched_node({"name": "counter"}, max_num_seqs=16))
-    command = ["--config", str(config), f"rollout_node.config.servers.urls=[{shared_vllm.url}]"]
+    command = [str(config), f"rollout_node.config.servers.urls=[{shared_vllm.url}]"]
     command += ["--temperatures", "0.5", "1.0", "--attempts", "2"]
 
     def collect() -> str:

@@ -36,15 +36,15 @@ def link() -> Iterator[LossyLink]:
 
 def test_a_run_over_a_bad_network_completes_and_says_so(link, tmp_path):
     run = tmp_path / "run"
-    config = ["--config", "loop_appworld/tiny_cpu", f"output_dir={run}", *SMALL]
-    node = [f"{sys.executable}", "-m", "loop_recipes.launch.cli", "rollout-node", *config]
-    trainer = [str(CHECKOUT / ".venv/bin/tune"), "run", "loop_appworld", *config]
+    words = [f"output_dir={run}", *SMALL]
+    node = [sys.executable, "-m", "loop_recipes.cli", "node", "tiny_cpu", *words]
+    trainer = [str(CHECKOUT / ".venv/bin/tune"), "run", "loop_appworld", "--config", "loop_appworld/tiny_cpu", *words]
     started = []
     try:
         started.append(_start(HOSTS[0], tmp_path / "node.log", *node, "--", "host=0.0.0.0", f"port={PORT}"))
         url = f"http://{address(2)}:{PORT}"
-        words = ("rollout_node.launch=False", f"rollout_node.url={url}")
-        started.append(_start(HOSTS[1], tmp_path / "trainer.log", *trainer, *words))
+        elsewhere = ("rollout_node.launch=False", f"rollout_node.url={url}")
+        started.append(_start(HOSTS[1], tmp_path / "trainer.log", *trainer, *elsewhere))
         deadline = time.monotonic() + COMMAND_S
         while not metrics(run):
             assert started[1].poll() is None, (tmp_path / "trainer.log").read_text()[-3000:]

@@ -203,7 +203,7 @@ def test_a_crash_of_the_trainer_fails_the_job_and_is_not_requeued(cluster, jobs)
 def test_a_crash_of_the_rollout_node_saves_and_fails_with_its_own_code(jobs):
     job, run = jobs.train("node-crash", "max_iterations=100")
     jobs.until(lambda: metrics(run), job)
-    _kill("rollout_server.cli", run)
+    _kill("bin/loop", run)
     assert jobs.end(job, timeout=300) == ("FAILED", 70), jobs.logs()
     done = max(row["iteration"] for row in metrics(run))
     assert (run / f"checkpoints/iteration_{done:04d}/state.json").is_file()

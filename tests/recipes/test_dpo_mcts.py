@@ -42,7 +42,7 @@ async def trees(policy, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(TOKEN_ENV, TOKEN)
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         file = config_over(local.url, policy, tmp_path)
-        command = ["--config", str(file), f"output_dir={tmp_path / 'trees'}", "--iterations", "6"]
+        command = [str(file), f"output_dir={tmp_path / 'trees'}", "--iterations", "6"]
         assert await local.call(search_trees.main, command) == 0
         first, asked = capsys.readouterr().out, len(local.vllm.requests)
         assert await local.call(search_trees.main, command) == 0
@@ -120,7 +120,7 @@ async def test_pairs_that_cannot_be_learned_are_refused_by_name(trees, tmp_path)
     with pytest.raises(ConfigError, match=r"turn_pairs: .*LogLikelihood compares no pairs"):
         train(sft_section(file, folder, tmp_path / "trained", loss=likelihood))
     absent = {"logs": [str(folder)], "turn_pairs": str(folder / "none.jsonl")}
-    with pytest.raises(ConfigError, match=r"turn_pairs: .*none\.jsonl does not exist; loop-search-trees writes"):
+    with pytest.raises(ConfigError, match=r"turn_pairs: .*none\.jsonl does not exist; loop method trees writes"):
         train(sft_section(file, folder, tmp_path / "trained", rollouts=absent))
     elsewhere = {"logs": [str(tmp_path / "other")], "turn_pairs": str(folder / "pairs.jsonl")}
     (tmp_path / "other").mkdir()

@@ -296,7 +296,7 @@ def test_a_run_that_has_only_policies_can_be_evaluated(policy, name):
 
 
 def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_their_own_deadlines():
-    """compare-evals wants equal limits, and a finished rollout counts only for the limits it was made with."""
+    """`loop compare` wants equal limits, and a finished rollout counts only for the limits it was made with."""
     limits = []
     for name in ("qwen2_5_32b", "endpoint"):
         for changes in ({}, {"deadline_s": 200_000.0}):

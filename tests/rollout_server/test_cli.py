@@ -136,7 +136,7 @@ def test_a_node_that_ends_by_itself_says_why_in_one_line(monkeypatch, start_erro
     monkeypatch.setattr(cli, "FAREWELL_S", 0.0)
     node = FailingNode(start_error)
     quiet = Console(file=io.StringIO())
-    monkeypatch.setattr(cli, "_serve", lambda arguments: asyncio.run(cli._until_stopped(node, quiet)))
+    monkeypatch.setattr(cli, "_serve", lambda arguments, program: asyncio.run(cli._until_stopped(node, quiet)))
     with pytest.raises(SystemExit, match=said):
         main([])
     assert node.stopped

@@ -73,7 +73,7 @@ class PolicyUpdate:
         versions: the adapters that old log-probs are computed with.
         critic: gives each token its own advantage in place of the rollout's; the filter then does not apply. Neither
             does it with a ``TokenAdvantage``, which does the same.
-        token_statistics: keeps what happened to each token, for rollout-viewer; None keeps nothing.
+        token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
     """
 
     def __init__(

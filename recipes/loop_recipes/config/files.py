@@ -48,6 +48,11 @@ def load_config(name: str) -> DictConfig:
     return content
 
 
+def config_name(name: str, recipe: str) -> str:
+    """``name`` as `tune run` knows it: a file, or with the folder of ``recipe`` where it has none."""
+    return name if Path(name).is_file() or "/" in name or name.endswith(".yaml") else f"{recipe}/{name}"
+
+
 def check_overrides(words: Sequence[str]) -> None:
     """
     Raises:
@@ -55,7 +60,7 @@ def check_overrides(words: Sequence[str]) -> None:
     """
     for word in words:
         if not word.startswith("~") and (word.count("=") != 1 or word.startswith("-")):
-            raise ConfigError(f"{word!r} is not understood; after --config come key=value, or ~key to leave one out")
+            raise ConfigError(f"{word!r} is not understood; after the config come key=value, or ~key to leave one out")
 
 
 def overridden(base: DictConfig, words: Sequence[str]) -> DictConfig:
@@ -134,7 +139,7 @@ def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
             raise ConfigError(f"extends: {' -> '.join([*seen, name])} goes in a circle")
         seen.append(name)
         try:
-            layers.append(_plain(load_config(name if "/" in name else f"{recipe}/{name}")))
+            layers.append(_plain(load_config(config_name(name, recipe))))
         except ConfigError as error:
             raise ConfigError(f"extends: {error}") from error
     merged = layers.pop()
@@ -143,14 +148,17 @@ def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
     return OmegaConf.create(merged)
 
 
-def compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """The config that ``tune run loop_appworld --config name overrides...`` would run with.
+def compose(name: str, overrides: Sequence[str], recipe: str = "loop_appworld") -> DictConfig:
+    """The config that ``tune run recipe --config name overrides...`` would run with.
+
+    Args:
+        recipe: the folder of names without one.
 
     Raises:
         ConfigError: no such config, or an override that is neither ``key=value`` nor the ``~key`` of a key in it.
     """
     try:
-        return extended(overridden(load_config(name), overrides))
+        return extended(overridden(load_config(config_name(name, recipe)), overrides), recipe)
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
 

@@ -142,7 +142,7 @@ class UpdateConfig:
     exact_entropy: bool = False
     """Writes the metric ``entropy``, at the cost of one more pass of the head where old log-probs are recomputed."""
     token_statistics: bool = False
-    """Keeps each token's log-prob, ratio and clip of every update for rollout-viewer, about 25 bytes each."""
+    """Keeps each token's log-prob, ratio and clip of every update for `loop view`, about 25 bytes each."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,6 +1,6 @@
 """What a training config names on this machine, looked at before any work begins: components, files, folders, ports.
 
-Nothing is made here, so that `loop-launch check` can ask the same questions as the recipe.
+Nothing is made here, so that `loop check` can ask the same questions as the recipe.
 """
 
 from __future__ import annotations

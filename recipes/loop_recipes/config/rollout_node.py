@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from agent_environments.secret import read_secret
-from loop_formats.schema import STRICT, ConfigError, require
+from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 from rollout_server.config import NodeConfig
 
 
@@ -24,7 +26,7 @@ class RolloutNodeConfig:
     """Seconds without a sign of life after which a node that is not ready is given up, at the beginning and after it
     was restarted. One that is slow is waited for; its own deadlines are in ``config``."""
     config: NodeConfig | None = None
-    """The node that ``launch`` and ``loop-launch rollout-node`` start."""
+    """The node that ``launch`` and ``loop node CONFIG`` start."""
 
     def __post_init__(self) -> None:
         ways = self._ways()
@@ -39,6 +41,23 @@ class RolloutNodeConfig:
         """The node to launch; ask only where ``launch`` is true."""
         assert self.config is not None
         return self.config
+
+
+def described_node(config: DictConfig) -> NodeConfig:
+    """The node that a composed config describes in ``rollout_node.config``, whether or not the recipe launches it.
+
+    Raises:
+        ConfigError: none is described, or an unknown, missing or ill-typed key.
+    """
+    try:
+        plain = OmegaConf.select(config, "rollout_node.config")
+        if OmegaConf.is_config(plain):
+            plain = OmegaConf.to_container(plain, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"rollout_node.config: {str(error).splitlines()[0]}") from error
+    if not plain:
+        raise ConfigError("the config has no rollout_node.config: say there what the rollout node serves")
+    return from_mapping(NodeConfig, plain, "rollout_node.config")
 
 
 def check_token(variable: str) -> None:

@@ -31,7 +31,7 @@ class FixedSetConfig:
     most_per_task: PositiveInt | None = None
     """Solved rollouts of a task that are used, those first in the order of logs and lines; null uses all."""
     turn_pairs: str | None = None
-    """The file of pairs that ``loop-search-trees`` or ``loop-rank-turns`` wrote: trains on these turns alone, each
+    """The file of pairs that ``loop method trees`` or ``rank-turns`` wrote: trains on these turns alone, each
     after all that came before it; ``logs`` holds their rollouts. Needs a loss on pairs."""
 
     def __post_init__(self) -> None:

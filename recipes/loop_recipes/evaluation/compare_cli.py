@@ -1,7 +1,7 @@
 """Compares evaluations of the same tasks, task by task.
 
-    compare-evals runs/a/evaluation runs/b/evaluation
-    compare-evals runs/a/evaluation runs/b/evaluation --output runs/comparison --level 0.9
+    loop compare runs/a/evaluation runs/b/evaluation
+    loop compare runs/a/evaluation runs/b/evaluation --out runs/comparison --level 0.9
 
 Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
 the first policy is compared with each other one. A policy is named with the part of its folder's path that differs.
@@ -9,7 +9,6 @@ the first policy is compared with each other one. A policy is named with the par
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,17 +18,16 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from loop_formats.run_files import to_json
+from loop_recipes.config.arguments import verb_parser
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "compare-evals", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("compare", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="output of an evaluation")
-    parser.add_argument("--output", type=Path, help="folder for comparison.md and comparison.json")
+    parser.add_argument("--out", type=Path, help="folder for comparison.md and comparison.json")
     parser.add_argument("--level", type=float, default=0.95, help="confidence of the bootstrap intervals, 0.95")
     parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap, 10000")
     options = parser.parse_args(arguments)
@@ -39,17 +37,17 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--resamples is {options.resamples}; it must be at least 100")
     try:
         text, data = _compare(options.folders, options.level, options.resamples)
-        if options.output is not None:
-            options.output.mkdir(parents=True, exist_ok=True)
-            (options.output / "comparison.md").write_text(text, encoding="utf-8")
-            (options.output / "comparison.json").write_text(to_json(data, indent=1) + "\n", encoding="utf-8")
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "comparison.md").write_text(text, encoding="utf-8")
+            (options.out / "comparison.json").write_text(to_json(data, indent=1) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
-        print(f"compare-evals: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     console = Console() if sys.stdout.isatty() else Console(width=140)  # a log file has no width of its own
     console.print(Markdown(text))
-    if options.output is not None:
-        print(f"written: {options.output / 'comparison.md'}, {options.output / 'comparison.json'}")
+    if options.out is not None:
+        print(f"written: {options.out / 'comparison.md'}, {options.out / 'comparison.json'}")
     return 0
 
 

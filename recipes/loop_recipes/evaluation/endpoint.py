@@ -45,7 +45,7 @@ class EndpointEpisodes:
     Args:
         environment: whose pool the episodes run in.
         model_dir: folder of the tokenizer by which observations are cut, the same for all policies compared.
-        log_folder: gets ``collections/<id>.jsonl``, for rollout-viewer.
+        log_folder: gets ``collections/<id>.jsonl``, for `loop view`.
     """
 
     def __init__(self, environment: EnvironmentConfig, model_dir: str, log_folder: Path) -> None:

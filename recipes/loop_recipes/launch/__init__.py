@@ -1,1 +1,1 @@
-"""`loop-launch`: checks a job before it is queued, and starts its rollout node."""
+"""The verbs that take a job's config: `loop train`, `sft`, `eval`, `check`, `node`; and the page of all its keys."""

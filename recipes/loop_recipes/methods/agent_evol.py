@@ -1,17 +1,17 @@
-"""``loop-agent-evol``: rounds of collecting, and of training on all that was solved (AgentEvol, arXiv 2406.04151).
+"""Runs rounds of collecting, and of training on all that was solved (AgentEvol, arXiv 2406.04151).
 
-    loop-agent-evol --config loop_appworld/tiny_cpu --training sft_appworld/tiny_cpu --out runs/evol --rounds 3
-    loop-agent-evol --config loop_appworld/qwen2_5_32b --training sft_appworld/qwen2_5_32b --out runs/evol \\
-        --nproc-per-node 8 seed=1 -- max_iterations=20
+    loop method evol tiny_cpu output_dir=runs/evol --training tiny_cpu --rounds 3
+    loop method evol qwen2_5_32b output_dir=runs/evol seed=1 --training qwen2_5_32b --nproc-per-node 8 \\
+        -- max_iterations=20
 
-Each round samples with the newest policy (loop-collect-solved), adds what was solved to the set, and trains on the
+Each round samples with the newest policy (`loop method solved`), adds what was solved to the set, and trains on the
 whole set from the base policy (sft_appworld). key=value words change the config of the collections, those after -- that
-of the trainings. The same command goes on where it was stopped: a step that was done is not begun again.
+of the trainings; output_dir is the folder of all rounds, and each round's seed is 1 more than that of the one before.
+The same command goes on where it was stopped: a step that was done is not begun again.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,13 +19,17 @@ from pathlib import Path
 
 from loop_formats.run_files import find_logs
 from loop_formats.schema import ConfigError
-from loop_recipes.config.files import compose, extended, load_config, overridden, split_words
+from loop_recipes.config.arguments import config_parser
+from loop_recipes.config.files import compose, config_name, split_words
 from loop_recipes.config.loop_config import read_loop_config
 from loop_recipes.config.sft_config import read_sft_config
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.rft.collect_solved import SOLVED
 from loop_recipes.methods.rft.solved import check_budget
 from loop_recipes.methods.steps import StepFailed, Steps, module, newest_policy, tune
+
+OF_A_ROUND = ("output_dir", "seed")
+"""Keys whose values differ from round to round."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,18 @@ class AgentEvol:
     seed: int = 0
 
     def check(self) -> None:
-        """What both kinds of commands would refuse, before the first of them samples for hours.
+        """Refuse what both kinds of commands would, before the first of them samples for hours.
 
         Raises:
             ConfigError: one line that names the key and the cure.
         """
         check_budget([self.temperature], self.attempts, None)
-        read_loop_config(compose(self.config, self.collecting))
         learning = [*self.learning, "output_dir=.", "rollouts.logs=[solved]"]
-        read_sft_config(extended(overridden(load_config(self.training), learning), "sft_appworld"))
+        read_sft_config(compose(self.training, learning, "sft_appworld"))
 
     def collect(self, folder: Path, number: int, policy: Path | None) -> list[str]:
         """The command that samples round ``number`` (from 1) with ``policy``, None for the one it all begins with."""
-        command = module("loop_recipes.methods.rft.collect_solved", "--config", self.config, *self.collecting)
+        command = module("loop_recipes.methods.rft.collect_solved", self.config, *self.collecting)
         command += [f"output_dir={folder}", f"seed={self.seed + number - 1}"]
         command += [] if policy is None else [f"initial_adapter={policy}"]
         return [*command, "--temperatures", f"{self.temperature:g}", "--attempts", str(self.attempts)]
@@ -99,40 +102,35 @@ def agent_evol(wanted: AgentEvol, out: Path, rounds: int) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
+    """Do what the words ask for; returns the exit status."""
     words, learning = split_words(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        "loop-agent-evol", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", required=True, help="a config of loop_appworld: node, tasks, limits")
-    parser.add_argument("--training", required=True, help="a config of sft_appworld: the learner")
-    parser.add_argument("--out", type=Path, required=True, help="folder of all rounds")
+    parser = config_parser("method evol", __doc__)
+    parser.add_argument("--training", required=True, metavar="CONFIG", help="a config of sft_appworld: the learner")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
     parser.add_argument("--attempts", type=int, default=4, help="rollouts of a task in a round, at most (4)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (1.0)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; each later one adds 1 (0)")
-    parser.add_argument("--nproc-per-node", type=int, default=1, help="ranks of the trainings (1)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for the collections; after --: for training")
+    parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="processes of the trainings (1)")
     options = parser.parse_intermixed_args(words)
     for name in ("rounds", "attempts", "nproc_per_node"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    wanted = AgentEvol(
-        options.config,
-        options.training,
-        options.overrides,
-        learning,
-        options.attempts,
-        options.temperature,
-        options.nproc_per_node,
-        options.seed,
-    )
 
     def work() -> str:
+        conf = read_loop_config(compose(options.config, options.overrides))
+        wanted = AgentEvol(
+            config_name(options.config, "loop_appworld"),
+            config_name(options.training, "sft_appworld"),
+            [word for word in options.overrides if word.partition("=")[0] not in OF_A_ROUND],
+            learning,
+            options.attempts,
+            options.temperature,
+            options.nproc_per_node,
+            conf.seed,
+        )
         wanted.check()
-        return f"newest policy: {agent_evol(wanted, options.out.resolve(), options.rounds)}"
+        return f"newest policy: {agent_evol(wanted, Path(conf.output_dir).resolve(), options.rounds)}"
 
-    return exit_status("loop-agent-evol", work, (ConfigError, StepFailed, OSError))
+    return exit_status(parser.prog, work, (ConfigError, StepFailed, OSError))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 r"""Writes AppWorld's ground-truth solutions as rollouts to learn from: the set of SFT-GT (LOOP, appendix C.1).
 
-    loop-ground-truth worlds/appworld --model models/Qwen2.5-32B-Instruct --out runs/qwen2_5_32b_ground_truth
-    loop-ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny \
+    loop method ground-truth worlds/appworld --model models/Qwen2.5-32B-Instruct --out runs/qwen2_5_32b_ground_truth
+    loop method ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny \
         --out runs/tiny_cpu_ground_truth
 
-Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which sft_appworld and rollout-viewer read.
+Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which sft_appworld and `loop view` read.
 Nothing is executed: every turn is answered with "Execution successful.", as in the paper.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -22,14 +21,13 @@ from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_formats.chat_tokens import ChatTokens
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
+from loop_recipes.config.arguments import verb_parser
 from loop_recipes.rollouts.scripted import scripted_rollout
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "loop-ground-truth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("method ground-truth", __doc__)
     parser.add_argument("world", type=Path, help="folder that holds data/")
     parser.add_argument("--model", type=Path, required=True, help="folder of the policy's tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
@@ -39,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         file = write_ground_truth(options.world, options.split, options.model, options.prompt, options.out)
     except (ValueError, OSError, EnvironmentFault) as error:
-        print(f"loop-ground-truth: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     print(f"written: {file}")
     return 0

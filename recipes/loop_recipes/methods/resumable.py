@@ -1,4 +1,4 @@
-"""How the console scripts end that go on where they were stopped."""
+"""Ends commands that go on where they were stopped."""
 
 from __future__ import annotations
 

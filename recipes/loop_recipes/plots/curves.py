@@ -1,8 +1,8 @@
-"""`loop-plots`: pictures of training runs, from their metrics.jsonl alone, as PNG and SVG.
+"""Draws pictures of training runs, from their metrics.jsonl alone, as PNG and SVG.
 
-    loop-plots runs/demo
-    loop-plots LOOP=runs/seed0,runs/seed1,runs/seed2 shuffled=runs/control --output runs/figures
-    loop-plots --rollouts runs/demo --task 692c77d_1
+    loop plot runs/demo
+    loop plot LOOP=runs/seed0,runs/seed1,runs/seed2 shuffled=runs/control --out runs/figures
+    loop plot --rollouts runs/demo --task 692c77d_1
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
 band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for what the keys mean. The pictures of
@@ -11,7 +11,6 @@ band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from appworld_adapter.behavior import BEHAVIOR_FIGURES
+from loop_recipes.config.arguments import verb_parser
 from loop_recipes.plots.rollouts import write_rollout_figures
 from loop_recipes.plots.style import COLOURS, save
 from loop_recipes.run.metrics import read_metrics
@@ -218,10 +218,10 @@ def write_figures(curves: Sequence[Curve], output: Path, window: int = 5) -> lis
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="loop-plots", description="Pictures of training runs, from metrics.jsonl.")
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("plot", __doc__)
     parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
-    parser.add_argument("--output", type=Path, help="folder for the pictures (default: that of the first run)")
+    parser.add_argument("--out", type=Path, help="folder for the pictures (default: that of the first run)")
     parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
     parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
     parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
@@ -229,14 +229,14 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.smooth < 1:
         parser.error(f"--smooth is {parsed.smooth}; it must be at least 1")
     first = Path(parsed.curves[0].rpartition("=")[2].split(",")[0])
-    output = parsed.output or (first if first.is_dir() else first.parent)
+    output = parsed.out or (first if first.is_dir() else first.parent)
     try:
         if parsed.rollouts:
             written = write_rollout_figures(first, output, parsed.task)
         else:
             written = write_figures([parse_curve(text) for text in parsed.curves], output, parsed.smooth)
     except (ValueError, OSError) as error:
-        print(f"loop-plots: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     print(*written, sep="\n")
     return 0

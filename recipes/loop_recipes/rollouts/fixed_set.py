@@ -113,7 +113,7 @@ def _to_learn_from(log: Path, of_pairs: bool) -> bool:
 
 
 def _read_turn_pairs(file: Path, rollouts: Sequence[Rollout]) -> list[TurnPair]:
-    require(file.is_file(), f"rollouts.turn_pairs: {file} does not exist; loop-search-trees writes such a file")
+    require(file.is_file(), f"rollouts.turn_pairs: {file} does not exist; loop method trees writes such a file")
     try:
         pairs = read_pairs(file)
     except ValueError as error:

@@ -1,21 +1,21 @@
-"""`rollout-viewer RUN`: look at a run in the browser, while it trains or afterwards."""
+"""Shows a run in the browser, while it trains or afterwards: `loop view RUN`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from aiohttp import web
 
+from loop_recipes.config.arguments import verb_parser
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="rollout-viewer", description=__doc__)
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("view", __doc__)
     parser.add_argument("run", type=Path, help="a run's or an evaluation's folder, or one collection's .jsonl")
     parser.add_argument("--port", type=int, default=8750, help="port on 127.0.0.1 (8750; 0 for any)")
     parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
@@ -36,15 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
             host="127.0.0.1",
             port=parsed.port,
             access_log=None,
-            print=lambda text: print(f"rollout-viewer: {run.path}\n{text}", flush=True),
+            print=lambda text: print(f"{parser.prog}: {run.path}\n{text}", flush=True),
         )
     except ValueError as error:
-        print(f"rollout-viewer: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         file = f"{parsed.export}: " if parsed.export is not None else ""
         print(
-            f"rollout-viewer: {file}{error.strerror or error}; choose another --port or --export file", file=sys.stderr
+            f"{parser.prog}: {file}{error.strerror or error}; choose another --port or --export file", file=sys.stderr
         )
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Every route of serve-environment, and its socket, asked what nobody asks."""
+"""Every route of `loop serve`, and its socket, asked what nobody asks."""
 
 import asyncio
 import contextlib

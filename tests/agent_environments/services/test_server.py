@@ -347,4 +347,4 @@ def test_a_harness_cannot_be_served(monkeypatch):
     """Whoever played its world would play it without the program."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     with pytest.raises(SystemExit, match="a harness cannot be served; its world can"):
-        main(["harness", "--option", 'command=["true"]', "--option", 'world={"name": "counter"}'])
+        main(["harness", 'command=["true"]', 'world={"name": "counter"}'])

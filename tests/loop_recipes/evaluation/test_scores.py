@@ -171,7 +171,7 @@ def write_evaluation(folder, results, dataset="synthetic", **more):
 def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
     first = write_evaluation(tmp_path / "first", runs("+---"))
     second = write_evaluation(tmp_path / "second", runs("-+++"))
-    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/comparison.md").read_text()
     assert "second/p against first/p" in text
     assert "+50.0 [" in text
@@ -185,7 +185,7 @@ def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
 def test_compare_evals_says_what_was_lost(tmp_path):
     first = write_evaluation(tmp_path / "first", [*runs("+--+")[:-1], lost("bbb_2", 0)])
     second = write_evaluation(tmp_path / "second", runs("-+++"))
-    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/comparison.md").read_text()
     assert "second/p against first/p, T=0: 0 and 1 rollouts lost, compared on 3 tasks" in text
     assert "the TGC difference would lie in [+25.0, +50.0]" in text
@@ -194,7 +194,7 @@ def test_compare_evals_says_what_was_lost(tmp_path):
 def test_compare_evals_names_evaluations_of_runs_by_their_runs(tmp_path):
     first = write_evaluation(tmp_path / "demo/evaluation", runs("+---"))
     second = write_evaluation(tmp_path / "seed1/evaluation", runs("-+++"))
-    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
     assert "seed1/p against demo/p" in (tmp_path / "out/comparison.md").read_text()
 
 
@@ -214,7 +214,7 @@ def test_compare_evals_names_a_damaged_line(tmp_path, capsys, damaged):
     line = file.read_text().splitlines()[0]
     file.write_text(f"{line}\n{line[:-9] if damaged == 'cut' else damaged}")
     assert compare_evals([first]) == 1
-    assert capsys.readouterr().err.startswith(f"compare-evals: {file}:2 is no result; evaluate again")
+    assert capsys.readouterr().err.startswith(f"loop compare: {file}:2 is no result; evaluate again")
 
 
 def test_compare_evals_refuses_a_report_that_is_none(tmp_path, capsys):
@@ -228,7 +228,7 @@ def test_compare_evals_says_it_by_group(tmp_path, capsys):
     groups = {"all tasks": TASKS, "bs": ["bbb_1", "bbb_2"]}
     first = write_evaluation(tmp_path / "first", runs("+---"), groups=groups)
     second = write_evaluation(tmp_path / "second", runs("-+++"), groups=groups)
-    assert compare_evals([first, second, "--output", str(tmp_path / "out")]) == 0
+    assert compare_evals([first, second, "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/comparison.md").read_text()
     assert "### second/p against first/p, T=0, by environment and group" in text
     assert "| all tasks | 4 | +50.0 [" in text

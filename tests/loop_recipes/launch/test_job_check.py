@@ -1,4 +1,4 @@
-"""`loop-launch check`: what it says of jobs that can run, and of those that cannot."""
+"""`loop check`: what it says of jobs that can run, and of those that cannot."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from loop_recipes.launch import job_check
-from loop_recipes.launch.cli import main
+from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
 from support.small_runs import replay_config
 from support.tool_modules import SUMS, write
@@ -57,8 +57,7 @@ def dataset(tmp_path_factory):
 def check(capsys, *words):
     """Exit code, what was printed, and the problems named."""
     try:
-        main(["check", *(str(word) for word in words)])
-        code = 0
+        code = main([str(word) for word in words])
     except SystemExit as error:
         code = error.code
     printed = capsys.readouterr()
@@ -76,7 +75,7 @@ def check_config(capsys, models, dataset, tmp_path):
             f"{environment}.python=/bin/sh",
             "max_iterations=2",
         )
-        return check(capsys, "--config", f"loop_appworld/{config}", *words, *more)
+        return check(capsys, config, *words, *more)
 
     return run
 
@@ -91,9 +90,9 @@ def test_overrides_are_those_of_tune_run(check_32b):
     code, _, problems = check_32b(control, "~stop.max_approx_kl")
     assert (code, problems) == (0, [])
     code, _, _ = check_32b("~stop.kl")
-    assert code == "loop-launch: ~stop.kl: there is no such key"
+    assert code == "loop check: ~stop.kl: there is no such key"
     code, _, _ = check_32b("seed")
-    assert code.startswith("loop-launch: 'seed' is not understood; ")
+    assert code.startswith("loop check: 'seed' is not understood; ")
 
 
 CONFIGS = {
@@ -171,21 +170,6 @@ def test_what_cannot_be_looked_at_is_one_line(check_32b, words, message):
     code, _, _ = check_32b(*words)
     assert message in str(code)
     assert "\n" not in str(code)
-
-
-@pytest.mark.parametrize(
-    ("output_dir", "message"),
-    [
-        ("null", "output_dir must be str, not None"),
-        ("[a]", "output_dir must be str, not ['a']"),
-        ("/proc/run", "output_dir /proc/run cannot be created"),
-        ("/etc/passwd", "output_dir /etc/passwd cannot be created: File exists; choose another"),
-    ],
-)
-def test_a_node_without_a_folder_is_one_line(capsys, output_dir, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["rollout-node", "--config", "loop_appworld/tiny_cpu", f"output_dir={output_dir}"])
-    assert message in str(ended.value)
 
 
 def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
@@ -319,5 +303,5 @@ def test_a_run_that_exists_goes_on_from_its_newest_checkpoint(check_32b, tmp_pat
 
 
 def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
-    code, _, _ = check(capsys, "--config", replay_config(tmp_path, iterations=1))
+    code, _, _ = check(capsys, replay_config(tmp_path, iterations=1))
     assert "the config has no rollout_node.config" in code

@@ -10,8 +10,7 @@ from loop_recipes.methods import agent_evol, steps
 from loop_recipes.methods.steps import StepFailed
 from support.small_runs import stored_rollout
 
-CONFIGS = ["--config", "loop_appworld/tiny_cpu", "--training", "sft_appworld/tiny_cpu"]
-COMMAND = [*CONFIGS, "collection.split=train:1", "--seed", "5"]
+COMMAND = ["collection.split=train:1", "--training", "tiny_cpu", "seed=5"]
 ITERATIONS = 3
 
 
@@ -41,9 +40,9 @@ class Commands:
             (collections / f"{folder.name}.jsonl").write_text(rollout.to_json() + "\n")
 
 
-def run(monkeypatch, out, commands, *words, rounds=2):
+def run(monkeypatch, out, commands, *words, rounds=2, config="tiny_cpu"):
     monkeypatch.setattr(steps, "run_step", commands)
-    return agent_evol.main([*COMMAND, "--out", str(out), "--rounds", str(rounds), *words])
+    return agent_evol.main([config, f"output_dir={out}", *COMMAND, "--rounds", str(rounds), *words])
 
 
 def said(command, key):
@@ -68,8 +67,7 @@ def test_the_set_grows_and_each_training_begins_at_the_base(monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "loop_appworld/nosuch"], "no config 'loop_appworld/nosuch'"),
-        (["--training", "sft_appworld/nosuch"], "no config 'sft_appworld/nosuch'"),
+        (["--training", "nosuch"], "no config 'sft_appworld/nosuch'"),
         (["collection.splt=train"], "unknown key 'collection.splt'; did you mean 'split'?"),
         (["--temperature", "0"], "temperatures [0.0] must differ"),
         (["--", "update.epocs=2"], "unknown key 'update.epocs'; did you mean 'epochs'?"),
@@ -82,11 +80,16 @@ def test_what_a_later_step_would_refuse_is_said_before_the_first(monkeypatch, tm
     assert message in capsys.readouterr().err
 
 
+def test_a_config_that_is_not_there_is_said_before_the_first_step(monkeypatch, tmp_path, capsys):
+    assert run(monkeypatch, tmp_path / "out", Commands(), config="nosuch") == 1
+    assert "no config 'loop_appworld/nosuch'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("damaged", ["{", "[1]"])
 def test_a_damaged_list_of_steps_is_one_line(monkeypatch, tmp_path, capsys, damaged):
     (tmp_path / "steps.json").write_text(damaged)
     assert run(monkeypatch, tmp_path, Commands()) == 1
-    assert capsys.readouterr().err == f"loop-agent-evol: {tmp_path}/steps.json is damaged; remove it to begin again\n"
+    assert capsys.readouterr().err == f"loop method evol: {tmp_path}/steps.json is damaged; remove it to begin again\n"
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])

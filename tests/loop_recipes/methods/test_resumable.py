@@ -1,4 +1,4 @@
-"""The last line of a console script, and its exit status."""
+"""The last line of a command, and its exit status."""
 
 import pytest
 

@@ -31,7 +31,7 @@ def test_what_is_wrong_is_one_line_before_the_node_starts(tmp_path, monkeypatch,
         raise AssertionError("a node was started")
 
     monkeypatch.setattr(served_policy, "open_nodes", started)
-    command = ["--config", "loop_appworld/tiny_cpu", f"output_dir={tmp_path / 'run'}", *words]
+    command = ["tiny_cpu", f"output_dir={tmp_path / 'run'}", *words]
     assert program.main(command) == 1
     said_once(capsys, message)
 
@@ -41,7 +41,7 @@ def test_a_run_that_trained_no_critic_is_named_before_the_node_starts(tmp_path, 
     log.write_text(stored_rollout("demo", "task_1", 0, 0, 1.0, 50, 1).to_json() + "\n")
     (tmp_path / "config.yaml").write_text("rollout_node: {}\n")
     monkeypatch.setattr(served_policy, "open_nodes", None)
-    command = ["--config", "loop_appworld/tiny_cpu", f"output_dir={tmp_path / 'run'}", "--logs", str(log)]
+    command = ["tiny_cpu", f"output_dir={tmp_path / 'run'}", "--logs", str(log)]
     assert rank_turns.main([*command, "--critic", str(tmp_path)]) == 1
     said_once(capsys, "config.yaml is no config of sft_appworld: unknown key 'rollout_node'")
 

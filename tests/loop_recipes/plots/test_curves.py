@@ -33,7 +33,7 @@ def test_every_figure_is_written_as_png_and_svg(tmp_path, capsys):
 def test_pictures_are_reproducible(tmp_path):
     run = write_run(tmp_path / "demo", [0.1, 0.5, 0.9])
     for output in ("a", "b"):
-        assert main([str(run), "--output", str(tmp_path / output)]) == 0
+        assert main([str(run), "--out", str(tmp_path / output)]) == 0
     for name in FIGURES:
         assert (tmp_path / f"a/{name}.svg").read_text() == (tmp_path / f"b/{name}.svg").read_text()
 
@@ -99,14 +99,14 @@ def test_a_line_cut_short_is_left_out_and_a_damaged_one_named(tmp_path, capsys):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('ard": 0.7}\n{"reward": 0.7}\n')
     assert main([str(run)]) == 1
-    assert capsys.readouterr().err == f"loop-plots: {run}/metrics.jsonl:4 is no line of metrics: it has no iteration\n"
+    assert capsys.readouterr().err == f"loop plot: {run}/metrics.jsonl:4 is no line of metrics: it has no iteration\n"
 
 
 def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
     run = write_run(tmp_path / "demo", [0.1, 0.5])
     (tmp_path / "file").touch()
-    assert main([str(run), "--output", str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err == f"loop-plots: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
+    assert main([str(run), "--out", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"loop plot: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
     with pytest.raises(SystemExit):
         main([str(run), "--smooth", "0"])
     assert "--smooth is 0; it must be at least 1" in capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
 
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"loop-plots: {tmp_path} is no training run: there is no metrics.jsonl\n"
+    assert capsys.readouterr().err == f"loop plot: {tmp_path} is no training run: there is no metrics.jsonl\n"
     (tmp_path / "metrics.jsonl").touch()
     assert main([str(tmp_path)]) == 1
     assert "holds no metrics yet" in capsys.readouterr().err

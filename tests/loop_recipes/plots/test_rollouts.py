@@ -101,7 +101,7 @@ def test_an_evaluation_or_a_single_log_is_a_period_of_its_own(run, tmp_path, cap
     log = run / "node/collections/demo-i0001.jsonl"
     _, (period,) = read_periods(log)
     assert (period.name, len(period.attempts)) == ("iteration 1", 8)
-    assert main(["--rollouts", str(run), "--output", str(tmp_path / "out"), "--task", "b_1"]) == 0
+    assert main(["--rollouts", str(run), "--out", str(tmp_path / "out"), "--task", "b_1"]) == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [f"{name}.{kind}" for name in ("behavior_change", "call_sequences") for kind in ("png", "svg")]
     assert "task b_1" in (tmp_path / "out/call_sequences.svg").read_text()

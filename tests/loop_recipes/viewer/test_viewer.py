@@ -231,9 +231,9 @@ def test_what_is_no_run_is_one_clear_line(tmp_path, capsys, path, message):
 
 def test_what_cannot_be_used_is_one_clear_line(run_folder, tmp_path, capsys):
     assert main([str(run_folder), "--model", str(tmp_path), "--export", str(tmp_path / "page.html")]) == 1
-    assert capsys.readouterr().err.startswith(f"rollout-viewer: no tokenizer.json in {tmp_path}: give the folder")
+    assert capsys.readouterr().err.startswith(f"loop view: no tokenizer.json in {tmp_path}: give the folder")
     assert main([str(run_folder), "--export", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith(f"rollout-viewer: {tmp_path}")
+    assert capsys.readouterr().err.startswith(f"loop view: {tmp_path}")
     shutil.copytree(run_folder, tmp_path / "run")
     (tmp_path / "run/rollout_node.yaml").write_text("")
     assert main([str(tmp_path / "run"), "--export", str(tmp_path / "page.html")]) == 1

@@ -1,7 +1,7 @@
-"""``loop-search-trees``: searches a tree of turns for every task, and keeps pairs of turns (DPO-MCTS, LOOP's table 1).
+"""Searches a tree of turns for every task, and keeps pairs of turns (DPO-MCTS, LOOP's table 1).
 
-    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_trees
-    loop-search-trees --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_trees --iterations 10 --threshold 0.2
+    loop method trees tiny_cpu output_dir=runs/tiny_cpu_trees
+    loop method trees tiny_cpu output_dir=runs/tiny_cpu_trees --iterations 10 --threshold 0.2
 
 Node, tasks, limits, sampling and policy (the base model, or initial_adapter) are those of a training config. The pairs
 and their rollouts are in OUTPUT_DIR/turn_pairs, for sft_appworld/dpo_mcts. The same command goes on where it was
@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from loop_recipes.config.arguments import config_parser
 from loop_recipes.methods.dpo_mcts.tree_search import TreeSearch, check_search
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.served_policy import POLICY_VERSION, served_policy
@@ -23,12 +24,8 @@ from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, TURN_PAIRS, read_pairs
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "loop-search-trees", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", required=True, help="a config of loop_appworld: its name, or a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+    """Do what the words ask for; returns the exit status."""
+    parser = config_parser("method trees", __doc__)
     parser.add_argument("--iterations", type=int, default=30, help="rollouts of a task beside its first two (30)")
     parser.add_argument("--exploration", type=float, default=1.0, help="weight of UCB's second term (1.0)")
     parser.add_argument(
@@ -41,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         pairs = read_pairs(folder / PAIRS_FILE)
         return f"{folder}: {len(pairs)} pairs of turns, of {len({pair.task_id for pair in pairs})} tasks"
 
-    return exit_status("loop-search-trees", work, (ValueError, OSError, *SOURCE_ERRORS))
+    return exit_status(parser.prog, work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
 def search_trees(options: argparse.Namespace) -> Path:

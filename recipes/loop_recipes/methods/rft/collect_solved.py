@@ -1,7 +1,7 @@
-"""``loop-collect-solved``: samples each task at several temperatures until it is solved (RFT, LOOP's appendix C.2).
+"""Samples each task at several temperatures until it is solved (RFT, LOOP's appendix C.2).
 
-    loop-collect-solved --config loop_appworld/tiny_cpu output_dir=runs/rft_rollouts
-    loop-collect-solved --config loop_appworld/tiny_cpu output_dir=runs/rft_rollouts \\
+    loop method solved tiny_cpu output_dir=runs/rft_rollouts
+    loop method solved tiny_cpu output_dir=runs/rft_rollouts \\
         --temperatures 0.5 1.0 --attempts 4
 
 Node, tasks, limits and policy (the base model, or initial_adapter) are those of a training config. What was solved is
@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 
+from loop_recipes.config.arguments import config_parser
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.rft.solved import Found, SolvedSearch, check_budget, search
 from loop_recipes.methods.served_policy import POLICY_VERSION, served_policy
@@ -24,12 +25,8 @@ SOLVED = "solved"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "loop-collect-solved", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", required=True, help="a config of loop_appworld: its name, or a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+    """Do what the words ask for; returns the exit status."""
+    parser = config_parser("method solved", __doc__)
     parser.add_argument(
         "--temperatures", type=float, nargs="+", default=[n / 20 for n in range(1, 21)], help="(0.05 0.1 ... 1.0)"
     )
@@ -42,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = collect_solved(options)
         return f"{found.solved} rollouts solved, of {found.tasks} tasks"
 
-    return exit_status("loop-collect-solved", work, (ValueError, OSError, *SOURCE_ERRORS))
+    return exit_status(parser.prog, work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
 def collect_solved(options: argparse.Namespace) -> Found:

@@ -1,8 +1,8 @@
-"""``loop-rank-turns``: candidates for the turns of stored rollouts, ranked by a critic of turns (SWEET-RL's actor).
+"""Samples candidates for the turns of stored rollouts, and ranks them by a critic of turns (SWEET-RL's actor).
 
-    loop-rank-turns --config loop_appworld/tiny_cpu output_dir=runs/tiny_cpu_ranked --logs runs/demo \\
+    loop method rank-turns tiny_cpu output_dir=runs/tiny_cpu_ranked --logs runs/demo \\
         --critic runs/tiny_cpu_turn_critic
-    tune run sft_appworld --config sft_appworld/sweet_rl
+    loop sft sweet_rl
 
 Node, limits, sampling and policy (the base model, or initial_adapter) are those of a training config; the critic is the
 newest of a run of sft_appworld/turn_critic. The pairs and their rollouts are in OUTPUT_DIR/turn_pairs. The same command
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from loop_formats.run_files import write_whole
 from loop_formats.schema import require
+from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.served_policy import POLICY_VERSION, served_policy
@@ -28,12 +29,8 @@ from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, TURN_PAIRS, TurnPair, w
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "loop-rank-turns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", required=True, help="a config of loop_appworld: its name, or a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the YAML")
+    """Do what the words ask for; returns the exit status."""
+    parser = config_parser("method rank-turns", __doc__)
     parser.add_argument("--logs", required=True, action="append", help="rollouts: a log, or a run's folder; repeatable")
     parser.add_argument("--critic", required=True, type=Path, metavar="RUN", help="folder of the critic's run")
     parser.add_argument("--candidates", type=int, default=16, metavar="N", help="of every turn (16)")
@@ -49,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder, pairs = rank_turns(options)
         return f"{folder}: {len(pairs)} pairs of turns, of {len({pair.task_id for pair in pairs})} tasks"
 
-    return exit_status("loop-rank-turns", work, (ValueError, OSError, *SOURCE_ERRORS))
+    return exit_status(parser.prog, work, (ValueError, OSError, *SOURCE_ERRORS))
 
 
 def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:

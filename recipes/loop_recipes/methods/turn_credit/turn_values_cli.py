@@ -1,7 +1,7 @@
 """What the turns of stored rollouts are worth, by Monte Carlo.
 
-    loop-turn-values runs/demo --continuations 8
-    loop-turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
+    loop method turn-values runs/demo --continuations 8
+    loop method turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
 
 Values go to RUN/turn_values/<collection>.jsonl. Stopped and started again, it samples only what is missing. It asks the
 run's rollout node, which it starts from RUN/rollout_node.yaml unless it is running.
@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, is_adapter, node_address, read_rollouts
+from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
 from loop_recipes.methods.turn_credit.turn_values import TurnValue, ValuedRollout, values_file, write_turn_values
 from loop_recipes.rollouts.branching import HowToSample, stored_protocol
@@ -32,10 +33,8 @@ TOKEN_ENV = RolloutNodeConfig.token_env
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "loop-turn-values", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Do what the words ask for; returns the exit status."""
+    parser = verb_parser("method turn-values", __doc__)
     parser.add_argument("run", type=Path, help="folder of a training run")
     parser.add_argument("--continuations", type=int, default=8, metavar="N", help="rollouts of every turn (8)")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="values every K-th turn only (1)")
@@ -52,16 +51,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.deadline_s > 0:
         parser.error(f"--deadline-s is {options.deadline_s:g}; it must be above 0")
     try:
-        return _value(options)
+        return _value(options, parser.prog)
     except KeyboardInterrupt:
-        print("loop-turn-values: stopped; the same command goes on from here", file=sys.stderr)
+        print(f"{parser.prog}: stopped; the same command goes on from here", file=sys.stderr)
         return 1
     except (ValueError, OSError, *SOURCE_ERRORS) as error:
-        print(f"loop-turn-values: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
 
 
-def _value(options: argparse.Namespace) -> int:
+def _value(options: argparse.Namespace, program: str) -> int:
     log = _log(options.run, options.collection)
     sampling, limits = stored_protocol(log)
     wanted = []
@@ -81,7 +80,7 @@ def _value(options: argparse.Namespace) -> int:
         nodes.close()
     print(f"written: {file}")
     for failure in failures:
-        print(f"loop-turn-values: not valued: {failure}", file=sys.stderr)
+        print(f"{program}: not valued: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 

@@ -57,7 +57,7 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
         stored = {"logs": [str(log)]}
         secrets = {"_component_": "support.hidden_tasks.MadeUpSecrets"}
         await local.call(lambda: train(loop, tmp_path / "critic", stored, loss=loss, hidden_information=secrets))
-        command = ["--config", str(file), f"output_dir={tmp_path / 'ranked'}", "--logs", str(log), "--most", "3"]
+        command = [str(file), f"output_dir={tmp_path / 'ranked'}", "--logs", str(log), "--most", "3"]
         command += ["--critic", str(tmp_path / "critic"), "--candidates", "6", "--pairs", "2"]
         assert await local.call(rank_turns.main, command) == 0, capsys.readouterr().err
         asked = len(local.vllm.requests)
@@ -111,7 +111,7 @@ def test_the_chosen_are_of_the_better_half_and_nobody_is_in_two_pairs():
 
 
 def test_bad_options_are_one_line(tmp_path, capsys):
-    command = ["--config", "loop_appworld/tiny_cpu", "--logs", str(tmp_path), "--critic", str(tmp_path)]
+    command = ["tiny_cpu", "--logs", str(tmp_path), "--critic", str(tmp_path)]
     assert rank_turns.main([*command, "--candidates", "1"]) == 1
     assert "--candidates is 1; it must be at least 2" in capsys.readouterr().err
     assert rank_turns.main(command) == 1

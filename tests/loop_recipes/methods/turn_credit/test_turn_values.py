@@ -158,12 +158,12 @@ async def test_the_command_says_in_one_line_what_is_missing(coin, tmp_path, monk
 
 
 def test_ctrl_c_is_one_line_and_no_deadline_is_refused(tmp_path, monkeypatch, capsys):
-    def interrupted(options):
+    def interrupted(options, program):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(turn_values_cli, "_value", interrupted)
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "loop-turn-values: stopped; the same command goes on from here\n"
+    assert capsys.readouterr().err == "loop method turn-values: stopped; the same command goes on from here\n"
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--deadline-s", "-1"])
     assert "--deadline-s is -1; it must be above 0" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""Shows what would run where, and whether it fits, without running it.
+
+loop check qwen2_5_32b output_dir=runs/a
+loop check qwen2_5_7b_one_gpu output_dir=runs/a --nodes 1 --gpus 1 --gpu-gib 79
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from omegaconf.errors import OmegaConfBaseException
+
+from loop_formats.schema import ConfigError
+from loop_recipes.config.arguments import config_parser
+from loop_recipes.config.files import compose
+from loop_recipes.config.rollout_node import described_node
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print where everything would run and the memory arithmetic.
+
+    Returns:
+        The exit status: 1 when something cannot work, with one line on stderr for each such thing.
+    """
+    parser = config_parser("check", __doc__)
+    parser.add_argument("--nodes", type=int, default=2, help="1: rollouts and trainer share a node, half each (2)")
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs of each node (8)")
+    parser.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB (79)")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        config = compose(options.config, options.overrides)
+        node = described_node(config)
+        from loop_recipes.launch.job_check import Machines, check_job  # imports the components, and torch with them
+
+        report = check_job(config, node, Machines(options.nodes, options.gpus, options.gpu_gib))
+    except (ConfigError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    except OmegaConfBaseException as error:
+        sys.exit(f"{parser.prog}: config {options.config}: {str(error).splitlines()[0]}")
+    print("\n".join(report.lines))
+    for problem in report.problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    if report.problems:
+        return 1
+    print("nothing found that would stop this job")
+    return 0

@@ -1,0 +1,62 @@
+"""`loop train`, `loop sft`, `loop eval`: which `tune run` they become."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from loop_recipes.launch.recipe_cli import evaluate, sft, train
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """The command that this process would have become, without its folder."""
+    became = []
+    monkeypatch.setattr(os, "execv", lambda program, words: became.extend([Path(program).name, *words[1:]]))
+    return became
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "tune"),
+    [
+        (train, ["tiny_cpu"], "tune run loop_appworld --config loop_appworld/tiny_cpu"),
+        (train, ["loop_appworld/grpo", "seed=1"], "tune run loop_appworld --config loop_appworld/grpo seed=1"),
+        (
+            train,
+            ["qwen2_5_32b", "--nproc-per-node", "4", "seed=1", "~stop.max_approx_kl"],
+            "tune run --nproc_per_node 4 loop_appworld --config loop_appworld/qwen2_5_32b seed=1 ~stop.max_approx_kl",
+        ),
+        (sft, ["tiny_cpu"], "tune run sft_appworld --config sft_appworld/tiny_cpu"),
+        (evaluate, ["tiny_cpu", "run=a"], "tune run eval_appworld --config eval_appworld/tiny_cpu run=a"),
+    ],
+)
+def test_a_verb_becomes_tune_run(command, verb, words, tune):
+    verb(words)
+    assert command == tune.split()
+
+
+def test_a_file_of_the_users_own(command, tmp_path):
+    (tmp_path / "mine.yaml").write_text("seed: 1\n")
+    train([str(tmp_path / "mine.yaml"), "seed=2"])
+    assert command == ["tune", "run", "loop_appworld", "--config", str(tmp_path / "mine.yaml"), "seed=2"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "message"),
+    [
+        (train, ["nosuch"], "loop train: no config 'loop_appworld/nosuch'; there are: "),
+        (sft, ["tiny_cpu", "seed"], "loop sft: 'seed' is not understood; after the config come key=value"),
+        (evaluate, ["tiny_cpu", "~nosuch"], "loop eval: ~nosuch: there is no such key"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_started(command, verb, words, message):
+    with pytest.raises(SystemExit) as ended:
+        verb(words)
+    assert str(ended.value).startswith(message)
+    assert command == []
+
+
+def test_an_evaluation_is_one_process(capsys):
+    with pytest.raises(SystemExit):
+        evaluate(["tiny_cpu", "--nproc-per-node", "2"])
+    assert "unrecognized arguments: --nproc-per-node 2" in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""The command `loop`: each verb leads to its own command, and help and mistakes need nothing heavy."""
+
+import argparse
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loop_recipes import cli
+from loop_recipes.cli import VERBS, main
+from loop_recipes.config.files import config_name, load_config
+
+CHECKOUT = Path(__file__).parents[2]
+HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
+SCREEN = (24, 85)
+
+
+def run(*words: str) -> tuple[int, list[str], str]:
+    """Exit code, the heavy modules that were imported, and what was printed."""
+    code = f"""
+import sys
+try:
+    from loop_recipes.cli import main
+    code = main({list(words)!r})
+except SystemExit as error:
+    code = error.code
+if isinstance(code, str):
+    print(code)
+print("imported:", *[name for name in {HEAVY!r} if name in sys.modules])
+sys.exit(0 if not code else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT / "recipes")
+    *said, imported = done.stdout.splitlines()
+    return done.returncode, imported.split()[1:], "\n".join(said) + done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["method"], ["method", "--help"]])
+def test_the_help_names_every_verb_on_one_screen(words, capsys):
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= SCREEN[0]
+    assert max(map(len, lines)) <= SCREEN[1]
+    for verb, (argument, summary, _) in VERBS.items():
+        assert any(re.fullmatch(rf" *{verb} {re.escape(argument)} +{re.escape(summary)}", line) for line in lines)
+
+
+def test_the_help_needs_no_more_than_python_itself(monkeypatch):
+    monkeypatch.setattr(importlib, "import_module", None)
+    started = time.process_time()
+    main(["--help"])
+    assert time.process_time() - started < 1
+    assert run("--help")[1] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_imports_nothing_heavy(verb):
+    code, heavy, said = run(*verb.split(), "--help")
+    assert (code, heavy) == (0, [])
+    assert said.startswith(f"usage: loop {verb} ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_calls_its_own_function_with_the_words_after_it(verb, monkeypatch):
+    module, function = VERBS[verb][2].split(":")
+    monkeypatch.setattr(importlib.import_module(module), function, lambda words: words)
+    assert main([*verb.split(), "a", "b=1", "--", "method"]) == ["a", "b=1", "--", "method"]
+
+
+@pytest.mark.parametrize("words", [["trian", "tiny_cpu"], ["method", "tree"], ["trees"], ["--verbose"]])
+def test_an_unknown_verb_is_one_line_that_names_those_there_are(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert str(ended.value).startswith(f"loop: no verb '{' '.join(words[:2] if words[0] == 'method' else words[:1])}'")
+    assert str(ended.value).endswith(f"; there are: {', '.join(VERBS)}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("check", "tiny"), "loop check: no config 'loop_appworld/tiny'; there are: "),
+        (
+            ("check", "tiny_cpu", "rollout_node.config.potr=1"),
+            "loop check: unknown key 'rollout_node.config.potr'; did you mean 'port'?",
+        ),
+        (("node", "tiny"), "loop node: no config 'loop_appworld/tiny'; there are: "),
+        (("train", "tiny_cpu", "seed"), "loop train: 'seed' is not understood"),
+    ],
+)
+def test_a_mistake_in_a_config_is_said_before_anything_heavy_is_imported(words, message):
+    code, heavy, said = run(*words)
+    assert (code, heavy) == (1, [])
+    assert said.startswith(message)
+
+
+def shown_commands() -> list[list[str]]:
+    """Words of the commands that pages, heads of configs and docstrings show, without ``loop`` and the environment."""
+    sources = [*CHECKOUT.glob("docs/*.md"), CHECKOUT / "README.md", *CHECKOUT.glob("recipes/configs/*/*.yaml")]
+    modules = {entry.partition(":")[0] for _, _, entry in VERBS.values()}
+    sources += [Path(importlib.import_module(module).__file__ or "") for module in modules]
+    found = []
+    for source in sources:
+        text = re.sub(r" *\\+\n#? *", " ", source.read_text())
+        for line in re.findall(r"^(?:#? {3,4}|# )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?loop ([a-z].*)$", text, flags=re.M):
+            words = shlex.split(re.sub(r" {3,}\S.*", "", line), comments=True)
+            if words and words[0] in {verb.split()[0] for verb in VERBS}:
+                found.append(words)
+    return found
+
+
+class Parsed(BaseException):
+    """The command line was understood; what it asks for is not done."""
+
+
+@pytest.fixture
+def only_parse(monkeypatch):
+    def stop(self, words=None, namespace=None, parse=argparse.ArgumentParser.parse_known_args):
+        raise Parsed(parse_all(self, words, parse))
+
+    def parse_all(self, words, parse):
+        options, rest = parse(self, words)
+        assert not rest, rest
+        return options
+
+    def stop_intermixed(self, words=None, parse=argparse.ArgumentParser.parse_known_intermixed_args):
+        raise Parsed(parse_all(self, words, parse))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_intermixed_args", stop_intermixed)
+
+
+RECIPES = {"sft": "sft_appworld", "eval": "eval_appworld"}
+SHOWN = shown_commands()
+
+
+def test_commands_are_shown():
+    assert len(SHOWN) > 40
+    assert {verb for verb in VERBS if any(shown[: len(verb.split())] == verb.split() for shown in SHOWN)} == set(VERBS)
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_a_command_that_is_shown_is_understood(words, only_parse):
+    with pytest.raises(Parsed) as parsed:
+        cli.main(words)
+    (options,) = parsed.value.args
+    recipe = RECIPES.get(words[0], "loop_appworld")
+    for name, of in ((getattr(options, "config", None), recipe), (getattr(options, "training", None), "sft_appworld")):
+        if name is not None and not name.endswith(".yaml"):
+            load_config(config_name(name, of))

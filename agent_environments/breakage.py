@@ -37,7 +37,7 @@ class Raised(Exception):
 
 
 def last_line(error: BaseException) -> str:
-    """What the last line of its traceback says, whatever its own ``__str__`` does."""
+    """Return the last line of the error's traceback, whatever its own ``__str__`` does."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 

@@ -47,5 +47,5 @@ def observation(output: str, reminder: str | None, max_tokens: int, token_spans:
 
 
 def reminder_end(reminder: str | None) -> str:
-    """What an observation with this reminder ends with."""
+    """Return the end of an observation with this reminder."""
     return "" if reminder is None else REMINDER_HEAD + reminder

@@ -110,7 +110,7 @@ class BranchStart:
 
     @property
     def origin(self) -> BranchOf:
-        """What the new rollout's record says of it."""
+        """The origin that the new rollout's record names."""
         return BranchOf(self.branch.rollout_id, self.point.turns)
 
     @property

@@ -220,7 +220,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def failure(message: str, reason: object) -> RequestFailed | WorldLost:
-    """What a service's error means."""
+    """Return the exception that a service's error means."""
     message = message[:MAX_ERROR_CHARACTERS]
     if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
         return WorldLost(message, Loss.GONE)
@@ -228,7 +228,7 @@ def failure(message: str, reason: object) -> RequestFailed | WorldLost:
 
 
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a service of ours says of a step besides its text and reward."""
+    """Return the further fields of a step, besides text and reward, that a service of ours sends."""
     reminder = str(observation.get("reminder", ""))
     return {
         "failed": bool(observation.get("failed", False)),

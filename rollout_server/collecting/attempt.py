@@ -74,7 +74,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def _sequences(self) -> list[dict[str, Any]]:
-        """What was served: for each sequence, the fields of a rollout that :meth:`_rollout` does not know."""
+        """Return, for each sequence that was served, the fields of a rollout that :meth:`_rollout` does not know."""
 
     @abstractmethod
     async def _let_go(self) -> None:

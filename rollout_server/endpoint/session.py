@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """What an agent elsewhere may do in the episode's world: its ``opening``, steps, and to say that it is done."""
+    """The part of an episode's world that an agent elsewhere may use: its ``opening``, steps, and a way to say that it
+    is done."""
 
     task_id: str
     opening: list[Message]
@@ -59,7 +60,7 @@ class _Call:
 
 
 class Session:
-    """What one key stands for.
+    """The state behind one key.
 
     Args:
         seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
@@ -166,7 +167,8 @@ class Session:
             raise self._over("the episode has ended")
 
     def segments(self) -> list[Segment]:
-        """What was served, one sequence each; an observation that no call has followed ends the last one's messages."""
+        """Return the sequences that were served; an observation that no call has followed ends the last one's
+        messages."""
         segments = self._conversations.segments()
         if segments and self._unread is not None:
             segments[-1].messages.append({"role": "user", "content": self._unread})
@@ -247,7 +249,7 @@ class Session:
         return task
 
     async def _outcome(self, work: asyncio.Task[T]) -> T:
-        """What comes of it; a client that goes does not end it."""
+        """Return the result of ``work``; a client that disconnects does not end it."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

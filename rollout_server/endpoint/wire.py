@@ -103,7 +103,7 @@ class ChatRequest(BaseModel):
 
     @property
     def wishes(self) -> dict[str, Any]:
-        """What was asked for and is not done, as it is recorded."""
+        """The settings that the request asked for and that are not followed, as they are recorded."""
         extra = self.model_extra or {}
         wishes = {name: extra[name] for name in SAMPLING_WISHES if extra.get(name) is not None}
         if self.tool_choice not in (None, "auto"):

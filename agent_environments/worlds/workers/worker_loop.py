@@ -48,7 +48,7 @@ CHILD_DEATH_SHOWS_S = 1.0
 
 @dataclass(frozen=True)
 class Step:
-    """What the world answered to one command. ``failed`` says that the command could not be carried out."""
+    """The world's answer to one command. ``failed`` says that the command could not be carried out."""
 
     observation: str
     done: bool

@@ -22,7 +22,7 @@ from loop_recipes.engine.batching import Sample, filled
 
 
 class Advantage(Protocol):
-    """What every component for advantages does."""
+    """The interface of every component for advantages."""
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """[b], of rollouts with these returns [b] and the number of each one's task [b]."""

@@ -379,7 +379,7 @@ class PolicyUpdate:
         return preferences
 
     def _divisor(self, minibatch: list[Sample]) -> float:
-        """What the sum of a minibatch's losses is divided by."""
+        """Return the number by which the sum of a minibatch's losses is divided."""
         if self.config.loss_divisor == "mean":
             return len(kept_together(minibatch))
         if self.config.loss_divisor == "tokens":

@@ -28,7 +28,7 @@ TOKEN_STATISTICS = "token_statistics"
 
 
 def statistics_files(folder: Path, collection_id: str) -> list[Path]:
-    """What the ranks have written about a collection, rank 0 first."""
+    """Return the files that the ranks have written about a collection, rank 0 first."""
     own = folder / f"{collection_id}.jsonl"
     return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
 

@@ -49,7 +49,8 @@ def load_config(name: str) -> DictConfig:
 
 
 def check_overrides(words: Sequence[str]) -> None:
-    """
+    """Check that every word is ``key=value`` or ``~key``.
+
     Raises:
         ConfigError: a word is neither ``key=value`` nor ``~key``.
     """

@@ -79,7 +79,8 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
 
 
 def check_initial_adapter(config: LearnerConfig) -> None:
-    """
+    """Check that ``initial_adapter``, if given, is an adapter that a rollout node would take.
+
     Raises:
         ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take.
     """
@@ -160,7 +161,8 @@ def _check_components(config: LearnerConfig) -> None:
 
 
 def _check_optimizer(config: LearnerConfig) -> None:
-    """That it and its schedule take their options, and that checkpoints can hold what it keeps: by a step."""
+    """Check by a step that the optimizer and its schedule take their options, and that checkpoints can hold what the
+    optimizer keeps."""
     check_component("optimizer", config.optimizer, positional=1)
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     weight = nn.Parameter(torch.zeros(64, 64))

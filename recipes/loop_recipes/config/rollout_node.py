@@ -12,7 +12,7 @@ from rollout_server.config import NodeConfig
 
 @dataclass(frozen=True, config=STRICT)
 class RolloutNodeConfig:
-    """Which rollout node is used: exactly one of ``launch`` and ``url``."""
+    """The rollout node to use: exactly one of ``launch`` and ``url``."""
 
     launch: bool = False
     """Starts a node described by ``config`` as a child of the recipe, and stops it with the recipe."""
@@ -42,7 +42,8 @@ class RolloutNodeConfig:
 
 
 def check_token(variable: str) -> None:
-    """
+    """Check that ``variable`` holds a bearer token.
+
     Raises:
         ConfigError: the environment variable ``variable`` does not hold the token of a node that runs elsewhere.
     """

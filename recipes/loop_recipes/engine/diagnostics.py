@@ -18,7 +18,7 @@ CANARY_TOKENS = 512
 
 
 def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
-    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
+    """Measure how far the sampler's log-probs are from the learner's under the same version, and judge the distance."""
     if not samples:
         return {"gap_verdict": "none"}
     gap = torch.cat([(s.sampler_logprobs - filled(s.old_logprobs)).abs() for s in samples]).double().sort().values
@@ -50,8 +50,8 @@ def canary(
 
 
 def tolerances(gap: GapConfig) -> dict[str, float]:
-    """How far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by the
-    largest that does not count as broken."""
+    """Return how far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by
+    the largest that does not count as broken."""
     return {"tolerance": gap.broken, "mean_tolerance": gap.ok}
 
 

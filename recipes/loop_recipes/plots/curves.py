@@ -155,7 +155,7 @@ def phases(curves: Sequence[Curve], window: int) -> Figure:
 
 
 def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
-    """How far off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
+    """Plot how far training is off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
     figure, grid = plt.subplots(2, 2, figsize=(10, 7), sharex=True)
     (lag, gap), (clip, ratio) = grid
     for number, curve in enumerate(curves):

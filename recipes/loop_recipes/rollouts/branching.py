@@ -27,7 +27,7 @@ BYTES_OF_A_REQUEST = 6 << 20
 
 @dataclass(frozen=True)
 class HowToSample:
-    """How continuations are sampled: ``continuations`` of each turn, by one policy version."""
+    """The way to sample continuations: ``continuations`` of each turn, by one policy version."""
 
     continuations: int
     policy_version: int
@@ -38,8 +38,8 @@ class HowToSample:
 
 @dataclass(frozen=True)
 class Continuations:
-    """What became of a request: by (rollout id, turn), the rollouts that went on there, and how many were refused; and
-    what was lost."""
+    """The outcome of a request: by (rollout id, turn), the rollouts that continued there, and how many were refused;
+    and the rollouts that were lost."""
 
     rollouts: dict[tuple[str, int], list[Rollout]]
     refused: dict[tuple[str, int], int]
@@ -118,7 +118,7 @@ def continue_from(source: CollectionSource, rollout: Rollout, turns: Iterable[in
 
 
 def stored_protocol(log: Path) -> tuple[Sampling, Limits]:
-    """How the rollouts of a collection's log were sampled, and within what limits.
+    """Read the sampling and limits of the rollouts in a collection's log.
 
     Raises:
         ValueError: nothing beside the log says so.

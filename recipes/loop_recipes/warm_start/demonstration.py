@@ -57,7 +57,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Script:
-    """What one episode will do.
+    """The turns of one episode, decided before it begins.
 
     ``turns`` are taken in order; ``message(task, shown, turn)`` is what the agent says to take one, where ``task`` is
     the message that opened the episode and ``shown`` the last observation (in the first turn: ``task``). Unless

@@ -53,7 +53,7 @@ class Demonstrator(Protocol):
         ...
 
     def texts(self, demonstration: Demonstration) -> list[str]:
-        """What of it the tokenizer is trained on."""
+        """Return the texts of a demonstration that the tokenizer is trained on."""
         ...
 
     def group(self, task_id: str) -> str:

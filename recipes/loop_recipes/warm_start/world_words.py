@@ -17,7 +17,7 @@ class WorldWords:
     """No thoughts, and the names as they are."""
 
     def thought(self, task: str, shown: str, plan: Sequence[str]) -> str:
-        """What is thought before the first command of ``plan``, which ends the episode.
+        """Return the thought before the first command of ``plan``, which ends the episode.
 
         ``task`` opened the episode, ``shown`` is the last observation.
         """

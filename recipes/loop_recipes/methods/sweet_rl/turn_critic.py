@@ -152,7 +152,8 @@ class TurnCritic:
         self._reference = None if reference is None else 0
 
     def check_room(self, tasks: Sequence[str], tokens: int) -> None:
-        """
+        """Check that rollouts of ``tokens`` tokens fit the model behind the hidden information of their tasks.
+
         Raises:
             ConfigError: rollouts of ``tokens`` tokens do not fit the model behind what the tasks hide.
         """

@@ -28,7 +28,7 @@ Return = Literal["graded", "zero"]
 
 
 def value_changes(values: Sequence[float | None], final: float) -> list[float]:
-    """What each turn changed.
+    """Return by how much each turn changed the value.
 
     Args:
         values: [t], of the states before the turns; a turn whose state has None counts as no change.

@@ -1,4 +1,4 @@
-"""What is said of somebody's code that raised: the last line of its traceback, and the user's own file and line."""
+"""Describes an error in somebody's code: the last line of its traceback, and the user's own file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lost world counts for: the rule by which every environment that plays elsewhere brings worlds back.
+"""The consequences of a lost world: the rule by which every environment that plays elsewhere brings worlds back.
 
 A world that is lost is replaced, and the commands of its episode are run again in another one. What counts against a
 command is only a loss that it can have caused: that of its own world, while it ran there, and while its neighbours

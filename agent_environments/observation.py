@@ -1,4 +1,4 @@
-"""What the policy is shown after its code has run: output, cut to a number of tokens, then the reminder of the task."""
+"""The text that the policy is shown after its code has run: output, cut to a number of tokens, then a reminder."""
 
 from __future__ import annotations
 

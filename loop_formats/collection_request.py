@@ -1,4 +1,4 @@
-"""What a trainer asks of the rollout node, and what it is told of it: plain data, shared by node and client."""
+"""The trainer's request to the rollout node, and the node's answers: plain data, shared by node and client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a run's folder: which file is a log, how files of lines are read, how a file appears whole.
+"""The files of a run's folder: which file is a log, how files of lines are read, how a file appears whole.
 
     <root>/collections/<id>.jsonl          one rollout per line
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection

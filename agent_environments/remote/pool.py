@@ -1,4 +1,4 @@
-"""What pools of remote episodes share: tasks, places and counters."""
+"""The base of pools of remote episodes: tasks, places and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that runs agent code gives up, through the kernel's own calls; nothing here needs a package.
+"""Takes rights from a process that runs agent code, through the kernel's own calls; nothing here needs a package.
 
 Levels, each with all that the one before it has:
 

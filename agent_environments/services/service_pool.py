@@ -1,4 +1,4 @@
-"""What the clients of both protocols share: HTTP, the token, and the words of a served episode."""
+"""The common part of the clients of both protocols: HTTP, the token, and the words of a served episode."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ServicePool(RemotePool):
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
         self._lines: set[Line] = set()
-        self._told_of_rewards = False
+        self._warned_of_rewards = False
 
     @property
     def http(self) -> aiohttp.ClientSession:
@@ -148,8 +148,8 @@ class ServicePool(RemotePool):
             reward = float(value or 0.0)
         except (TypeError, ValueError, OverflowError) as error:
             raise WorldLost(f"the service's reward is no number: {str(value)[:200]}", Loss.CUT) from error
-        if reward > 1.0 and not self._told_of_rewards:
-            self._told_of_rewards = True
+        if reward > 1.0 and not self._warned_of_rewards:
+            self._warned_of_rewards = True
             logger.warning(
                 "the service at %s gave the reward %g, and all above 1 count as 1: grades are wrong if its rewards are "
                 "on another scale, or are what each step adds to a score",

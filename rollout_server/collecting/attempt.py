@@ -1,4 +1,4 @@
-"""What every way of playing an episode shares: a world, a deadline, a grade, a record, and letting go of it all."""
+"""The base of every way to play an episode: a world, a deadline, a grade, a record, and letting go of it all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which episode starts next, and when enough have ended: a pure state machine, no clock, no I/O.
+"""Decides which episode starts next, and when enough have ended: a pure state machine, no clock, no I/O.
 
 The node tells it what happened (:meth:`Collector.finished`, :meth:`Collector.failed`) and asks what to do
 (:meth:`Collector.start_next`, :attr:`Collector.outcome`). The benchmarks and the simulated schedules of the tests drive

@@ -1,4 +1,4 @@
-"""What an episode asks of its agent: a speaker hears what the environment says and speaks one turn at a time.
+"""The interface between an episode and its agent: it hears what the environment says and speaks one turn at a time.
 
 There are two: :class:`~rollout_server.collecting.policy_speaker.PolicySpeaker` samples token ids on the node's own vLLM
 servers, and the evaluation's ``EndpointSpeaker`` asks a chat endpoint for text. Whatever a speaker keeps of the

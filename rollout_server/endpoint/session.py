@@ -94,12 +94,12 @@ class Session:
         self._conversations = Conversations(tokens)
         self._record = record
         self._calls: dict[str, _Call] = {}
-        self._held_off: Counter[str] = Counter()
+        self._refused_calls: Counter[str] = Counter()
         """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
         self._begun = 0
         self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
-        self._wishes: dict[str, Any] = {}
+        self._not_applied: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
         self._world: World | None = None
         self._stepping = asyncio.Lock()
@@ -176,7 +176,7 @@ class Session:
 
     def notes(self) -> dict[str, Any]:
         """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
-        return {"calls": dict(self._counts), "not_applied": self._wishes}
+        return {"calls": dict(self._counts), "not_applied": self._not_applied}
 
     async def complete(
         self, request: ChatRequest, identity: str, retried: bool, listens: Callable[[], bool]
@@ -195,14 +195,14 @@ class Session:
             ApiError: what the client is to be told.
         """
         call = self._calls.get(identity)
-        if retried and self._held_off[identity]:
-            self._held_off -= Counter([identity])  # keeps what is above 0
+        if retried and self._refused_calls[identity]:
+            self._refused_calls -= Counter([identity])  # keeps what is above 0
             call = None
         if call is None or not (retried or call.lost):
             try:
                 call = self._calls[identity] = _Call(self._begin(self._answer(request)))
             except ApiError:
-                self._held_off[identity] += 1
+                self._refused_calls[identity] += 1
                 raise
         else:
             self._counts["repeated"] += 1
@@ -266,7 +266,7 @@ class Session:
         try:
             with self._own_time.paused():
                 version, generation = await self._sampler.sample(
-                    self.episode_id, prompt.token_ids, derive_seed(self._seed, number), request.most_tokens
+                    self.episode_id, prompt.token_ids, derive_seed(self._seed, number), request.token_limit
                 )
         except EpisodeFailed as error:
             if not self.failure.done():
@@ -334,9 +334,9 @@ class Session:
 
     def _note(self, request: ChatRequest) -> None:
         self._counts["answered"] += 1
-        for name, value in request.wishes.items():
+        for name, value in request.not_applied.items():
             self._counts[f"not_applied.{name}"] += 1
-            self._wishes[name] = value
+            self._not_applied[name] = value
 
     @staticmethod
     def _over(why: str) -> ApiError:

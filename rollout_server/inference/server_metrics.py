@@ -1,4 +1,4 @@
-"""What a vLLM server says of its work in /metrics, Prometheus' text."""
+"""Reads a vLLM server's load from its /metrics, Prometheus' text."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class UnknownPolicy(LookupError):
 
 
 class StillInUse(RuntimeError):
-    """There is no place for a version yet: one that is being retired has users. Once they are done there is."""
+    """No slot is free for a version: one that is being retired is still in use. Try again later."""
 
 
 @dataclass(frozen=True)

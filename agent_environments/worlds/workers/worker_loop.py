@@ -1,4 +1,4 @@
-"""What every worker runs: requests as JSON lines on standard input, answers as JSON lines on standard output.
+"""Runs a worker: requests as JSON lines on standard input, answers as JSON lines on standard output.
 
     python textcraft_world.py MEMORY_MB
 

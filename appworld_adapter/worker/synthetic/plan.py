@@ -1,4 +1,4 @@
-"""What a template makes of one task: instruction, requirements, and the reference solution as turns.
+"""The parts that a template makes of one task: instruction, requirements, and the reference solution as turns.
 
 A turn is one step of an agent: a short thought and the code it runs. Values that the agent must find or copy stand in
 the code as literals, exactly as they stand in an observation or in the task's text. What a look-up finds is printed as

@@ -1,4 +1,4 @@
-"""What an update made of every sampled token, kept for rollout-viewer: the learner's log-prob, the ratio, the clip.
+"""The effect of an update on every sampled token, kept for rollout-viewer: the learner's log-prob, the ratio, the clip.
 
     <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
     {"rollout_id", "advantage", "old_logprobs": [n], "ratios": [n], "clipped": [n]}

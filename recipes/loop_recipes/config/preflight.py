@@ -1,4 +1,4 @@
-"""What a training config names on this machine, looked at before any work begins: components, files, folders, ports.
+"""Checks what a training config names on this machine before any work begins: components, files, folders, ports.
 
 Nothing is made here, so that `loop-launch check` can ask the same questions as the recipe.
 """
@@ -48,8 +48,8 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
             not build(config.loss).compares_pairs,
             "critic must be null: the loss compares pairs of rollouts, which have no use for it",
         )
-        by_token = hasattr(build(config.advantage), "of_tokens")
-        require(not by_token, "critic must be null: the advantage gives each token its own already")
+        per_token = hasattr(build(config.advantage), "token_advantages")
+        require(not per_token, "critic must be null: the advantage gives each token its own already")
     if config.turn_credit is not None:
         _check_turn_credit(config, config.turn_credit)
     check_rollout_node(config, starts_now)
@@ -57,7 +57,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
 
 def _check_turn_credit(config: LoopConfig, credit: TurnCreditConfig) -> None:
     advantage, loss = build(config.advantage), build(config.loss)
-    fit = not hasattr(advantage, "of_tokens") and not loss.compares_pairs
+    fit = not hasattr(advantage, "token_advantages") and not loss.compares_pairs
     require(fit, "turn_credit must be null: it spreads the one advantage of a rollout, and there are others or none")
     if credit.critic is not None:
         file = Path(credit.critic) / "config.yaml"
@@ -152,7 +152,7 @@ def _check_components(config: LearnerConfig) -> None:
         "advantage._component_=loop_recipes.algorithm.preferences.ReturnPairs",
     )
     require(
-        not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",
+        not hasattr(built["advantage"], "token_advantages") or getattr(built["loss"], "level", "token") == "token",
         f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     _check_optimizer(config)

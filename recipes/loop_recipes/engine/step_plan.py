@@ -1,4 +1,4 @@
-"""Which rollouts each rank takes in each of a step's micro-batches, planned over all ranks at once.
+"""Plans which rollouts each rank takes in each of a step's micro-batches, over all ranks at once.
 
 FSDP2 gathers a layer on all ranks together, so the i-th micro-batches of all ranks take as long as the costliest of
 them. What counts is therefore not how much each rank has in all, but the sum over i of the costliest.

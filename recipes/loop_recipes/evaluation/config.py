@@ -217,7 +217,7 @@ class EvalConfig:
 
 
 def _without_where(options: Any) -> Any:
-    """``options`` of an environment, of those within it too, without those of :data:`_WHERE`."""
+    """Drop the options that only say where things run (:data:`_WHERE`), also those of environments within it."""
     if not isinstance(options, dict):
         return options
     return {name: _without_where(value) for name, value in options.items() if name not in _WHERE}

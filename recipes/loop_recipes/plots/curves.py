@@ -52,12 +52,12 @@ class Curve:
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """(iterations [i], values [runs, i]) of a key; NaN where a run has none."""
         known = sorted({line["iteration"] for run in self.runs for line in run if _number(line.get(key))})
-        places = {iteration: place for place, iteration in enumerate(known)}
+        columns = {iteration: column for column, iteration in enumerate(known)}
         values = np.full((len(self.runs), len(known)), np.nan)
         for row, run in enumerate(self.runs):
             for line in run:
                 if _number(line.get(key)):
-                    values[row, places[line["iteration"]]] = line[key]
+                    values[row, columns[line["iteration"]]] = line[key]
         return np.array(known), values
 
 

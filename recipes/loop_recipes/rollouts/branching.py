@@ -69,14 +69,14 @@ def continuation_request(branches: Sequence[Branch], how: HowToSample) -> Collec
 def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[CollectionRequest]:
     """The collections of all continuations, in order, each of as many branches as a node takes at once."""
     parts: list[list[Branch]] = []
-    taken = 0
+    size_of_part = 0
     for branch in branches:
         size = len(json.dumps(dataclasses.asdict(branch)))
-        if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or taken + size > BYTES_OF_A_REQUEST:
+        if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or size_of_part + size > BYTES_OF_A_REQUEST:
             parts.append([])
-            taken = 0
+            size_of_part = 0
         parts[-1].append(branch)
-        taken += size
+        size_of_part += size
     return [continuation_request(part, how) for part in parts]
 
 

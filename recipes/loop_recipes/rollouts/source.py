@@ -1,4 +1,4 @@
-"""What the recipe asks of the place its rollouts come from, and what it is given. Sources live on rank 0 only."""
+"""The interface through which the recipe gets rollouts, and the form they come in. Sources live on rank 0 only."""
 
 from __future__ import annotations
 

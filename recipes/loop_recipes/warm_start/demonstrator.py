@@ -1,4 +1,4 @@
-"""What the warm start asks of an environment: what to play, and how to say the same with other names."""
+"""The interface between the warm start and an environment: what to play, and how to say the same with other names."""
 
 from __future__ import annotations
 

@@ -176,11 +176,11 @@ class TurnCritic:
         Raises:
             ConfigError: one is too long for the model with what is hidden.
         """
-        told = samples if self._prefix is None else self._prefix.before(samples)
-        longest = max((sample.tokens for sample in told), default=0)
+        with_hidden = samples if self._prefix is None else self._prefix.before(samples)
+        longest = max((sample.tokens for sample in with_hidden), default=0)
         check_context(self._update.model, longest, "the longest rollout with its hidden information")
-        critic = self._update.logprobs(told, 1, self._versions)
-        seen = told if self._reference_sees_hidden else samples
+        critic = self._update.logprobs(with_hidden, 1, self._versions)
+        seen = with_hidden if self._reference_sees_hidden else samples
         reference = self._update.logprobs(seen, self._reference, self._versions)
         return {
             sample.rollout_id: by_turn(

@@ -66,5 +66,5 @@ def _centred(sample: Sample, credits: Tensor | None) -> Tensor:
     turns = sample.turn_ids[sample.mask]
     if credits is None:
         return torch.zeros(len(turns), dtype=torch.float64)
-    of_tokens = credits.double()[turns]
-    return of_tokens - of_tokens.mean()
+    token_credits = credits.double()[turns]
+    return token_credits - token_credits.mean()

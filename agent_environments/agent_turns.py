@@ -15,7 +15,7 @@ from agent_environments.observation import FAILURE_HEAD
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """What the agent wrote in one turn and what the environment answered (None: it did not)."""
+    """The agent's text in one turn and the environment's answer (None: there was none)."""
 
     text: str
     observation: str | None

@@ -1,4 +1,4 @@
-"""What is said of somebody's code that raised: the last line of its traceback, and the user's own file and line."""
+"""Describes an error in somebody's code: the last line of its traceback, and the user's own file and line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Raised(Exception):
 
 
 def last_line(error: BaseException) -> str:
-    """What the last line of its traceback says, whatever its own ``__str__`` does."""
+    """Return the last line of the error's traceback, whatever its own ``__str__`` does."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 

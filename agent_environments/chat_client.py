@@ -194,7 +194,7 @@ def _count(value: Any) -> int:
 
 
 def _words(data: Any, text: str) -> str:
-    """What the service says of itself: its error's message, or the beginning of the text, be it a page."""
+    """Return the service's own words: its error's message, or the beginning of the text, be it a page."""
     match data:
         case {"error": {"message": str(said)}} | {"error": str(said)} | {"detail": str(said)} | {"message": str(said)}:
             pass

@@ -163,7 +163,7 @@ def _check_grade(grade: Grade, what: str) -> None:
 
 
 def _plain(rebuild: Callable[[Any], object], value: Any, what: str) -> None:
-    """What is of numpy's types conforms; what the node cannot make plain does not."""
+    """Check that the node can make ``value`` plain; values of numpy's types conform."""
     try:
         rebuild(value)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the project's HTTP servers share: every refusal is one line of JSON, and strangers take few of the files.
+"""The base of the project's HTTP servers: every refusal is one line of JSON, and strangers take few of the files.
 
 A stranger is a connection that has shown no token yet. It takes a file descriptor all the same, so the oldest of too
 many strangers is hung up on. Who has shown a token calls :func:`trust` and is never hung up on for that.

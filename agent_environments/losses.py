@@ -1,4 +1,4 @@
-"""What a lost world counts for: the rule by which every environment that plays elsewhere brings worlds back.
+"""The consequences of a lost world: the rule by which every environment that plays elsewhere brings worlds back.
 
 A world that is lost is replaced, and the commands of its episode are run again in another one. What counts against a
 command is only a loss that it can have caused: that of its own world, while it ran there, and while its neighbours
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Loss(StrEnum):
-    """How a world was lost."""
+    """The ways in which a world is lost."""
 
     ENDED = "ended"
     """Its process ended by itself while it worked for the episode. No neighbour has a part in that: it counts."""
@@ -132,7 +132,7 @@ class Recovery:
         return self._ended + [why for at, why in self._doubtful if self._losses.alone(self._whose, at)]
 
     async def run(self, once: Callable[[], Awaitable[T]]) -> T:
-        """What ``once`` returns; it is called again whenever it raises WorldLost.
+        """Return the result of ``once``, which is called again whenever it raises WorldLost.
 
         Raises:
             CommandsDoing: too many of the losses count.

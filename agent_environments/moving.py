@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Stalled(TimeoutError):
-    """What was waited for did not come; the message says whether its processes hung or only took too long."""
+    """The error of a wait that ended in vain; the message says whether its processes hung or only took too long."""
 
 
 async def while_moving(work: Awaitable[T], pid: int, stall_s: float | None = None) -> T:

@@ -71,11 +71,11 @@ class NoVoiding:
     async def step(self, action: str) -> StepResult:
         self.begin_acting()
 
-        async def stepped() -> StepResult:
+        async def plain_step() -> StepResult:
             return plain_result(await self._environment.step(action))
 
         try:
-            result = await in_own_task(stepped)
+            result = await in_own_task(plain_step)
         except RaisedThere as raised:
             error = raised.error
             if isinstance(error, EnvironmentFault):

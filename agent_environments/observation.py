@@ -1,4 +1,4 @@
-"""What the policy is shown after its code has run: output, cut to a number of tokens, then the reminder of the task."""
+"""The text that the policy is shown after its code has run: output, cut to a number of tokens, then a reminder."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def observation(output: str, reminder: str | None, max_tokens: int, token_spans:
 
 
 def reminder_end(reminder: str | None) -> str:
-    """What an observation with this reminder ends with."""
+    """Return the end of an observation with this reminder."""
     return "" if reminder is None else REMINDER_HEAD + reminder

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class RaisedThere(Exception):
-    """What was awaited raised ``error``."""
+    """An awaited task raised ``error``."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(type(error).__name__)

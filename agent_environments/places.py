@@ -8,7 +8,7 @@ from agent_environments.protocol import EnvironmentCrashed
 
 
 class Places:
-    """Who waits for a place gets it first come, first served; once the pool closes, who waits is refused.
+    """A number of places that waiters get first come, first served; once the pool closes, waiters are refused.
 
     ``taken`` and ``waiting`` are the counters of ``PoolStatus``.
     """

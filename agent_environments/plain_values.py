@@ -1,4 +1,4 @@
-"""What an environment hands over, rebuilt of plain Python values.
+"""Rebuilds the values that an environment hands over from plain Python values.
 
 A grade that was computed with numpy holds numpy's booleans, which JSON cannot write; one that was computed carelessly
 holds NaN, a list in place of a text, or says success of a reward of 0. Found only when the episode is written down,

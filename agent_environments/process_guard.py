@@ -106,7 +106,8 @@ def start(command: list[str]) -> int:
 
 
 def _short_folder() -> str:
-    """Where temporary files go, or /tmp where that has so long a path that a Unix socket's in it might not fit."""
+    """Return the folder of temporary files, or /tmp where its path is so long that a Unix socket's in it might not
+    fit."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= LONGEST_TMPDIR else "/tmp"
 

@@ -1,4 +1,4 @@
-"""What a config says of a program: its command and its variables, which YAML may have read as something else."""
+"""The config of a program: its command and its variables, which YAML may have read as something else."""
 
 from __future__ import annotations
 

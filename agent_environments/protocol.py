@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Broke:
-    """What broke in an environment itself, whoever brought it about; the code of an agent that failed is not meant.
+    """A fault in an environment itself, whoever brought it about; an agent's own code that failed is none.
 
     ``where`` is "step", "grade" or "reward NAME"; ``what`` the last line of the exception, with the user's own file
     and line.
@@ -54,7 +54,8 @@ class Broke:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How often a tool was called with arguments that it takes, how many of these calls raised, and what (one of them).
+    """The use of one tool: how often it was called with arguments that it takes, how many of these calls raised, and
+    what (one of them).
 
     A tool that raises has broken nothing: the agent is told, and goes on. One that always raises is no use to it.
     """
@@ -67,7 +68,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the world answered to one action.
+    """The world's answer to one action.
 
     ``observation`` is the whole content of the next user message: output, truncation note and reminder included.
     ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
@@ -219,7 +220,7 @@ class EnvironmentPool(Protocol):
 
 @runtime_checkable
 class PoolByTask(Protocol):
-    """What a pool has besides where its places depend on the task, as in a mixture of several environments."""
+    """The further interface of a pool whose places depend on the task, as in a mixture of several environments."""
 
     async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
         """:meth:`EnvironmentPool.acquire`, but waits for the places of this task; raises UnknownTask."""
@@ -272,7 +273,7 @@ def create_pool(name: str, config: Mapping[str, Any], token_spans: TokenSpans) -
 
 
 def pool_class(name: str) -> Callable[..., EnvironmentPool]:
-    """What builds the pool of this name.
+    """Return the function or class that builds the pool of this name.
 
     Raises:
         ValueError: an unknown name, or nothing that can be imported.

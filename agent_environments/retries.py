@@ -1,4 +1,4 @@
-"""Which answers of an HTTP service are worth another try, and after which pause: one rule for every client."""
+"""Decides which answers of an HTTP service are worth another try, and after which pause: one rule for every client."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import os
 
 
 def read_secret(variable: str) -> str:
-    """What ``variable`` holds, without the blanks and line ends around it, which files leave; "" if it holds nothing.
+    """Return the value of ``variable``, without the blanks and line ends around it, which files leave; "" if it is
+    empty or not set.
 
     Raises:
         ValueError: no HTTP header can carry it. The message does not hold it.

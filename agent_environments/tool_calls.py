@@ -59,7 +59,8 @@ class BadCall:
 
 
 def tools_section(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """What the system message says of the tools; the template puts a blank line between the user's own text and this.
+    """Return the system message's section on the tools; the template puts a blank line between the user's own text and
+    this.
 
     Args:
         schemas: one a tool, in the form of OpenAI's API: ``{"type": "function", "function": {"name", "description",

@@ -62,7 +62,8 @@ class ReferenceSolutions:
     root: str
 
     def hidden_information(self, task_id: str) -> str:
-        """
+        """Return the code of the task's solution.
+
         Raises:
             UnknownTask, ValueError: as :func:`load_solution`.
         """

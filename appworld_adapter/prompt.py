@@ -26,7 +26,7 @@ _FIELD = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What the agent is told of a task: its ``specs.json``."""
+    """The facts of a task that the agent is told: its ``specs.json``."""
 
     task_id: str
     instruction: str

@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
         samples = made_up(tokens, vocabulary(model))
         update.run(samples, 0, 1)
         peak = PeakMemory(device)
-        _, stepped, metrics = update.run(samples, 0, 1)
+        _, step_samples, metrics = update.run(samples, 0, 1)
     except (torch.OutOfMemoryError, ValueError, ImportError) as error:
         return {"left_out": str(error).splitlines()[0]}
     finally:
@@ -141,7 +141,7 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
         "update_seconds": metrics["seconds_updating"],
         "tokens_per_s": metrics["tokens_per_second"],
     }
-    return result | flops_metrics(model, stepped, metrics["seconds_updating"], args.peak_tflops)
+    return result | flops_metrics(model, step_samples, metrics["seconds_updating"], args.peak_tflops)
 
 
 def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, Any]:

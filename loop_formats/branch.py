@@ -1,4 +1,4 @@
-"""Where an episode may begin other than at a task's opening: inside a stored rollout.
+"""Starts an episode in the middle of a stored rollout instead of at its task's opening.
 
 A branch carries what it needs of that rollout: its opening, its actions with the observations that answered them, and
 its token ids as they were served. So any node can go on from it, whichever sampled it and wherever its log is now, and
@@ -110,7 +110,7 @@ class BranchStart:
 
     @property
     def origin(self) -> BranchOf:
-        """What the new rollout's record says of it."""
+        """The origin that the new rollout's record names."""
         return BranchOf(self.branch.rollout_id, self.point.turns)
 
     @property

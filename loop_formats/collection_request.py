@@ -1,4 +1,4 @@
-"""What a trainer asks of the rollout node, and what it is told of it: plain data, shared by node and client."""
+"""The trainer's request to the rollout node, and the node's answers: plain data, shared by node and client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MAX_ATTEMPTS = 3
 
 @dataclass(frozen=True, config=STRICT)
 class Sampling:
-    """How tokens are sampled. Training needs the defaults: log-probs are then those of the policy itself."""
+    """The settings by which tokens are sampled. Training needs the defaults: log-probs are then those of the policy
+    itself."""
 
     temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
     """0 is greedy."""
@@ -134,7 +135,7 @@ class CollectionRequest:
         return self.episodes - 1 if self.max_lost is None else self.max_lost
 
     def items(self) -> list[CollectionItem]:
-        """What there are ``rollouts_per_task`` episodes of: the tasks, then the points of the branches.
+        """Return the items that have ``rollouts_per_task`` episodes each: the tasks, then the points of the branches.
 
         A rollout is known by its task and index, so the indices go on from one item of a task to its next.
         """
@@ -157,7 +158,8 @@ class CollectionRequest:
         return dataclasses.asdict(self)
 
     def protocol(self) -> dict[str, Any]:
-        """What its rollouts depend on, as plain data: all but which of them are asked for and when they are lost."""
+        """Return as plain data what the rollouts depend on: all but which of them are asked for and when they are
+        lost."""
         return {name: value for name, value in self.to_dict().items() if name not in ("attempts", "max_lost", "only")}
 
     @classmethod
@@ -177,7 +179,7 @@ class CollectionItem:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a collection stands; all are counts of rollouts but ``needed``, the rollouts that end it."""
+    """The state of a collection; all are counts of rollouts but ``needed``, the rollouts that end it."""
 
     finished: int
     running: int
@@ -200,7 +202,7 @@ class LostRollout:
 
 @dataclasses.dataclass(frozen=True)
 class CollectionEnd:
-    """How a collection ended.
+    """The end of a collection.
 
     ``reason`` is "complete" (all that could be had), "early_stop" (the floors were reached), "failed" (too many were
     lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after sampling

@@ -28,9 +28,9 @@ MAX_BRANCHED = 90
 
 @dataclass(frozen=True)
 class CollectionName:
-    """What a collection's id says. ``name`` is that of the run or evaluation, or of the collection that was branched;
-    ``iteration`` is None outside training; ``share`` is "1of2" of what the first of two nodes collected for it.
-    ``score`` is the id of an evaluation's score, also where some of its rollouts were asked for by themselves."""
+    """The parts of a collection's id. ``name`` is that of the run or evaluation, or of the collection that was
+    branched; ``iteration`` is None outside training; ``share`` is "1of2" of what the first of two nodes collected for
+    it. ``score`` is the id of an evaluation's score, also where some of its rollouts were asked for by themselves."""
 
     name: str
     iteration: int | None = None
@@ -87,7 +87,7 @@ def replay_id(collection_id: str, protocol: str) -> str:
 
 
 def parse_collection_id(collection_id: str) -> CollectionName:
-    """What the id says; an id of another grammar is a name and nothing else."""
+    """Return the parts of an id; an id of another grammar is a name and nothing else."""
     if found := _BRANCH.fullmatch(collection_id):
         return CollectionName(found[1], branch=True)
     if found := _EVALUATION.fullmatch(collection_id):

@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class BranchOf:
-    """What a rollout goes on from: rollout ``rollout_id`` after ``turns`` turns of its episode."""
+    """The origin of a rollout that continues another: rollout ``rollout_id`` after ``turns`` turns of its episode."""
 
     rollout_id: str
     turns: int

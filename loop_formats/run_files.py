@@ -1,4 +1,4 @@
-"""What lies in a run's folder: which file is a log, how files of lines are read, how a file appears whole.
+"""The files of a run's folder: which file is a log, how files of lines are read, how a file appears whole.
 
     <root>/collections/<id>.jsonl          one rollout per line
     <root>/collections/<id>.meta.jsonl     the request, failures and ends of the same collection
@@ -62,8 +62,8 @@ def adapter_digest(folder: Path) -> str:
 
 
 def node_address(root: Path, pid: int | None = None) -> str | None:
-    """Where the node on ``root`` listens, as it wrote into ``node.json``; None when it is not running. A node that was
-    killed leaves its address behind: with ``pid``, only what the process of this id wrote counts."""
+    """Return the URL of the node on ``root``, as it wrote it into ``node.json``; None when it is not running. A node
+    that was killed leaves its address behind: with ``pid``, only what the process of this id wrote counts."""
     try:
         address = json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def log_path(folder: Path, collection_id: str) -> Path:
 
 
 def meta_path(folder: Path, collection_id: str) -> Path:
-    """What else is known of the collection: its request, failures and ends."""
+    """Return the file of the other facts of a collection: its request, failures and ends."""
     return folder / f"{collection_id}{_META}"
 
 

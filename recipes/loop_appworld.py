@@ -49,7 +49,7 @@ from loop_recipes.engine.process_group import (
     single_process,
 )
 from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
-from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_contrast
+from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
 from loop_recipes.methods.turn_credit.spread import spreader
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.broken import check_broken
@@ -268,7 +268,9 @@ class LoopAppWorldRecipe:
         how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
         unfinished = conf.update.unfinished_return
         deadline_s = conf.collection.deadline_s
-        return credits_in_parts(self._source.ask, with_contrast(rollouts, unfinished), how, unfinished, deadline_s)
+        return credits_in_parts(
+            self._source.ask, with_unequal_returns(rollouts, unfinished), how, unfinished, deadline_s
+        )
 
     def update(
         self, rollouts: list[Rollout], iteration: int, credits: dict[str, list[float]] | None = None
@@ -289,9 +291,11 @@ class LoopAppWorldRecipe:
         samples = training_samples(grouped, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
-        trained, stepped, metrics = self._learner.update.run(samples, self._policy_version, iteration, spread)
+        trained, step_samples, metrics = self._learner.update.run(samples, self._policy_version, iteration, spread)
         metrics |= gap_metrics(trained, conf.sampler_gap)
-        metrics |= flops_metrics(self._learner.model, stepped, metrics["seconds_updating"], conf.device_peak_tflops)
+        metrics |= flops_metrics(
+            self._learner.model, step_samples, metrics["seconds_updating"], conf.device_peak_tflops
+        )
         if conf.update.max_tokens_per_rollout is not None:
             metrics["left_out_rollouts"] = len(by_episode(grouped)) - len(episodes(samples))
         self._learner.end_iteration()

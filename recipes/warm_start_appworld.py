@@ -243,7 +243,7 @@ class WarmStartRecipe:
         return loss.item()
 
     def measure(self) -> HeldOut:
-        """What the policy makes of the held-out, clean demonstrations, by group of tasks."""
+        """Measure the policy on the held-out, clean demonstrations, by group of tasks."""
         groups = {one.task_id: self._demonstrator.group(one.task_id) for one in self._held_out}
         return measure(self._model, self._held_out, self._tokens, groups)
 

@@ -71,7 +71,7 @@ def _build_app(node: Node, token: str) -> web.Application:
 
 
 def build_runner(node: Node, token: str, shutdown_timeout_s: float) -> web.AppRunner:
-    """What serves the application."""
+    """Return the runner that serves the application."""
     return web.AppRunner(_build_app(node, token), shutdown_timeout=shutdown_timeout_s)
 
 
@@ -98,7 +98,8 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 def _refusal(status: int, error: object, node: Node) -> web.Response:
-    """Who asks again sees by ``moved`` whether what it waits for is alive."""
+    """Return the refusal of a request; by ``moved`` a client that asks again sees whether the thing it waits for is
+    alive."""
     return refusal(status, error, **({"moved": node.servers.moves} if status == 503 else {}))
 
 

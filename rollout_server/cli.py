@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None, program: str = "rollout-server") ->
 
 
 def _one_line(error: Exception) -> str:
-    """What it says; where it has no words of its own, as a TimeoutError, what and where it is."""
+    """Return the error's message in one line; of an error without one, such as a TimeoutError, its kind and its
+    place."""
     if str(error) and isinstance(error, ConfigError | ValueError | RuntimeError | OSError):
         return " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

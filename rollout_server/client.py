@@ -214,7 +214,7 @@ class RolloutClient:
             patience(refusal)
 
     def _work(self) -> tuple[Any, ...] | None:
-        """What changes whenever an episode begins or ends on the node; None if it does not say."""
+        """Return a value that changes whenever an episode begins or ends on the node; None if it does not say."""
         try:
             status = _object(self._http.get("/v1/status"))
         except httpx.TransportError:

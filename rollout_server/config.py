@@ -88,7 +88,7 @@ class ServersConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class EnvironmentConfig:
-    """Which environment the episodes run in."""
+    """The environment that the episodes run in."""
 
     name: str
     """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), a world or a service of

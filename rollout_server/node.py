@@ -120,7 +120,7 @@ class Node:
         self.failure = f"no vLLM server is left: {await self.servers.given_up()}"
 
     def waits_for(self) -> list[str]:
-        """What is not ready yet, or not any more: a line for each, with what it does and for how long."""
+        """Return a line for each part that is not ready yet, or not any more, with what it does and for how long."""
         lines = self.servers.waits_for()
         if self._opening_since is not None:
             waited = time.monotonic() - self._opening_since

@@ -72,7 +72,7 @@ class NodeProcess:
 
     @property
     def url(self) -> str:
-        """Where the node listens."""
+        """The URL at which the node listens."""
         url = node_address(self._root, self.pid)
         if url is None:
             raise NodeDied(f"the rollout node does not listen (any more){self._tail()}")

@@ -1,4 +1,4 @@
-"""How much an agent asks before it answers, counted in the texts of its turns."""
+"""Counts how much an agent asks before it answers, in the texts of its turns."""
 
 from __future__ import annotations
 

@@ -99,12 +99,12 @@ _FAMILY = {family.name: family for family in FAMILIES}
 
 
 def value_of(particular: Particular) -> str:
-    """What stands in the code where the human says this."""
+    """Return the value in the code that the human's answer stands for."""
     return next(value for value, answer in CHOICES[particular.topic].items() if answer == particular.answer)
 
 
 def guess_of(topic: str) -> str:
-    """What one would guess to stand in the code."""
+    """Return the value that one would guess to stand in the code."""
     return next(iter(CHOICES[topic]))
 
 

@@ -64,7 +64,7 @@ def packages_of(code: str) -> list[str]:
 
 @dataclass(frozen=True)
 class GraderLimits:
-    """What an answer may use."""
+    """The resources that an answer may use."""
 
     memory_mb: int = 256
     """Memory, beyond that of an empty interpreter."""
@@ -114,7 +114,7 @@ class Grader:
             )
 
     async def passed(self, task: ColBenchTask, code: str) -> list[bool]:
-        """Which of the task's calls give with ``code`` what they give with the reference.
+        """Return for each of the task's calls whether ``code`` gives what the reference gives.
 
         Raises:
             EnvironmentCrashed: no process for them, by no doing of the answer's; or the reference was cut short.

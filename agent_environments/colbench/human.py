@@ -31,7 +31,7 @@ class Human(Protocol):
         ...
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
-        """What he says to the last message of the dialogue, the agent's question.
+        """Return his answer to the last message of the dialogue, the agent's question.
 
         Raises:
             EnvironmentCrashed: he cannot answer, whatever is asked.
@@ -135,7 +135,7 @@ class EndpointHuman:
             raise EnvironmentCrashed(f"the human at {self._endpoint.url} does not answer: he says nothing")
 
     async def _ask(self, text: str) -> str:
-        """What he says; raises NoCompletion."""
+        """Return his answer; raises NoCompletion."""
         if self._session is None:
             raise EnvironmentCrashed("the human is not there: the pool is not open")
         client = ChatClient(self._session, self._endpoint.url)
@@ -148,7 +148,7 @@ class EndpointHuman:
 
 
 def prompt(task: ColBenchTask, dialogue: Sequence[Message]) -> str:
-    """What the model that plays the human is told; the agent sees nothing of it."""
+    """Return the prompt of the model that plays the human; the agent sees nothing of it."""
     said = "\n\n".join(
         f"{'Assistant' if message.role == 'assistant' else 'You'}: {message.content}" for message in dialogue
     )

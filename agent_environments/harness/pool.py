@@ -48,7 +48,7 @@ LEAVE_S = 10.0
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the policy answers, for one episode."""
+    """The address at which the policy answers, for one episode."""
 
     base_url: str
     api_key: str

@@ -25,7 +25,7 @@ READ_REST_S = 2.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed."""
+    """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed."""
 
     status: int | None
     output: str

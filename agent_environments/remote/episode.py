@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """What the episodes of a pool have in common."""
+    """The rules that the episodes of a pool have in common."""
 
     token_spans: TokenSpans
     observation_max_tokens: int
@@ -52,7 +52,7 @@ class EpisodeRules:
 
 
 class EpisodeHost(Protocol):
-    """What an episode asks of its pool."""
+    """The part of a pool that an episode uses."""
 
     rules: EpisodeRules
     losses: Losses
@@ -76,11 +76,11 @@ class EpisodeHost(Protocol):
         ...
 
     def command(self, message: str) -> str | None:
-        """What of an assistant message is sent; None for a message without a command."""
+        """Return the part of an assistant message that is sent; None for a message without a command."""
         ...
 
     def shown(self, observation: str) -> str:
-        """What the agent is shown of the observation in an answer to "step"."""
+        """Return the text that the agent is shown for the observation in an answer to "step"."""
         ...
 
     def release(self, environment: RemoteEnvironment) -> None: ...
@@ -295,7 +295,7 @@ class RemoteEnvironment:
 
 
 def _digest(answer: dict[str, Any]) -> bytes:
-    """What two answers have in common only if they are the same; the answers themselves may be megabytes."""
+    """Return a digest that two answers share only if they are the same; the answers themselves may be megabytes."""
     return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""What pools of remote episodes share: tasks, places and counters."""
+"""The base of pools of remote episodes: tasks, places and counters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class RemotePool:
         raise NotImplementedError
 
     def command(self, message: str) -> str | None:
-        """What of an assistant message is sent; None: it has no command, and the agent is told :attr:`no_command`."""
+        """Return the part of an assistant message that is sent; None: it has no command, and the agent is told
+        :attr:`no_command`."""
         raise NotImplementedError
 
     def shown(self, observation: str) -> str:

@@ -1,4 +1,4 @@
-"""What a process that runs agent code gives up, through the kernel's own calls; nothing here needs a package.
+"""Takes rights from a process that runs agent code, through the kernel's own calls; nothing here needs a package.
 
 Levels, each with all that the one before it has:
 
@@ -128,7 +128,7 @@ def landlock_abi() -> int:
 
 
 def readable_folders() -> list[str]:
-    """What Python needs to import modules and to look up time zones, and nothing else."""
+    """Return the folders that Python needs to import modules and to look up time zones, and nothing else."""
     folders = {os.path.join(sys.prefix, "lib"), os.path.join(sys.base_prefix, "lib"), sysconfig.get_path("stdlib")}
     folders |= {"/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"}
     return sorted(folder for folder in folders if os.path.isdir(folder))

@@ -90,7 +90,7 @@ _ADVICE = (0, 4, 8, 14, 15)
 
 @dataclass(frozen=True)
 class Table:
-    """What one architecture's filter is made of: the conditions of each allowed call, by its number."""
+    """The content of one architecture's filter: the conditions of each allowed call, by its number."""
 
     audit_arch: int
     allowed: dict[int, tuple[Condition, ...]]

@@ -352,7 +352,7 @@ def _agentgym_observation(answer: Answer) -> dict[str, Any]:
 
 
 def _flags(answer: Answer) -> dict[str, Any]:
-    """What clients of this project read besides."""
+    """Return the further fields of an answer that clients of this project read."""
     return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason")}
 
 

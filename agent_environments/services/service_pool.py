@@ -1,4 +1,4 @@
-"""What the clients of both protocols share: HTTP, the token, and the words of a served episode."""
+"""The common part of the clients of both protocols: HTTP, the token, and the words of a served episode."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ServicePool(RemotePool):
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
         self._lines: set[Line] = set()
-        self._told_of_rewards = False
+        self._warned_of_rewards = False
 
     @property
     def http(self) -> aiohttp.ClientSession:
@@ -148,8 +148,8 @@ class ServicePool(RemotePool):
             reward = float(value or 0.0)
         except (TypeError, ValueError, OverflowError) as error:
             raise WorldLost(f"the service's reward is no number: {str(value)[:200]}", Loss.CUT) from error
-        if reward > 1.0 and not self._told_of_rewards:
-            self._told_of_rewards = True
+        if reward > 1.0 and not self._warned_of_rewards:
+            self._warned_of_rewards = True
             logger.warning(
                 "the service at %s gave the reward %g, and all above 1 count as 1: grades are wrong if its rewards are "
                 "on another scale, or are what each step adds to a score",
@@ -220,7 +220,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def failure(message: str, reason: object) -> RequestFailed | WorldLost:
-    """What a service's error means."""
+    """Return the exception that a service's error means."""
     message = message[:MAX_ERROR_CHARACTERS]
     if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
         return WorldLost(message, Loss.GONE)
@@ -228,7 +228,7 @@ def failure(message: str, reason: object) -> RequestFailed | WorldLost:
 
 
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a service of ours says of a step besides its text and reward."""
+    """Return the further fields of a step, besides text and reward, that a service of ours sends."""
     reminder = str(observation.get("reminder", ""))
     return {
         "failed": bool(observation.get("failed", False)),

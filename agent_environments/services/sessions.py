@@ -1,4 +1,4 @@
-"""What a served environment does for one client, whichever protocol it speaks."""
+"""Serves an environment to one client, whichever protocol it speaks."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ class Session:
             return self.last
 
     async def step(self, action: str) -> Answer:
-        """One action. An episode that is over answers as it did last. An action that takes too long ends its episode
-        in a grade, as any other does: a trainer that drops what failed would let its agent void episodes.
+        """Run one action. After the end of the episode, the last answer is repeated. An action that takes too long
+        ends its episode in a grade, as any other does: a trainer that drops what failed would let its agent void
+        episodes.
 
         Raises:
             NoEpisode, EnvironmentFault: nothing was reset, or the session has ended, or as the environment's ``step``.

@@ -30,7 +30,7 @@ CUT = "\n... (the result is too long and is not fully shown)"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy reads.
+    """The text that the policy reads after a call, and what follows from it.
 
     ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if it goes on. ``over``: the
     episode ends for another reason. ``use`` counts the call, unless the tool was never asked.
@@ -99,7 +99,7 @@ def _mistake(text: str) -> Answer:
 
 
 def _failure(tool: Tool, shown: str, what: str, over: bool = False) -> Answer:
-    """What the policy is shown of a call that failed, and what the record says of it."""
+    """Return the answer to a call that failed: the text for the policy, and ``what`` for the record."""
     use = ToolUse(tool.name, 1, 1, printable(what))
     return Answer(_shown(f"{FAILED}{shown}", tool.max_characters), failed=True, over=over, use=use)
 

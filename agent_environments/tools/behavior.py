@@ -1,4 +1,4 @@
-"""What an agent does with its tools, counted in the texts of its turns."""
+"""Counts what an agent does with its tools, in the texts of its turns."""
 
 from __future__ import annotations
 

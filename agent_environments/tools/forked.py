@@ -43,7 +43,7 @@ TOO_LONG = b'{"raised": "its result is too long"}\n'
 
 
 class Calls:
-    """What a tool process answers: {"result": ...}, {"wrong": why}, {"raised": what, "place": where} or
+    """The calls that a tool process answers, with {"result": ...}, {"wrong": why}, {"raised": what, "place": where} or
     {"late": how}.
 
     Args:

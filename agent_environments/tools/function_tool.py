@@ -84,7 +84,7 @@ class FunctionTool(Tool):
             raise ValueError(f"tool {self.name}: {error.message}") from error
 
     def _parameters(self) -> list[inspect.Parameter]:
-        """What the policy passes."""
+        """Return the parameters that the policy passes."""
         parameters = list(inspect.signature(self.function).parameters.values())
         return parameters[1:] if self.stateful else parameters
 

@@ -100,12 +100,12 @@ class InstancePool:
 
     @property
     def instances(self) -> int:
-        """How many there are; those that are being replaced are not counted."""
+        """The number of instances; those that are being replaced are not counted."""
         return sum(slot.process is not None and slot.process.alive for slot in self._slots)
 
     @property
     def waiting(self) -> int:
-        """Who waits for one."""
+        """The number of episodes that wait for an instance."""
         return self._places.waiting
 
     async def open(self, count: int) -> None:
@@ -198,7 +198,7 @@ class InstancePool:
 
 
 async def _end(process: ToolProcess) -> Any:
-    """Where it has not ended with its server."""
+    """End a process that has not ended with its server."""
     try:
         if process.alive:
             await process.end()

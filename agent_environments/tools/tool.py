@@ -1,4 +1,4 @@
-"""What every tool is, wherever it comes from: a name, a JSON schema, a check of its arguments, a call."""
+"""The base of every tool, wherever it comes from: a name, a JSON schema, a check of its arguments, a call."""
 
 from __future__ import annotations
 

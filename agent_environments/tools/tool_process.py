@@ -193,7 +193,8 @@ class ToolProcess:
         self._until: asyncio.Timeout | None = None
 
     async def ask(self, op: str, deadline_s: float, **arguments: Any) -> Any:
-        """What a method of :class:`~agent_environments.tools.forked.Calls` gives, whose own deadline is ``deadline_s``.
+        """Return the result of a method of :class:`~agent_environments.tools.forked.Calls`, whose own deadline is
+        ``deadline_s``.
 
         A call that is cancelled is interrupted; the next one waits until it is over.
 

@@ -27,7 +27,7 @@ EXPERT_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class WorldKind:
-    """What a world's worker needs.
+    """The needs of a world's worker.
 
     Args:
         name: the dataset's name, printed with every score.
@@ -44,7 +44,7 @@ class WorldKind:
     heap_mb: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """What the worker's process environment holds besides the usual: where Java is, which may be anywhere."""
+        """Return the additions to the worker's process environment: where Java is, which may be anywhere."""
         if self.heap_mb is None:
             return {}
         java = os.path.dirname(os.path.abspath(shutil.which("java") or "/usr/bin/java"))

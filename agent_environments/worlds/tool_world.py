@@ -37,7 +37,7 @@ class ToolWorldPool(WorldPool):
 
     @property
     def tool_names(self) -> list[str]:
-        """What the policy may call, in the order of the system message."""
+        """The names that the policy may call, in the order of the system message."""
         return [schema["function"]["name"] for schema in self._schemas]
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What both AppWorld backends share: the dataset, the places, the run folder and the grader."""
+"""The base of both AppWorld backends: the dataset, the places, the run folder and the grader."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran 
 
 @dataclass(frozen=True)
 class Execution:
-    """What one program did: ``output``, and ``completed``, as the databases say.
+    """The outcome of one program: ``output``, and ``completed``, as the databases say.
 
     ``output`` is None if the program ended its interpreter or broke its world, whatever the reason: nobody can tell an
     interpreter killed from within from one killed from without, so it counts as the agent's doing. ``unsaved`` says why
@@ -72,7 +72,7 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """What the episodes of a pool have in common."""
+    """The rules that the episodes of a pool have in common."""
 
     prompt: Prompt
     token_spans: TokenSpans
@@ -81,7 +81,7 @@ class EpisodeRules:
 
 
 class EpisodeHost(Protocol):
-    """What an episode asks of its pool."""
+    """The part of a pool that an episode uses."""
 
     root: Path
     rules: EpisodeRules

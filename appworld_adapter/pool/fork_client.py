@@ -25,7 +25,7 @@ MAX_LINE = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """How to start a fork server. ``prefix`` is put before the command (bubblewrap)."""
+    """The command that starts a fork server. ``prefix`` is put before the command (bubblewrap)."""
 
     role: str
     python: str

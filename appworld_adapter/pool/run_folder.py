@@ -95,7 +95,7 @@ class RunFolder:
             shutil.rmtree(copy, ignore_errors=True)
 
     def experiment(self, name: str) -> Path:
-        """Where the world of experiment ``name`` keeps its state."""
+        """Return the folder in which the world of experiment ``name`` keeps its state."""
         return self.agent / "experiments" / "outputs" / name
 
     def remove_experiment(self, name: str) -> None:

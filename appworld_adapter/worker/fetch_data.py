@@ -30,7 +30,7 @@ class FetchError(RuntimeError):
 
 
 def run(appworld: Path, *arguments: str, timeout_s: float) -> str:
-    """What the engine's command printed, whatever its exit code."""
+    """Run the engine's command and return what it printed, whatever its exit code."""
     try:
         finished = subprocess.run(
             [appworld, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s

@@ -21,7 +21,7 @@ from channel import Channel
 
 
 class GraderServer:
-    """What a grader server's children do."""
+    """The operations of a grader server's children."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._memory_mb = settings["memory_mb"]

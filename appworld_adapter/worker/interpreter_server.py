@@ -46,7 +46,7 @@ class InterpreterServer:
 
     @property
     def descriptor(self) -> int:
-        """What a child must keep open to be able to ask."""
+        """The descriptor that a child must keep open to be able to ask."""
         return self._asking.fileno()
 
     def ask(self, task_id: str, options: dict[str, Any]) -> Channel:

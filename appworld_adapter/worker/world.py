@@ -53,7 +53,7 @@ WARM_UP_CODE = (
 
 
 class WorldServer:
-    """What a world server's children do."""
+    """The operations of a world server's children."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""Where things lie: the recipes and their configs, the files of this package, and the user's worlds and runs.
+"""The places of files: the recipes and their configs, the files of this package, and the user's worlds and runs.
 
 Imports nothing but the standard library, because :mod:`loop_recipes.registration` runs in every program that imports
 torch.

@@ -1,4 +1,4 @@
-"""What every way of playing an episode shares: a world, a deadline, a grade, a record, and letting go of it all."""
+"""The base of every way to play an episode: a world, a deadline, a grade, a record, and letting go of it all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def _sequences(self) -> list[dict[str, Any]]:
-        """What was served: for each sequence, the fields of a rollout that :meth:`_rollout` does not know."""
+        """Return, for each sequence that was served, the fields of a rollout that :meth:`_rollout` does not know."""
 
     @abstractmethod
     async def _let_go(self) -> None:

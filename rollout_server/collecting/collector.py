@@ -1,4 +1,4 @@
-"""Which episode starts next, and when enough have ended: a pure state machine, no clock, no I/O.
+"""Decides which episode starts next, and when enough have ended: a pure state machine, no clock, no I/O.
 
 The node tells it what happened (:meth:`Collector.finished`, :meth:`Collector.failed`) and asks what to do
 (:meth:`Collector.start_next`, :attr:`Collector.outcome`). The benchmarks and the simulated schedules of the tests drive
@@ -119,7 +119,7 @@ class Collector:
         return key.attempt - self._first_attempt
 
     def draw(self, key: EpisodeKey) -> int:
-        """Which draw of this rollout the attempt is: part of its seed.
+        """Return the number of this rollout's draw that the attempt is: part of its seed.
 
         Attempts that failed are repeated with the same seeds: what an agent does must not be a way to another draw.
         Only sampled tokens that were themselves unusable (:data:`REDRAWN`) are drawn anew.

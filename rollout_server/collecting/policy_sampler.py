@@ -23,7 +23,7 @@ from rollout_server.policies.store import PolicyStore, UnknownPolicy
 
 @dataclass(frozen=True)
 class EpisodeServices:
-    """What the episodes of a node share."""
+    """The services that the episodes of a node share."""
 
     pool: EnvironmentPool
     tokens: ChatTokens

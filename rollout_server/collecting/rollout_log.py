@@ -87,14 +87,14 @@ class AppendLog:
         aside = self.path.with_name(f"{self.path.name}.damaged")
         numbers = ", ".join(str(number + 1) for number in damaged)
         logger.warning("%s is damaged in line %s: set aside in %s; the others are kept", self.path, numbers, aside)
-        places = [(self._ends[number - 1] if number else 0, self._ends[number] - 1) for number in damaged]
+        spans = [(self._ends[number - 1] if number else 0, self._ends[number] - 1) for number in damaged]
         with open(aside, "ab") as kept, open(self.path, "rb+") as log:
-            for start, end in places:
+            for start, end in spans:
                 log.seek(start)
                 kept.write(log.read(end - start) + b"\n")
             kept.flush()
             os.fsync(kept.fileno())
-            for start, end in places:
+            for start, end in spans:
                 log.seek(start)
                 log.write(b" " * (end - start))
 

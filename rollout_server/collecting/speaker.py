@@ -1,4 +1,4 @@
-"""What an episode asks of its agent: a speaker hears what the environment says and speaks one turn at a time.
+"""The interface between an episode and its agent: it hears what the environment says and speaks one turn at a time.
 
 There are two: :class:`~rollout_server.collecting.policy_speaker.PolicySpeaker` samples token ids on the node's own vLLM
 servers, and the evaluation's ``EndpointSpeaker`` asks a chat endpoint for text. Whatever a speaker keeps of the
@@ -59,7 +59,7 @@ class SpokenTurn:
 
 @dataclass(frozen=True)
 class SpokenRecord:
-    """What a speaker leaves for the rollout; the fields are those of :class:`~loop_formats.rollout.Rollout`.
+    """The part of a rollout that a speaker records; the fields are those of :class:`~loop_formats.rollout.Rollout`.
 
     Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a speaker of text alone.
     """
@@ -104,7 +104,7 @@ class Speaker(Protocol):
         ...
 
     def record(self) -> SpokenRecord:
-        """What was served, from the first token to the last."""
+        """Return the record of everything that was served, from the first token to the last."""
         ...
 
     def close(self) -> None:

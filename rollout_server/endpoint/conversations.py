@@ -54,7 +54,7 @@ class _Sampled:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A history found in the tree, and what of it is new: ``token_ids`` is what the policy goes on from."""
+    """A prompt: the part that is in the tree already, and new messages; ``token_ids`` is the whole prompt."""
 
     token_ids: list[int]
     _found: _Node
@@ -130,22 +130,22 @@ class Conversations:
 
         Each sampled turn is a turn of the first sequence that holds it, and context in all others.
         """
-        told: set[_Node] = set()
+        recorded: set[_Node] = set()
         segments = []
         for leaf in self._sampled:
             if not leaf.continued:
-                segments.append(_segment(leaf.path(), told))
-                told.update(leaf.path())
+                segments.append(_segment(leaf.path(), recorded))
+                recorded.update(leaf.path())
         return segments
 
 
-def _segment(path: Sequence[_Node], told: set[_Node]) -> Segment:
+def _segment(path: Sequence[_Node], recorded: set[_Node]) -> Segment:
     segment = Segment([], [], [], [], [])
     for number, node in enumerate(path):
         if number:
             _append_context(segment, path[number - 1].ending)
         segment.messages.append({"role": node.role, "content": node.text})
-        if node.sampled is None or node in told:
+        if node.sampled is None or node in recorded:
             _append_context(segment, node.token_ids)
             continue
         generation = node.sampled.generation

@@ -63,7 +63,7 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
-        """What stands between the header of its turn and ``<|im_end|>``."""
+        """The text between the header of its turn and ``<|im_end|>``."""
         parts = [self.content, *(render_tool_call(call) for call in self.calls)]
         return printable("\n".join(part for part in parts if part))
 
@@ -110,7 +110,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping
 
 
 def spoken_message(text: str, with_tools: bool) -> ChatMessage:
-    """What the policy said, as the harness is told it. A turn with a block that is no call is told as text alone."""
+    """Return the policy's text as a message for the harness. A turn with a block that is no call becomes text alone."""
     calls = parse_tool_calls(text) if with_tools else []
     sound = tuple(call for call in calls if isinstance(call, ToolCall))
     if not calls or any(isinstance(call, BadCall) for call in calls):

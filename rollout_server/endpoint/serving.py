@@ -30,7 +30,7 @@ UNBOUNDED_TURNS = 2**31
 
 @dataclass(frozen=True, config=STRICT)
 class ServeRequest:
-    """What a key is to answer with."""
+    """The settings under which a key is served."""
 
     model: str = LATEST
     """``base``, ``policy-v<number>``, or ``policy``, the newest version at each call."""

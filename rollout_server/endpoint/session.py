@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """What an agent elsewhere may do in the episode's world: its ``opening``, steps, and to say that it is done."""
+    """The part of an episode's world that an agent elsewhere may use: its ``opening``, steps, and a way to say that it
+    is done."""
 
     task_id: str
     opening: list[Message]
@@ -59,7 +60,7 @@ class _Call:
 
 
 class Session:
-    """What one key stands for.
+    """The state behind one key.
 
     Args:
         seed: of the episode; call n is sampled with the seed of turn n, as in the node's own loop.
@@ -93,12 +94,12 @@ class Session:
         self._conversations = Conversations(tokens)
         self._record = record
         self._calls: dict[str, _Call] = {}
-        self._held_off: Counter[str] = Counter()
+        self._refused_calls: Counter[str] = Counter()
         """Calls that were refused before they began, by identity: there is no answer that a retry could be given."""
         self._begun = 0
         self._under_way: set[asyncio.Task[Any]] = set()
         self._sampled_tokens = 0
-        self._wishes: dict[str, Any] = {}
+        self._not_applied: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
         self._world: World | None = None
         self._stepping = asyncio.Lock()
@@ -166,7 +167,8 @@ class Session:
             raise self._over("the episode has ended")
 
     def segments(self) -> list[Segment]:
-        """What was served, one sequence each; an observation that no call has followed ends the last one's messages."""
+        """Return the sequences that were served; an observation that no call has followed ends the last one's
+        messages."""
         segments = self._conversations.segments()
         if segments and self._unread is not None:
             segments[-1].messages.append({"role": "user", "content": self._unread})
@@ -174,7 +176,7 @@ class Session:
 
     def notes(self) -> dict[str, Any]:
         """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
-        return {"calls": dict(self._counts), "not_applied": self._wishes}
+        return {"calls": dict(self._counts), "not_applied": self._not_applied}
 
     async def complete(
         self, request: ChatRequest, identity: str, retried: bool, listens: Callable[[], bool]
@@ -193,14 +195,14 @@ class Session:
             ApiError: what the client is to be told.
         """
         call = self._calls.get(identity)
-        if retried and self._held_off[identity]:
-            self._held_off -= Counter([identity])  # keeps what is above 0
+        if retried and self._refused_calls[identity]:
+            self._refused_calls -= Counter([identity])  # keeps what is above 0
             call = None
         if call is None or not (retried or call.lost):
             try:
                 call = self._calls[identity] = _Call(self._begin(self._answer(request)))
             except ApiError:
-                self._held_off[identity] += 1
+                self._refused_calls[identity] += 1
                 raise
         else:
             self._counts["repeated"] += 1
@@ -247,7 +249,7 @@ class Session:
         return task
 
     async def _outcome(self, work: asyncio.Task[T]) -> T:
-        """What comes of it; a client that goes does not end it."""
+        """Return the result of ``work``; a client that disconnects does not end it."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -264,7 +266,7 @@ class Session:
         try:
             with self._own_time.paused():
                 version, generation = await self._sampler.sample(
-                    self.episode_id, prompt.token_ids, derive_seed(self._seed, number), request.most_tokens
+                    self.episode_id, prompt.token_ids, derive_seed(self._seed, number), request.token_limit
                 )
         except EpisodeFailed as error:
             if not self.failure.done():
@@ -332,9 +334,9 @@ class Session:
 
     def _note(self, request: ChatRequest) -> None:
         self._counts["answered"] += 1
-        for name, value in request.wishes.items():
+        for name, value in request.not_applied.items():
             self._counts[f"not_applied.{name}"] += 1
-            self._wishes[name] = value
+            self._not_applied[name] = value
 
     @staticmethod
     def _over(why: str) -> ApiError:

@@ -1,4 +1,4 @@
-"""Which session a key stands for. A key is made for one episode and dies with it."""
+"""Finds the session of a key. A key is made for one episode and dies with it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rollout_server.endpoint.messages import ChatMessage
 
 MODEL = "policy"
 """The name under which the policy is listed; a request may name any model."""
-SAMPLING_WISHES = (
+SAMPLING_SETTINGS = (
     "temperature",
     "top_p",
     "top_k",
@@ -30,10 +30,11 @@ SAMPLING_WISHES = (
     "parallel_tool_calls",
     "logprobs",
 )
-"""What a request may wish for and does not get: sampling is the policy's."""
+"""Settings that a request may name and that are not applied: the policy decides how it is sampled."""
 MAX_STOPS = 16
-WISH_CHARACTERS = 200
-"""Of a wish's value that are recorded: an agent must not fill the record, which holds them once a sequence."""
+SETTING_CHARACTERS = 200
+"""Most characters of such a setting that are recorded: an agent must not fill the record, which holds them once a
+sequence."""
 
 
 class ApiError(Exception):
@@ -97,18 +98,18 @@ class ChatRequest(BaseModel):
         return [text for text in stops if text]
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         """The bound on the turn's tokens that was asked for."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
-    def wishes(self) -> dict[str, Any]:
-        """What was asked for and is not done, as it is recorded."""
+    def not_applied(self) -> dict[str, Any]:
+        """The settings that the request named and that are not applied, as they are recorded."""
         extra = self.model_extra or {}
-        wishes = {name: extra[name] for name in SAMPLING_WISHES if extra.get(name) is not None}
+        settings = {name: extra[name] for name in SAMPLING_SETTINGS if extra.get(name) is not None}
         if self.tool_choice not in (None, "auto"):
-            wishes["tool_choice"] = self.tool_choice
-        return {name: _recorded(value) for name, value in wishes.items()}
+            settings["tool_choice"] = self.tool_choice
+        return {name: _recorded(value) for name, value in settings.items()}
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,10 @@ def _recorded(value: Any) -> bool | int | float | str:
             return value
         case int() | float() if abs(value) < 2**63:  # which NaN is not
             return value
-        case str() if len(value) <= WISH_CHARACTERS and value.isprintable():  # which a lone surrogate is not
+        case str() if len(value) <= SETTING_CHARACTERS and value.isprintable():  # which a lone surrogate is not
             return value
         case _:
-            return reprlib.repr(value)[:WISH_CHARACTERS]
+            return reprlib.repr(value)[:SETTING_CHARACTERS]
 
 
 def _event(data: dict[str, Any]) -> bytes:

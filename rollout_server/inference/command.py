@@ -1,4 +1,4 @@
-"""How a vLLM server of ours is started: which vLLM is installed, and its command line and environment."""
+"""Starts a vLLM server of ours: which vLLM is installed, and its command line and environment."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class _ModelUnknown(_ServerFailed):
 
 @dataclass(frozen=True)
 class Generation:
-    """What was sampled in one request.
+    """The result of one request for tokens.
 
     ``token_ids`` and ``logprobs`` are [n]; the stop token, if ``finish_reason`` is "stop", is the last of them.
     ``logprobs`` are of the distribution sampled from. ``cached_tokens`` of the prompt came from the prefix cache;
@@ -88,7 +88,7 @@ class RouterCounters:
 
 @dataclass
 class _OwnWork:
-    """Where the router believes its own work on a server stands."""
+    """The router's view of its own work on one server."""
 
     episodes: set[str] = field(default_factory=set)
     poisoned_at: deque[float] = field(default_factory=deque)
@@ -128,7 +128,7 @@ class Router:
         return self._own_work_by_server.setdefault(server.name, _OwnWork())
 
     def crowding(self, server: VllmServer) -> float:
-        """How full a server is; 1 is about full. Our own episodes are counted exactly and at once.
+        """Return how full a server is; 1 is about full. Our own episodes are counted exactly and at once.
 
         What /metrics says is up to two seconds old but knows of others' requests and of the KV cache, which is what
         runs out first with long contexts. Waiting requests weigh double: they mean that something has run out already.

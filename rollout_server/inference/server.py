@@ -162,7 +162,7 @@ class VllmServer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request to this server must carry."""
+        """The headers that every request to this server must carry."""
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
     @property
@@ -312,7 +312,7 @@ class VllmServer:
         return self._process is not None and self._process.returncode is not None
 
     def own_error(self) -> str | None:
-        """What its log of this start gives as the reason of its end; None for none, and for a server elsewhere."""
+        """Return the reason of its end that the log of this start gives; None for none, and for a server elsewhere."""
         return None if self.external else own_error(self.log_path, self._log_start)
 
     def _last_words(self) -> str:
@@ -332,7 +332,7 @@ class VllmServer:
         self._doing, self._since = doing, time.monotonic()
 
     def waits_for(self) -> str:
-        """What this server, which is not ready, does, for how long, and what was wrong before; in one line."""
+        """Return in one line what this server, which is not ready, does, for how long, and what was wrong before."""
         before = f" (before: {self.last_error})" if self.last_error else ""
         return f"{self.name} {self._doing}, for {time.monotonic() - self._since:.0f} s{before}"
 

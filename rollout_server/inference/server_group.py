@@ -29,7 +29,7 @@ DEATHS_ALIKE = 3
 
 
 class _Record:
-    """How one server has fared: whether to start it again, and when."""
+    """The record of one server's faults: it says whether to start the server again, and when."""
 
     def __init__(self) -> None:
         self._pause_s = BACK_OFF_S[0]
@@ -64,7 +64,8 @@ class _Record:
 
 
 def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
-    """What a start or a hook raised. That it was killed, or that a connection broke, says nothing of the cause."""
+    """Return the fault behind an error of a start or a hook. A kill or a broken connection says nothing of the
+    cause."""
     hangs = isinstance(error, ServerHangs)
     reason = str(error) or repr(error)
     killed = server.has_ended or (isinstance(error, TRANSPORT_ERRORS) and not hangs)

@@ -1,4 +1,4 @@
-"""What a vLLM server that ended said of its reason: the one line of its log that names it."""
+"""Finds the reason why a vLLM server ended: the one line of its log that names it."""
 
 from __future__ import annotations
 

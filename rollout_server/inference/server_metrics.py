@@ -1,4 +1,4 @@
-"""What a vLLM server says of its work in /metrics, Prometheus' text."""
+"""Reads a vLLM server's load from its /metrics, Prometheus' text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAMPLE = re.compile(r"^vllm:(\w+?)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Load:
-    """What a server said of itself in /metrics; counts are of requests or tokens, ``kv_usage`` is a fraction."""
+    """The load of a server by its /metrics; counts are of requests or tokens, ``kv_usage`` is a fraction."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -42,7 +42,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def parse_load(text: str) -> Load:
-    """How busy a vLLM server is, from its Prometheus text; absent metrics count 0."""
+    """Return the load of a vLLM server, from its Prometheus text; absent metrics count 0."""
     sums = parse_metrics(text)
     return Load(**{field: sums.get(metric, 0.0) for field, metric in _METRIC_OF_FIELD.items()})
 

@@ -17,7 +17,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Movement:
-    """What a process and all below it, and their log, did since this was made. Both None: they are somewhere else."""
+    """The activity of a process, of all below it, and of their log, since this was made. ``pid`` and ``log`` are both
+    None where the process is on another machine."""
 
     def __init__(self, pid: int | None, log: Path | None) -> None:
         self._pid = pid

@@ -61,7 +61,7 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What an adapter's config says: plain LoRA of one ``rank`` and ``alpha`` on ``target_modules``, ascending."""
+    """The facts of an adapter's config: plain LoRA of one ``rank`` and ``alpha`` on ``target_modules``, ascending."""
 
     target_modules: list[str]
     rank: int

@@ -41,7 +41,7 @@ class UnknownPolicy(LookupError):
 
 
 class StillInUse(RuntimeError):
-    """There is no place for a version yet: one that is being retired has users. Once they are done there is."""
+    """No slot is free for a version: one that is being retired is still in use. Try again later."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PolicyStore:
 
     @property
     def vocabulary(self) -> int:
-        """How many ids the base model can sample."""
+        """The number of token ids that the base model can sample."""
         return self._base.vocabulary
 
     def staging(self) -> Path:
@@ -115,7 +115,8 @@ class PolicyStore:
         return sorted(version for version, policy in self._live.items() if not policy.retiring)
 
     def users(self) -> dict[int, int]:
-        """How many use each version that the servers hold, those being retired too: collections, keys, single turns."""
+        """Return how many use each version that the servers hold, those being retired too: collections, keys, single
+        turns."""
         return {version: policy.references for version, policy in sorted(self._live.items())}
 
     def latest(self) -> int:
@@ -248,7 +249,8 @@ class PolicyStore:
             raise ServerUnavailable(f"no vLLM server is ready after {READY_TIMEOUT_S:g} s: {states}") from None
 
     def _to_replace(self, version: int) -> ServedPolicy | None:
-        """What has to go once ``version`` is proven: its other content or, of a full house, the oldest that is unused.
+        """Return the policy to remove once ``version`` is proven: its other content or, where no slot is free, the
+        oldest that is unused.
 
         Raises StillInUse when all of that is in use but one is being retired, AdapterError when none is.
         """

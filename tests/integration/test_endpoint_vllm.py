@@ -18,7 +18,7 @@ from loop_recipes.engine.batching import Sample, episodes
 from loop_recipes.engine.model import load_base
 from loop_recipes.engine.peft_export import read_adapter
 from support.node_reader import TOKEN, Reader, ready_node, request
-from support.random_harness import TOOL, go_on, opening, picked
+from support.random_harness import TOOL, append_turn, opening, picked
 from support.small_runs import model_section, replay_config
 from support.waiting import COMMAND_S
 
@@ -67,7 +67,7 @@ class Agent:
                 said = self._ask(history, retried=self.rng.random() < 0.2)
                 if overlapping is not None:
                     overlapping.result()
-                go_on(history, said, self.rng)
+                append_turn(history, said, self.rng)
             self._post("/episode/finish", {"reward": self.rng.random()})
         return self.sampled
 

@@ -36,7 +36,7 @@ def picked(histories: list[list[dict]], rng: random.Random) -> list[dict]:
     return history
 
 
-def go_on(history: list[dict], said: dict, rng: random.Random) -> None:
+def append_turn(history: list[dict], said: dict, rng: random.Random) -> None:
     """Append the policy's turn as some harness hands it back, and what answers it."""
     said = respelled(said, rng)
     if rng.random() < 0.2 and said["content"]:

@@ -267,5 +267,5 @@ class ByPosition:
 class ByTokenPosition(ByPosition):
     """Gives each sampled token its number within the rollout."""
 
-    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
         return [torch.arange(int(sample.mask.sum()), dtype=torch.float32) for sample in samples]

@@ -64,7 +64,7 @@ def words(kind: str, colour: str, state: int) -> str:
 
 
 def place(ahead: int, right: int) -> str:
-    """Where a cell is, from the agent: "ahead 2, left 1"."""
+    """Return the place of a cell, from the agent: "ahead 2, left 1"."""
     parts = [f"ahead {ahead}"] if ahead else []
     if right:
         parts.append(f"{'right' if right > 0 else 'left'} {abs(right)}")
@@ -73,7 +73,7 @@ def place(ahead: int, right: int) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """What the agent sees.
+    """The agent's view.
 
     Attributes:
         objects: words, cells ahead and cells to the right (negative: to the left) of each object, nearest rows first.

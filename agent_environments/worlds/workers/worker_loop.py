@@ -1,4 +1,4 @@
-"""What every worker runs: requests as JSON lines on standard input, answers as JSON lines on standard output.
+"""Runs a worker: requests as JSON lines on standard input, answers as JSON lines on standard output.
 
     python textcraft_world.py MEMORY_MB
 
@@ -48,7 +48,7 @@ CHILD_DEATH_SHOWS_S = 1.0
 
 @dataclass(frozen=True)
 class Step:
-    """What the world answered to one command. ``failed`` says that the command could not be carried out."""
+    """The world's answer to one command. ``failed`` says that the command could not be carried out."""
 
     observation: str
     done: bool

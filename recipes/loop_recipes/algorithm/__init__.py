@@ -1,1 +1,1 @@
-"""What becomes of rollouts in an iteration: advantages, minibatches, the loss, the optimizer's steps."""
+"""The path of an iteration's rollouts: advantages, minibatches, the loss, the optimizer's steps."""

@@ -22,7 +22,7 @@ from loop_recipes.engine.batching import Sample, filled
 
 
 class Advantage(Protocol):
-    """What every component for advantages does."""
+    """The interface of every component for advantages."""
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """[b], of rollouts with these returns [b] and the number of each one's task [b]."""
@@ -33,7 +33,7 @@ class Advantage(Protocol):
 class TokenAdvantage(Advantage, Protocol):
     """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had."""
 
-    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
         """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
         model, ``ref_logprobs``."""
         ...
@@ -140,8 +140,8 @@ class ReturnToGo:
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return BatchNormalized(floor=self.floor)(rewards, groups)
 
-    def of_tokens(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """See :meth:`TokenAdvantage.of_tokens`."""
+    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """See :meth:`TokenAdvantage.token_advantages`."""
         penalties = [filled(sample.old_logprobs) - filled(sample.ref_logprobs) for sample in samples]
         returns = [
             sample.reward - self.kl_coefficient * penalty.double().flip(0).cumsum(0).flip(0)

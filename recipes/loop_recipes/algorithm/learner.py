@@ -41,7 +41,7 @@ from rollout_server.config import as_config
 
 
 class Learner:
-    """What recipes train with; every rank has one and calls the same methods.
+    """The trainer that the recipes share; every rank has one and calls the same methods.
 
     Args:
         conf: the recipe's config.

@@ -27,7 +27,7 @@ _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss returns.
+    """The result of a loss.
 
     Attributes:
         per_rollout_loss: [b], to be minimised, with gradient.
@@ -47,7 +47,7 @@ class LossOutput:
 
 
 class PolicyLoss(nn.Module):
-    """What all policy losses share: means over a rollout's tokens, and the optional KL term.
+    """The base of all policy losses: means over a rollout's tokens, and the optional KL term.
 
     With ``kl_coefficient`` > 0 each rollout's loss gains ``kl_coefficient`` times the mean over its sampled tokens of
     ``exp(d) - d - 1``, d = reference log-prob - log-prob (the non-negative estimator of GRPO, arXiv 2402.03300, eq. 4).
@@ -135,7 +135,8 @@ class ClippedPolicyLoss(PolicyLoss):
         self.low, self.high = (1.0 - eps if clip == "symmetric" else 1.0 / (1.0 + eps)), 1.0 + eps
 
     def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
-        """
+        """Return the clipped loss of a micro-batch.
+
         Args:
             logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
             batch: with ``old_logprobs`` [n] of the policy that sampled.
@@ -192,7 +193,8 @@ class Reinforce(PolicyLoss):
     """
 
     def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
-        """
+        """Return the loss of a micro-batch: the mean over each rollout's tokens.
+
         Args:
             logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
             batch: the micro-batch.
@@ -219,7 +221,8 @@ class LogLikelihood(PolicyLoss):
         super().__init__()
 
     def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
-        """
+        """Return the loss of a micro-batch: the sum over each rollout's tokens.
+
         Args:
             logprobs: [n], fp32, of ``batch.targets`` under the policy being trained.
             batch: the micro-batch; without ``old_logprobs`` there are no ratios to tell of.

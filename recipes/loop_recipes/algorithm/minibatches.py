@@ -1,4 +1,4 @@
-"""How the rollouts of an iteration are dealt to optimizer steps: what stays together, and how large a minibatch is."""
+"""Deals the rollouts of an iteration to optimizer steps: what stays together, and how large a minibatch is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full
     smaller last one of the rest. The two rollouts of a preference pair stay together; sizes are then even. An episode
     of several rollouts counts as one, and is never cut.
     """
-    units, count = kept_together(samples), len(episodes(samples))
+    units, count = minibatch_units(samples), len(episodes(samples))
     order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
     if rollouts is not None and full:
         size = max(1, rollouts * len(units) // count)
@@ -29,7 +29,7 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full
     return [[sample for i in order[low:high] for sample in units[i]] for low, high in itertools.pairwise(bounds)]
 
 
-def kept_together(samples: Sequence[Sample]) -> list[list[Sample]]:
+def minibatch_units(samples: Sequence[Sample]) -> list[list[Sample]]:
     """The preference pairs and single episodes among the samples, in the order of their first."""
     units: dict[str, list[Sample]] = {}
     for sample in samples:

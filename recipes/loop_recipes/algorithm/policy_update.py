@@ -23,7 +23,7 @@ from tqdm import tqdm
 from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, TokenAdvantage
 from loop_recipes.algorithm.critic import Critic, token_advantages, value_loss
 from loop_recipes.algorithm.losses import LossOutput, PolicyLoss, RatioStatistics
-from loop_recipes.algorithm.minibatches import kept_together, minibatches
+from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
 from loop_recipes.algorithm.preferences import Preferences, paired, preference_metrics
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.loop_config import UpdateConfig
@@ -44,11 +44,14 @@ class NonFiniteLoss(RuntimeError):
 
 
 class UpdateResult(NamedTuple):
-    """``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``stepped`` are
-    the same, once for each step that was taken with them; ``metrics`` are the same on every rank."""
+    """The result of an update.
+
+    ``samples`` are those with signal, with advantages and old log-probs, in the order of their ids; ``step_samples``
+    are the same, once for each step that was taken with them; ``metrics`` are the same on every rank.
+    """
 
     samples: list[Sample]
-    stepped: list[Sample]
+    step_samples: list[Sample]
     metrics: dict[str, Any]
 
 
@@ -71,8 +74,8 @@ class PolicyUpdate:
         optimizer: of :func:`~loop_recipes.engine.model.trained_parameters`.
         advantage: for a loss that compares pairs a ``PairingAdvantage``, which finds them.
         versions: the adapters that old log-probs are computed with.
-        critic: gives each token its own advantage in place of the rollout's; the filter then does not apply. Neither
-            does it with a ``TokenAdvantage``, which does the same.
+        critic: gives each token its own advantage in place of the rollout's. The filter is off with a critic or a
+            ``TokenAdvantage``.
         token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
     """
 
@@ -138,11 +141,11 @@ class PolicyUpdate:
             NonFiniteLoss: before the step that it would have spoilt.
         """
         samples = self._with_advantages(samples)
-        by_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
-        kept = samples if by_token else self._with_signal(samples)
+        per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
+        kept = samples if per_token else self._with_signal(samples)
         started = time.perf_counter()
         kept = self._with_old_logprobs(kept, version)
-        if by_token:
+        if per_token:
             kept = self._with_token_advantages(kept)
         if spread is not None:
             kept = spread(kept)
@@ -151,7 +154,7 @@ class PolicyUpdate:
         if self.config.exact_entropy and kept:
             metrics["entropy"] = torch.cat([filled(sample.entropy) for sample in kept]).double().mean().item()
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
-        stepped, numbers = self.train(kept, iteration) if kept else ([], {"steps": 0})
+        step_samples, numbers = self.train(kept, iteration) if kept else ([], {"steps": 0})
         metrics |= numbers
         seconds = time.perf_counter() - recomputed
         if self.token_statistics is not None:
@@ -159,9 +162,9 @@ class PolicyUpdate:
         metrics |= {
             "seconds_recomputing": recomputed - started,
             "seconds_updating": seconds,
-            "tokens_per_second": sum(sample.tokens for sample in stepped) / seconds,
+            "tokens_per_second": sum(sample.tokens for sample in step_samples) / seconds,
         }
-        return UpdateResult(kept, stepped, metrics)
+        return UpdateResult(kept, step_samples, metrics)
 
     def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
@@ -205,12 +208,12 @@ class PolicyUpdate:
     def _with_advantages(self, samples: Sequence[Sample]) -> list[Sample]:
         """In the order of their episodes. An episode has one return and one advantage, which all its rollouts get."""
         samples = with_episode_counts(sorted(samples, key=lambda sample: (sample.episode, sample.segment)))
-        firsts = [members[0] for members in episodes(samples)]
-        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in firsts}))}
-        rewards = torch.tensor([sample.reward for sample in firsts])
-        groups = torch.tensor([numbers[sample.task_id] for sample in firsts])
+        first_segments = [members[0] for members in episodes(samples)]
+        numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in first_segments}))}
+        rewards = torch.tensor([sample.reward for sample in first_segments])
+        groups = torch.tensor([numbers[sample.task_id] for sample in first_segments])
         advantages = self.advantage(rewards, groups).tolist()
-        of_episode = {first.episode: value for first, value in zip(firsts, advantages, strict=True)}
+        of_episode = {first.episode: value for first, value in zip(first_segments, advantages, strict=True)}
         samples = [replace(sample, advantage=of_episode[sample.episode]) for sample in samples]
         if isinstance(self.advantage, PairingAdvantage):
             samples = paired(samples, self.advantage.pairs(rewards, groups))
@@ -248,8 +251,8 @@ class PolicyUpdate:
     def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
         """Each token's own by the advantage, or its return less the critic's value before the update."""
         if isinstance(self.advantage, TokenAdvantage):
-            of_tokens = self.advantage.of_tokens(samples)
-            return [replace(sample, token_advantages=own) for sample, own in zip(samples, of_tokens, strict=True)]
+            given = self.advantage.token_advantages(samples)
+            return [replace(sample, token_advantages=own) for sample, own in zip(samples, given, strict=True)]
         advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
         return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
 
@@ -288,24 +291,24 @@ class PolicyUpdate:
             ValueError: a sample with hidden information, for any loss but a critic's.
             NonFiniteLoss: before the step that it would have spoilt.
         """
-        told = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
-        if told is not None and not self.loss.sees_hidden_information:
-            raise ValueError(f"rollout {told} begins with hidden information, which only a critic may learn from")
+        informed = next((sample.rollout_id for sample in samples if sample.hidden_tokens), None)
+        if informed is not None and not self.loss.sees_hidden_information:
+            raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
         self.model.train()
         planned: list[list[Sample]] = []
         for epoch in range(self.config.epochs):
             seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
             full = self.config.minibatch_sizes == "full"
             planned += minibatches(samples, self.config.minibatch_rollouts, seed, full)
-        statistics, taken = RatioStatistics(), list[StepOutcome]()
+        statistics, outcomes = RatioStatistics(), list[StepOutcome]()
         for minibatch in planned:
             outcome = self._step(minibatch, statistics, iteration)
             if outcome is None:
                 break
-            taken.append(outcome)
-        metrics: dict[str, Any] = {"steps": len(taken), "steps_left_out": len(planned) - len(taken)}
-        if taken:
-            losses, value_losses, norms, preferences = zip(*taken, strict=True)
+            outcomes.append(outcome)
+        metrics: dict[str, Any] = {"steps": len(outcomes), "steps_left_out": len(planned) - len(outcomes)}
+        if outcomes:
+            losses, value_losses, norms, preferences = zip(*outcomes, strict=True)
             metrics |= preference_metrics([each for each in preferences if each is not None])
             metrics |= {
                 "loss": sum(losses) / len(losses),
@@ -315,7 +318,7 @@ class PolicyUpdate:
             }
             if self.critic is not None:
                 metrics["value_loss"] = sum(value_losses) / len(value_losses)
-        return list(itertools.chain(*planned[: len(taken)])), metrics | statistics.summary()
+        return list(itertools.chain(*planned[: len(outcomes)])), metrics | statistics.summary()
 
     def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
@@ -379,9 +382,9 @@ class PolicyUpdate:
         return preferences
 
     def _divisor(self, minibatch: list[Sample]) -> float:
-        """What the sum of a minibatch's losses is divided by."""
+        """Return the number by which the sum of a minibatch's losses is divided."""
         if self.config.loss_divisor == "mean":
-            return len(kept_together(minibatch))
+            return len(minibatch_units(minibatch))
         if self.config.loss_divisor == "tokens":
             return sum(int(sample.mask.sum()) for sample in minibatch)
         return float(self.config.loss_divisor)

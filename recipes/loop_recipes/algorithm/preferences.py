@@ -109,7 +109,7 @@ class Preferences:
 
 
 class PreferenceLoss(LogLikelihood):
-    """What losses on pairs share; each says how much a token counts.
+    """The base of losses on pairs; each subclass says how much a token counts.
 
     Args:
         beta: how strongly the policy is held to the reference; above 0.

@@ -1,4 +1,4 @@
-"""What an update made of every sampled token, kept for `loop view`: the learner's log-prob, the ratio, the clip.
+"""The effect of an update on every sampled token, kept for `loop view`: the learner's log-prob, the ratio, the clip.
 
     <output_dir>/token_statistics/<collection>.jsonl     one line per rollout that was trained on
     {"rollout_id", "advantage", "old_logprobs": [n], "ratios": [n], "clipped": [n]}
@@ -28,7 +28,7 @@ TOKEN_STATISTICS = "token_statistics"
 
 
 def statistics_files(folder: Path, collection_id: str) -> list[Path]:
-    """What the ranks have written about a collection, rank 0 first."""
+    """Return the files that the ranks have written about a collection, rank 0 first."""
     own = folder / f"{collection_id}.jsonl"
     return [file for file in (own, *in_order(folder.glob(f"{collection_id}.rank*.jsonl"))) if file.is_file()]
 

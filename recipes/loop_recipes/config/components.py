@@ -1,4 +1,4 @@
-"""What a config names by ``_component_``: compared with the signature of what it names, and built."""
+"""The components that a config names by ``_component_``: compared with their signatures, and built."""
 
 from __future__ import annotations
 

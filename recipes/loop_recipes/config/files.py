@@ -54,7 +54,8 @@ def config_name(name: str, recipe: str) -> str:
 
 
 def check_overrides(words: Sequence[str]) -> None:
-    """
+    """Check that every word is ``key=value`` or ``~key``.
+
     Raises:
         ConfigError: a word is neither ``key=value`` nor ``~key``.
     """

@@ -23,7 +23,7 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, config=STRICT)
 class RolloutSourceConfig(RolloutNodeConfig):
-    """Where rollouts come from: exactly one of ``launch``, ``url`` and ``replay``."""
+    """The source of rollouts: exactly one of ``launch``, ``url`` and ``replay``."""
 
     replay: str | None = None
     """Trains on stored rollouts: a folder with one ``*.jsonl`` log per iteration, taken in the order of their names."""
@@ -56,7 +56,7 @@ class EnvironmentPartConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class CollectionConfig:
-    """What one iteration asks of the rollout node."""
+    """The rollouts that one iteration asks of the rollout node."""
 
     tasks_per_iteration: PositiveInt
     """Tasks drawn for one iteration, all of them different."""

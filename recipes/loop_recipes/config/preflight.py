@@ -1,4 +1,4 @@
-"""What a training config names on this machine, looked at before any work begins: components, files, folders, ports.
+"""Checks what a training config names on this machine before any work begins: components, files, folders, ports.
 
 Nothing is made here, so that `loop check` can ask the same questions as the recipe.
 """
@@ -48,8 +48,8 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
             not build(config.loss).compares_pairs,
             "critic must be null: the loss compares pairs of rollouts, which have no use for it",
         )
-        by_token = hasattr(build(config.advantage), "of_tokens")
-        require(not by_token, "critic must be null: the advantage gives each token its own already")
+        per_token = hasattr(build(config.advantage), "token_advantages")
+        require(not per_token, "critic must be null: the advantage gives each token its own already")
     if config.turn_credit is not None:
         _check_turn_credit(config, config.turn_credit)
     check_rollout_node(config, starts_now)
@@ -57,7 +57,7 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
 
 def _check_turn_credit(config: LoopConfig, credit: TurnCreditConfig) -> None:
     advantage, loss = build(config.advantage), build(config.loss)
-    fit = not hasattr(advantage, "of_tokens") and not loss.compares_pairs
+    fit = not hasattr(advantage, "token_advantages") and not loss.compares_pairs
     require(fit, "turn_credit must be null: it spreads the one advantage of a rollout, and there are others or none")
     if credit.critic is not None:
         file = Path(credit.critic) / "config.yaml"
@@ -79,7 +79,8 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
 
 
 def check_initial_adapter(config: LearnerConfig) -> None:
-    """
+    """Check that ``initial_adapter``, if given, is an adapter that a rollout node would take.
+
     Raises:
         ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take.
     """
@@ -151,7 +152,7 @@ def _check_components(config: LearnerConfig) -> None:
         "advantage._component_=loop_recipes.algorithm.preferences.ReturnPairs",
     )
     require(
-        not hasattr(built["advantage"], "of_tokens") or getattr(built["loss"], "level", "token") == "token",
+        not hasattr(built["advantage"], "token_advantages") or getattr(built["loss"], "level", "token") == "token",
         f"advantage: {config.advantage['_component_']} gives each token its own; it needs loss.level=token",
     )
     _check_optimizer(config)
@@ -160,7 +161,8 @@ def _check_components(config: LearnerConfig) -> None:
 
 
 def _check_optimizer(config: LearnerConfig) -> None:
-    """That it and its schedule take their options, and that checkpoints can hold what it keeps: by a step."""
+    """Check by a step that the optimizer and its schedule take their options, and that checkpoints can hold what the
+    optimizer keeps."""
     check_component("optimizer", config.optimizer, positional=1)
     check_component("lr_scheduler", config.lr_scheduler, 1, ("num_training_steps", "last_epoch"))
     weight = nn.Parameter(torch.zeros(64, 64))

@@ -14,7 +14,7 @@ from rollout_server.config import NodeConfig
 
 @dataclass(frozen=True, config=STRICT)
 class RolloutNodeConfig:
-    """Which rollout node is used: exactly one of ``launch`` and ``url``."""
+    """The rollout node to use: exactly one of ``launch`` and ``url``."""
 
     launch: bool = False
     """Starts a node described by ``config`` as a child of the recipe, and stops it with the recipe."""
@@ -61,7 +61,8 @@ def described_node(config: DictConfig) -> NodeConfig:
 
 
 def check_token(variable: str) -> None:
-    """
+    """Check that ``variable`` holds a bearer token.
+
     Raises:
         ConfigError: the environment variable ``variable`` does not hold the token of a node that runs elsewhere.
     """

@@ -1,1 +1,1 @@
-"""What computes: micro-batches, log-probs, sharding, the model and its adapters, checkpoints."""
+"""The computing parts: micro-batches, log-probs, sharding, the model and its adapters, checkpoints."""

@@ -182,7 +182,8 @@ def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[
 
 
 def check_token_ids(samples: Sequence[Sample], vocabulary: int, key: str) -> None:
-    """
+    """Check that the model in training knows every token id of the samples.
+
     Args:
         vocabulary: how many token ids the model in training knows.
         key: of the config, which says where the samples are from.

@@ -36,7 +36,7 @@ _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a checkpoint holds; tensors are whole and on the CPU."""
+    """The content of a checkpoint; tensors are whole and on the CPU."""
 
     state: dict[str, Any]
     adapters: dict[int, dict[str, Tensor]]

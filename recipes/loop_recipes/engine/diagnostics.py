@@ -1,4 +1,4 @@
-"""What is measured beside an update: the sampler's gap, the canary of a new version, FLOP use, a stress test."""
+"""Measures taken beside an update: the sampler's gap, the canary of a new version, FLOP use, a stress test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CANARY_TOKENS = 512
 
 
 def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
-    """How far the sampler's log-probs are from the learner's under the same version, and whether that is all right."""
+    """Measure how far the sampler's log-probs are from the learner's under the same version, and judge the distance."""
     if not samples:
         return {"gap_verdict": "none"}
     gap = torch.cat([(s.sampler_logprobs - filled(s.old_logprobs)).abs() for s in samples]).double().sort().values
@@ -50,8 +50,8 @@ def canary(
 
 
 def tolerances(gap: GapConfig) -> dict[str, float]:
-    """How far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by the
-    largest that does not count as broken."""
+    """Return how far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by
+    the largest that does not count as broken."""
     return {"tolerance": gap.broken, "mean_tolerance": gap.ok}
 
 
@@ -61,17 +61,17 @@ def _beginning(sample: Sample, count: int) -> Sample:
 
 
 def flops_metrics(
-    model: TransformerDecoder, stepped: Sequence[Sample], seconds: float, peak_tflops: float | None
+    model: TransformerDecoder, step_samples: Sequence[Sample], seconds: float, peak_tflops: float | None
 ) -> dict[str, float]:
     """Share of the ranks' ``peak_tflops`` each that forward and backward passes took in ``seconds``; {} without it.
 
     Args:
-        stepped: rollouts that went forward and backward, once for each time.
+        step_samples: rollouts that went forward and backward, once for each time.
     """
     if peak_tflops is None:
         return {}
     ranks, _ = get_world_size_and_rank()
-    flops = sum(_training_flops(model, sample.tokens) for sample in stepped)
+    flops = sum(_training_flops(model, sample.tokens) for sample in step_samples)
     return {"model_flops_utilization": flops / seconds / (peak_tflops * 1e12 * ranks)}
 
 

@@ -29,7 +29,7 @@ from loop_recipes.engine.packed_attention import enable_packing
 
 
 class Head(Protocol):
-    """How log-probs of tokens come from the last hidden states and the output matrix."""
+    """A way to compute log-probs of tokens from the last hidden states and the output matrix."""
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
         """Log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
@@ -235,7 +235,7 @@ class AutoLogProbs:
 
 
 class TokenOutputs(NamedTuple):
-    """What a decoder gives for each of n sampled tokens.
+    """The outputs of a decoder for each of n sampled tokens.
 
     ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
     [n, d], the normed last hidden states that a value function reads.
@@ -296,7 +296,8 @@ class LogProbDecoder(TransformerDecoder):
         with_entropy: bool = False,
         with_hidden: bool = False,
     ) -> TokenOutputs:
-        """
+        """Return log-probs of the targets, and with them what else is asked for.
+
         Args:
             tokens: [r, s].
             rows: [n], index into the flattened [r * s] of the position that predicts each target.

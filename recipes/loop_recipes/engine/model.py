@@ -61,7 +61,8 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[TransformerDec
 
 
 def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
-    """
+    """Check that the model takes rollouts of ``tokens`` tokens.
+
     Raises:
         ConfigError: the model takes fewer tokens than a rollout may have; ``key`` says so.
     """
@@ -70,7 +71,7 @@ def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
 
 
 def vocabulary(model: TransformerDecoder) -> int:
-    """How many token ids the model knows."""
+    """Return the number of token ids that the model knows."""
     return model.tok_embeddings.weight.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a training job say to each other outside the model: small, typed, never pickled.
+"""The messages between the ranks of a training job outside the model: small, typed, never pickled.
 
 Everything here goes over CPU tensors and a gloo group of its own, whose long timeout lets a rank wait hours for a
 collection. The default group, in which FSDP's collectives run, has a short one. With one process and no process group

@@ -1,4 +1,4 @@
-"""Which rollouts each rank takes in each of a step's micro-batches, planned over all ranks at once.
+"""Plans which rollouts each rank takes in each of a step's micro-batches, over all ranks at once.
 
 FSDP2 gathers a layer on all ranks together, so the i-th micro-batches of all ranks take as long as the costliest of
 them. What counts is therefore not how much each rank has in all, but the sum over i of the costliest.
@@ -33,7 +33,7 @@ def step_efficiency(plan: StepPlan, lengths: Sequence[int]) -> float:
 
 
 def plan_micro_batches(lengths: Sequence[int], token_budget: int, packed: bool) -> list[list[int]]:
-    """Which rollouts share a micro-batch on one rank: lists of indices into ``lengths``.
+    """Return the rollouts of each micro-batch on one rank, as lists of indices into ``lengths``.
 
     Longest first, so that the micro-batch that needs the most memory comes first. A micro-batch holds at most
     ``token_budget`` tokens, padding included; a rollout longer than that goes alone.

@@ -48,7 +48,7 @@ class NoScore(RuntimeError):
 
 @dataclass(frozen=True)
 class Cell:
-    """What gets one score: a policy, a way of sampling, and R runs over the tasks."""
+    """A unit that gets one score: a policy, a way of sampling, and R runs over the tasks."""
 
     policy: PolicyUnderTest
     sampling: SamplingConfig
@@ -135,7 +135,7 @@ class ResultStore:
         return True
 
     def results(self, cell: Cell) -> list[TaskResult]:
-        """What is there of a cell, in the order of its tasks and runs."""
+        """Return the results of a cell that are there, in the order of its tasks and runs."""
         known = self._results.get(cell.request.id, {})
         return [known[key] for key in cell.expected if key in known]
 
@@ -144,12 +144,12 @@ class ResultStore:
         return [key for key in cell.expected if key not in known]
 
     def times_lost(self, cell: Cell) -> int:
-        """How many earlier starts ended with a loss among what is missing: the most of any of them."""
+        """Return how many earlier starts ended with a loss among what is missing: the most of any of them."""
         return max((self._losses[cell.request.id, task, run] for task, run in self.missing(cell)), default=0)
 
 
 class Nodes(Protocol):
-    """What an evaluation asks of the rollout node, or of several as of one."""
+    """The part of a rollout node that an evaluation uses; several nodes appear as one."""
 
     def start(self, request: CollectionRequest) -> None:
         """Ask for a collection without waiting; asking again is harmless."""
@@ -207,8 +207,8 @@ def run_cells(
 
 
 def _missing_again(cell: Cell, store: ResultStore, number: int) -> CollectionRequest:
-    """What the cell lacks, for the ``number``-th time (from 1) since this start of the evaluation; with the seeds that
-    it had."""
+    """Return a request for what the cell lacks, with the seeds that it had; ``number`` counts such requests from 1
+    since this start of the evaluation."""
     only: dict[str, list[int]] = {}
     for task, run in store.missing(cell):
         only.setdefault(task, []).append(run)

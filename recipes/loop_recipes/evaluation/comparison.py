@@ -104,7 +104,8 @@ def _difference_bounds(first: tuple[float, float], second: tuple[float, float]) 
 
 
 def lost_lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the losses of either side could have made of each difference; nothing where nothing was lost."""
+    """Return a line for each difference with the bounds that the losses of either side leave; none where nothing was
+    lost."""
     return [
         f"- {item.second} against {item.first}, {item.sampling}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
         f"rollouts lost, compared on {item.tasks} tasks; had they all failed or succeeded, the TGC difference would "

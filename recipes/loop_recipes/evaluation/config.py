@@ -50,11 +50,11 @@ class EndpointConfig:
 
     @property
     def digest(self) -> str:
-        """What a result depends on, as far as this side can know it."""
+        """A text that changes with everything that a result depends on, as far as this side can know it."""
         return f"endpoint {self.url} {self.model} {json.dumps(self.request, sort_keys=True)}"
 
     def headers(self) -> dict[str, str]:
-        """What authorizes a request.
+        """Return the headers that authorize a request.
 
         Raises:
             ConfigError: the environment variable is not set, or holds what no header can carry.
@@ -191,7 +191,7 @@ class EvalConfig:
 
     @property
     def split_name(self) -> str:
-        """What the tasks are called in a report."""
+        """The name of the tasks in a report."""
         return self.split if self.split is not None else f"{len(self.tasks or [])} chosen tasks"
 
     @property
@@ -202,7 +202,8 @@ class EvalConfig:
 
     @property
     def node_identity(self) -> list[Any]:
-        """What results depend on of a node that the config describes, beside its model and dataset; [] of another."""
+        """The settings of a node on which results depend, beside its model and dataset; [] where the config describes
+        no node."""
         if not self.rollout_node.launch:
             return []
         node = self.rollout_node.child
@@ -216,7 +217,7 @@ class EvalConfig:
 
 
 def _without_where(options: Any) -> Any:
-    """``options`` of an environment, of those within it too, without those of :data:`_WHERE`."""
+    """Drop the options that only say where things run (:data:`_WHERE`), also those of environments within it."""
     if not isinstance(options, dict):
         return options
     return {name: _without_where(value) for name, value in options.items() if name not in _WHERE}

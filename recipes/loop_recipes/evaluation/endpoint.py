@@ -157,7 +157,7 @@ class EndpointEpisodes:
     async def _result(
         self, client: ChatClient, endpoint: EndpointConfig, cell: Cell, task: str, run: int, attempts: range
     ) -> TaskResult:
-        """What one of the attempts gave, or why none gave anything.
+        """Return the result of the first attempt that gives one, or a lost result that says why none did.
 
         Raises:
             ConfigError: the endpoint has not given a single completion, and will not.

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: report.json, report.md, results.jsonl and a table in the terminal.
+"""The files and the table of a finished evaluation: report.json, report.md, results.jsonl, and a table in the terminal.
 
 Every score is printed with its protocol: dataset, split, temperature, limits, model, adapter, package versions.
 """

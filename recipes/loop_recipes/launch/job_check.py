@@ -44,7 +44,7 @@ class Machines:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which GPUs of a node train, and which (by index) vLLM may use on a rollout node.
+    """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.
 
     Of several nodes the last trains. One node is divided in halves, the trainer's first, unless it has only one GPU or
     the config's only server is on GPU 0: then the trainer has one rank, on that GPU, and shares it.
@@ -76,7 +76,8 @@ class Report:
 
 
 def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
-    """
+    """Check a training job and its node against the machines that are to run them.
+
     Args:
         cfg: the training config, composed.
         node: its ``rollout_node.config``.

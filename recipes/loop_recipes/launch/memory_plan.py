@@ -17,7 +17,7 @@ USABLE = 0.92
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What one GPU holds. ``over`` is the one line to say when it does not fit."""
+    """The memory that one GPU needs, by use. ``over`` is the one line to say when it does not fit."""
 
     title: str
     available: float

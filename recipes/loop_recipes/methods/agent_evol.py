@@ -34,7 +34,7 @@ OF_A_ROUND = ("output_dir", "seed")
 
 @dataclass(frozen=True)
 class AgentEvol:
-    """What is asked for. All of it but ``rounds`` is the same each time that the same folder is gone on with.
+    """The settings of a whole run. All but ``rounds`` must stay the same each time that a folder is continued.
 
     Args:
         config, collecting: config of loop_appworld and its overrides, for the collections.
@@ -54,7 +54,7 @@ class AgentEvol:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse what both kinds of commands would, before the first of them samples for hours.
+        """Refuse before hours of sampling what either kind of command would refuse later.
 
         Raises:
             ConfigError: one line that names the key and the cure.

@@ -22,8 +22,8 @@ POLICY_VERSION = 0
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """What such a command works with: ``name`` begins the ids of its collections, ``out`` is the output folder, and
-    ``tasks`` are those of the training split, or of ``collection.tasks``."""
+    """The policy, node and folder of such a command: ``name`` begins the ids of its collections, ``out`` is the output
+    folder, and ``tasks`` are those of the training split, or of ``collection.tasks``."""
 
     conf: LoopConfig
     name: str

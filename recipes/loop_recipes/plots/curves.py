@@ -52,12 +52,12 @@ class Curve:
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """(iterations [i], values [runs, i]) of a key; NaN where a run has none."""
         known = sorted({line["iteration"] for run in self.runs for line in run if _number(line.get(key))})
-        places = {iteration: place for place, iteration in enumerate(known)}
+        columns = {iteration: column for column, iteration in enumerate(known)}
         values = np.full((len(self.runs), len(known)), np.nan)
         for row, run in enumerate(self.runs):
             for line in run:
                 if _number(line.get(key)):
-                    values[row, places[line["iteration"]]] = line[key]
+                    values[row, columns[line["iteration"]]] = line[key]
         return np.array(known), values
 
 
@@ -155,7 +155,7 @@ def phases(curves: Sequence[Curve], window: int) -> Figure:
 
 
 def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
-    """How far off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
+    """Plot how far training is off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
     figure, grid = plt.subplots(2, 2, figsize=(10, 7), sharex=True)
     (lag, gap), (clip, ratio) = grid
     for number, curve in enumerate(curves):

@@ -39,7 +39,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a picture needs of one rollout; ``index`` counts those of its task."""
+    """The part of one rollout that a picture needs; ``index`` counts those of its task."""
 
     task_id: str
     index: int

@@ -1,1 +1,1 @@
-"""Where rollouts come from: which tasks, from which node or log, and what is asked for."""
+"""The way to rollouts: which tasks, from which node or log, and what is asked for."""

@@ -27,7 +27,7 @@ BYTES_OF_A_REQUEST = 6 << 20
 
 @dataclass(frozen=True)
 class HowToSample:
-    """How continuations are sampled: ``continuations`` of each turn, by one policy version."""
+    """The way to sample continuations: ``continuations`` of each turn, by one policy version."""
 
     continuations: int
     policy_version: int
@@ -38,8 +38,8 @@ class HowToSample:
 
 @dataclass(frozen=True)
 class Continuations:
-    """What became of a request: by (rollout id, turn), the rollouts that went on there, and how many were refused; and
-    what was lost."""
+    """The outcome of a request: by (rollout id, turn), the rollouts that continued there, and how many were refused;
+    and the rollouts that were lost."""
 
     rollouts: dict[tuple[str, int], list[Rollout]]
     refused: dict[tuple[str, int], int]
@@ -69,14 +69,14 @@ def continuation_request(branches: Sequence[Branch], how: HowToSample) -> Collec
 def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[CollectionRequest]:
     """The collections of all continuations, in order, each of as many branches as a node takes at once."""
     parts: list[list[Branch]] = []
-    taken = 0
+    size_of_part = 0
     for branch in branches:
         size = len(json.dumps(dataclasses.asdict(branch)))
-        if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or taken + size > BYTES_OF_A_REQUEST:
+        if not parts or len(parts[-1]) == BRANCHES_OF_A_REQUEST or size_of_part + size > BYTES_OF_A_REQUEST:
             parts.append([])
-            taken = 0
+            size_of_part = 0
         parts[-1].append(branch)
-        taken += size
+        size_of_part += size
     return [continuation_request(part, how) for part in parts]
 
 
@@ -118,7 +118,7 @@ def continue_from(source: CollectionSource, rollout: Rollout, turns: Iterable[in
 
 
 def stored_protocol(log: Path) -> tuple[Sampling, Limits]:
-    """How the rollouts of a collection's log were sampled, and within what limits.
+    """Read the sampling and limits of the rollouts in a collection's log.
 
     Raises:
         ValueError: nothing beside the log says so.

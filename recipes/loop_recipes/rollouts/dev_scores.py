@@ -1,4 +1,4 @@
-"""How a policy is scored on the way: by the collection that an evaluation asked for."""
+"""Scores a policy during training, by the collection that an evaluation asked for."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def dev_scores(source: CollectionSource, request: CollectionRequest) -> dict[str
         return {}
     if collected is None:
         return None
-    firsts = [rollout for rollout in collected.rollouts if rollout.segment == 0]
+    first_segments = [rollout for rollout in collected.rollouts if rollout.segment == 0]
     return {
         "dev_reward": rollout_metrics(collected.rollouts)["reward"],
-        "dev_success": sum(rollout.solved for rollout in firsts) / len(firsts),
+        "dev_success": sum(rollout.solved for rollout in first_segments) / len(first_segments),
         "dev_lost": len(collected.end.lost),
     }

@@ -36,7 +36,7 @@ class FixedSet:
         return content.hexdigest()
 
     def samples(self, update: UpdateConfig) -> list[Sample]:
-        """What there is to learn from: the rollouts, or the two turns of every pair.
+        """Return the samples to learn from: the rollouts, or the two turns of every pair.
 
         The turns of a pair are a group by themselves, and the return of each is its value. So ``ReturnPairs`` finds the
         pair again, if its values differ by more than its own threshold too.

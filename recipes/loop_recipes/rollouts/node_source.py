@@ -46,7 +46,7 @@ class NodeSource:
         self._stop_requested = stop_requested
 
     def health(self) -> dict[str, Any]:
-        """What the node says of itself, ready or not; once it is ready, also ``dataset`` and ``model``.
+        """Return the node's report about itself, ready or not; once it is ready, also ``dataset`` and ``model``.
 
         Raises:
             NodeUnreachable: there is no node; it is not waited for.
@@ -69,7 +69,8 @@ class NodeSource:
                 self._client.told = before
 
     def check_vocabulary(self, size: int) -> None:
-        """
+        """Check that the node's base model has a vocabulary of ``size``.
+
         Raises:
             NoRollouts: the node's base model has another vocabulary.
         """

@@ -21,7 +21,7 @@ from rollout_server.node_process import NodeProcess
 def open_source(
     config: RolloutSourceConfig, output_dir: Path, deadline_s: float, stop_requested: Callable[[], bool]
 ) -> CollectionSource:
-    """The source of a training run. Nodes that run elsewhere are ready; one that is launched goes on starting.
+    """Open the source of a training run. Nodes that run elsewhere are ready; a launched node may still be starting.
 
     Args:
         deadline_s: longest time to wait for one collection.

@@ -1,4 +1,4 @@
-"""Which collections a run asks for: tasks, limits and seeds of an iteration, and of an evaluation on the way."""
+"""Plans a run's collections: tasks, limits and seeds of an iteration, and of an evaluation on the way."""
 
 from __future__ import annotations
 

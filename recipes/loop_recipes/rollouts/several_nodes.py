@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class SeveralNodes:
-    """What a :class:`NodeSource` is, over several rollout nodes that run elsewhere.
+    """A source like :class:`NodeSource`, over several rollout nodes that run elsewhere.
 
     All nodes hold the same base model and dataset and are given every policy version. Each ends its share of a
     collection by itself, so the floors of early stop hold for each share and therefore for the whole. A node that fails
@@ -49,7 +49,7 @@ class SeveralNodes:
         self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
 
     def health(self) -> dict[str, Any]:
-        """What the first node says of itself; once all are ready, they say the same of model and dataset.
+        """Return the first node's report about itself; once all are ready, their model and dataset are the same.
 
         Raises:
             NodeUnreachable: a node is missing; it is not waited for.
@@ -176,7 +176,7 @@ def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequ
 
 
 def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
-    """How the whole collection ended, of shares none of which failed."""
+    """Merge the ends of a collection's shares, none of which failed, into the end of the whole."""
     failures: Counter[str] = Counter()
     by_task: Counter[str] = Counter()
     for end in ends:

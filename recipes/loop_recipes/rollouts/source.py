@@ -1,4 +1,4 @@
-"""What the recipe asks of the place its rollouts come from, and what it is given. Sources live on rank 0 only."""
+"""The interface through which the recipe gets rollouts, and the form they come in. Sources live on rank 0 only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Collected:
     seconds_waiting: float
 
     def metrics(self) -> dict[str, float]:
-        """What ``metrics.jsonl`` says about the collection itself."""
+        """Return the figures of the collection itself for ``metrics.jsonl``."""
         left = Counter(rollout.task_id for rollout in self.rollouts if rollout.segment == 0)
         tasks = left.keys() | {lost.task_id for lost in self.end.lost}
         return {
@@ -76,7 +76,7 @@ class Collected:
 
 
 class CollectionSource(Protocol):
-    """What the recipe asks of the place its rollouts come from."""
+    """The interface through which the recipe gets its rollouts."""
 
     def wait_ready(self) -> list[int]:
         """Wait until collections can be asked for; returns the policy versions that are served already."""

@@ -1,4 +1,4 @@
-"""Which tasks each training iteration visits."""
+"""Chooses the tasks that each training iteration visits."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class TaskSampler:
 
     def next(self) -> list[str]:
         """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""
-        taken = self._queue[: self._tasks_per_iteration]
-        self._queue = self._queue[len(taken) :]
-        missing = self._tasks_per_iteration - len(taken)
+        tasks = self._queue[: self._tasks_per_iteration]
+        self._queue = self._queue[len(tasks) :]
+        missing = self._tasks_per_iteration - len(tasks)
         if not self._queue:
             self._pass += 1
             order = self._shuffled(self._pass)
-            extra = [task for task in order if task not in taken][:missing]
+            extra = [task for task in order if task not in tasks][:missing]
             self._queue = [task for task in order if task not in extra]
-            taken += extra
-        return taken
+            tasks += extra
+        return tasks
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; with it a sampler of the same tasks continues exactly here."""

@@ -29,7 +29,7 @@ class Waiting:
         self._shows = threading.Thread(target=self._show, name=f"waiting: {what}", daemon=True)
 
     def told(self, line: str) -> None:
-        """What is in the way now, or why the last try was in vain."""
+        """Take the line that says what is in the way now, or why the last try was in vain."""
         self._detail = line
 
     def __enter__(self) -> Waiting:

@@ -202,15 +202,15 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     An episode of several sequences counts once; its turns and tokens are those of all of them.
     """
     rollouts = sorted(rollouts, key=lambda rollout: (rollout.episode_id, rollout.segment))
-    firsts = [rollout for rollout in rollouts if rollout.segment == 0]
-    count = len(firsts)
+    first_segments = [rollout for rollout in rollouts if rollout.segment == 0]
+    count = len(first_segments)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
     return {
         "rollouts": count,
         "sequences": len(rollouts) / count,
-        "reward": sum(rollout.reward for rollout in firsts) / count,
-        "success": sum(rollout.success for rollout in firsts) / count,
-        "completed": sum(rollout.end_reason == "completed" for rollout in firsts) / count,
+        "reward": sum(rollout.reward for rollout in first_segments) / count,
+        "success": sum(rollout.success for rollout in first_segments) / count,
+        "completed": sum(rollout.end_reason == "completed" for rollout in first_segments) / count,
         "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
         "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
@@ -237,8 +237,10 @@ def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     if not rollouts:
         return {}
 
-    def turns_where(told: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
-        return [episode_turns(one) for one in by_episode(rollout for rollout in rollouts if told(rollout.messages))]
+    def turns_where(condition: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
+        return [
+            episode_turns(one) for one in by_episode(rollout for rollout in rollouts if condition(rollout.messages))
+        ]
 
     def code_metrics() -> dict[str, float]:
         behavior = aggregate([rollout_behavior(turns) for turns in turns_where(lambda messages: True)])

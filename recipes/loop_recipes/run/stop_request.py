@@ -31,7 +31,7 @@ class StopRequest:
         return self._signalled or self._file.exists()
 
     def done(self) -> None:
-        """The run has stopped, or come to its end; the same file does not stop one that goes on with it."""
+        """Delete the stop file once the run has stopped or ended, so that it does not stop a resumed run."""
         self._file.unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:

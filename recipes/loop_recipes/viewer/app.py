@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from loop_recipes.viewer.go_on import CannotGoOn, go_on, how_it_went
+from loop_recipes.viewer.continuation import CannotContinue, continuation_state, continue_rollout
 from loop_recipes.viewer.run_data import RunData
 
 STATIC = Path(__file__).parent / "static"
@@ -88,13 +88,13 @@ class _Routes:
 
         def ask() -> dict[str, str]:
             log, line = self._run.stored(collection, cursor)
-            return {"collection": go_on(log, line, int(request.match_info["turn"]))}
+            return {"collection": continue_rollout(log, line, int(request.match_info["turn"]))}
 
         return await self._answer(ask)
 
     async def branch_state(self, request: web.Request) -> web.Response:
         """Whether a branch that was asked for has ended; its log is there soon after it was asked for."""
-        return await self._answer(lambda: how_it_went(self._run.log(request.match_info["collection"])))
+        return await self._answer(lambda: continuation_state(self._run.log(request.match_info["collection"])))
 
     async def _answer(self, read: Callable[..., Any], *arguments: Any) -> web.Response:
         """Read beside the event loop, one at a time: the index of a log has one writer."""
@@ -108,7 +108,7 @@ class _Routes:
                 text = await asyncio.to_thread(dump)
         except KeyError as error:
             return web.json_response({"error": f"not there: {error.args[0]}"}, status=404)
-        except CannotGoOn as error:
+        except CannotContinue as error:
             return web.json_response({"error": str(error)})  # an answer: nothing is wrong with the request
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=500)

@@ -234,7 +234,8 @@ class RunData:
             log.read_to, log.lines = line.end, line.number
 
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
-        """What a rollout goes on from, with the place of that rollout among the logs, if it is there."""
+        """Return the rollout and turn that a rollout continues, with that rollout's place among the logs, if it is
+        there."""
         if branch_of is None:
             return None
         collection = branch_of["rollout_id"].partition("/")[0]
@@ -304,7 +305,8 @@ def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
 
 
 def _group(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """What rollouts share that began in the same state: their task, and the rollout and turn that they go on from."""
+    """Return a key for rollouts that began in the same state: their task, and the rollout and turn that they
+    continue."""
     origin = entry["branch_of"]
     return (entry["task"], *((origin["rollout_id"], origin["turns"]) if origin else ()))
 

@@ -77,7 +77,7 @@ class AppWorldDemonstrator:
 
 
 def texts(demonstration: Demonstration) -> list[str]:
-    """What the tokenizer is trained on: every message, but no observation of an API's documentation.
+    """Return the texts to train the tokenizer on: every message, but no observation of an API's documentation.
 
     The reminder of the task, which ends most observations, stands in it once.
     """

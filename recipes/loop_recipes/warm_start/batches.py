@@ -1,4 +1,4 @@
-"""What the warm start trains on, batch by batch: random streams to learn copying, then demonstrations."""
+"""The batches of the warm start: random streams to learn copying, then demonstrations."""
 
 from __future__ import annotations
 

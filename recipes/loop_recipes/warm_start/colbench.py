@@ -26,7 +26,7 @@ _LIMIT = re.compile(r"The limit is (\d+)\.")
 
 
 def thought(task: ColBenchTask, asked: int) -> str:
-    """What is thought before the answer: each particular in the human's words and as it stands in the code.
+    """Return the thought before the answer: each particular in the human's words and as it stands in the code.
 
     "The limit is 30, so limit: 30." Of the particulars after the first ``asked``: "I guess limit: 10."
     """

@@ -57,7 +57,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Script:
-    """What one episode will do.
+    """The turns of one episode, decided before it begins.
 
     ``turns`` are taken in order; ``message(task, shown, turn)`` is what the agent says to take one, where ``task`` is
     the message that opened the episode and ``shown`` the last observation (in the first turn: ``task``). Unless
@@ -93,14 +93,14 @@ async def play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demons
 async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
     """Play all scripts, ``at_once`` at a time, in a pool that is opened and closed here."""
     columns = (TextColumn("demonstrations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    places = asyncio.Semaphore(at_once)
+    episodes_at_once = asyncio.Semaphore(at_once)
     await pool.open()
     try:
         with Progress(*columns) as progress:
             bar = progress.add_task("", total=len(scripts))
 
             async def in_place(index: int, script: Script) -> Demonstration:
-                async with places:
+                async with episodes_at_once:
                     demonstration = await play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
                 progress.advance(bar)
                 return demonstration

@@ -1,4 +1,4 @@
-"""What the warm start asks of an environment: what to play, and how to say the same with other names."""
+"""The interface between the warm start and an environment: what to play, and how to say the same with other names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Demonstrator(Protocol):
         ...
 
     def texts(self, demonstration: Demonstration) -> list[str]:
-        """What of it the tokenizer is trained on."""
+        """Return the texts of a demonstration that the tokenizer is trained on."""
         ...
 
     def group(self, task_id: str) -> str:

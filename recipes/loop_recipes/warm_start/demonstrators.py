@@ -1,4 +1,4 @@
-"""Who demonstrates the environment of a config."""
+"""Chooses who demonstrates the environment of a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy makes of demonstrations that it was not trained on: loss, and the chance that it would say the same.
+"""Measures a policy on demonstrations that it was not trained on: loss, and the chance that it would say the same.
 
 All of it is read off one forward pass of each demonstration (teacher forcing), in seconds, where an evaluation in the
 world takes minutes. Reference solutions follow from the task, so the chance that the policy says all turns of one as

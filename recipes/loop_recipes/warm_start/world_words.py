@@ -1,4 +1,4 @@
-"""What a small agent thinks in a world before it gives the expert's command, and how the same is said of other things.
+"""The thoughts of a small agent in a world before the expert's command, and the same thoughts about other things.
 
 A policy of a million parameters decides by what it has just written. So a thought picks out of the observation what the
 command depends on. A world that is not named here is played without thoughts and under its own names.
@@ -17,7 +17,7 @@ class WorldWords:
     """No thoughts, and the names as they are."""
 
     def thought(self, task: str, shown: str, plan: Sequence[str]) -> str:
-        """What is thought before the first command of ``plan``, which ends the episode.
+        """Return the thought before the first command of ``plan``, which ends the episode.
 
         ``task`` opened the episode, ``shown`` is the last observation.
         """

@@ -124,7 +124,7 @@ def test_return_to_go_is_the_return_less_the_kl_that_is_to_come_normalised_over_
     to_go = [[reward - coefficient * math.fsum(kl[t:]) for t in range(len(kl))] for reward, kl in rollouts]
     tokens = [value for rollout in to_go for value in rollout]
     component = ReturnToGo(kl_coefficient=coefficient)
-    results = component.of_tokens([sample_with_kl(reward, kl) for reward, kl in rollouts])
+    results = component.token_advantages([sample_with_kl(reward, kl) for reward, kl in rollouts])
     spread = max(std(tokens), 1e-7)
     if spread < 1e-5:  # nothing but rounding
         return

@@ -298,14 +298,14 @@ def test_a_rollout_without_a_sampled_token_so_early_is_left_out_and_counted(tmp_
 def test_reinforce_plus_plus_trains_on_returns_to_go_of_the_learners_own_log_probs(tmp_path, monkeypatch):
     """Against float64 log-probs of the exported policies and of the base model, in the second iteration."""
     seen = {}
-    of_tokens = ReturnToGo.of_tokens
+    token_advantages = ReturnToGo.token_advantages
 
     def recording(self, samples):
         seen["penalties"] = [sample.old_logprobs - sample.ref_logprobs for sample in samples]
-        seen["advantages"] = of_tokens(self, samples)
+        seen["advantages"] = token_advantages(self, samples)
         return seen["advantages"]
 
-    monkeypatch.setattr(ReturnToGo, "of_tokens", recording)
+    monkeypatch.setattr(ReturnToGo, "token_advantages", recording)
     config = replay_config(tmp_path, iterations=2)
     cfg = OmegaConf.load(config)
     cfg.advantage = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo", "kl_coefficient": 0.5}

@@ -180,10 +180,10 @@ def test_a_damaged_checkpoint_is_refused_and_a_half_written_one_never_seen(tmp_p
     assert latest_checkpoint(tmp_path) is None
 
 
-@pytest.mark.parametrize("where", ["checkpoint.save_file", "run_metrics.append_to"])
+@pytest.mark.parametrize("where", ["engine.checkpoint.save_file", "run.metrics.append_to"])
 def test_a_full_disk_is_one_line_and_a_resumed_run_has_lost_nothing(tmp_path, monkeypatch, where):
     def full(*_, **__):
-        if where == "checkpoint.save_file":
+        if where == "engine.checkpoint.save_file":
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_line_and_a_resumed_run_has_lost_nothing(tmp_path, mo
     run(config, f"output_dir={tmp_path / 'whole'}")
     run(config, "max_iterations=1")
     with monkeypatch.context() as patches:
-        patches.setattr(f"loop_recipes.learner.{where}", full)
+        patches.setattr(f"loop_recipes.{where}", full)
         patches.setattr(sys, "argv", ["loop_appworld.py", "--config", str(config), "resume_from_checkpoint=True"])
         with pytest.raises(SystemExit) as ended:
             loop_appworld.recipe_main()

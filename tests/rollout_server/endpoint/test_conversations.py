@@ -13,7 +13,7 @@ from rollout_server.endpoint.conversations import Conversations
 from rollout_server.endpoint.messages import read_messages, spoken_message
 from rollout_server.endpoint.wire import Completion
 from rollout_server.inference.router import Generation
-from support.random_harness import ODD, TOOL, go_on, opening, picked, respelled
+from support.random_harness import ODD, TOOL, append_turn, opening, picked, respelled
 from support.random_policy import write_tokenizer
 
 
@@ -103,7 +103,7 @@ def test_random_harnesses(tokens, seed):
                 _, prompt = under_way.pop(rng.randrange(len(under_way)))
                 policy.end(prompt)
             case _:
-                go_on(history, policy.ask(history), rng)
+                append_turn(history, policy.ask(history), rng)
     for _, prompt in under_way:
         policy.end(prompt)
     if policy.served:

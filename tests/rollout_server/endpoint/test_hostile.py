@@ -147,9 +147,9 @@ async def test_a_hang_up_in_mid_stream_loses_no_answer(running, attacker):
     assert all(segment.token_ids[: segment.turns[0].start] in served for segment in segments)
 
 
-async def test_wishes_that_json_cannot_hold_or_that_are_large(running, attacker):
+async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacker):
     """A record that could not be written would be a failure, and void the attempt."""
-    wishes = {
+    settings = {
         "temperature": float("nan"),
         "top_p": float("-inf"),
         "top_k": 10**4000,
@@ -160,12 +160,12 @@ async def test_wishes_that_json_cannot_hold_or_that_are_large(running, attacker)
         "min_p": 0.5,
         "logprobs": True,
     }
-    body = json.dumps({**json.loads(BODY), "stream": False, **wishes}).encode()
+    body = json.dumps({**json.loads(BODY), "stream": False, **settings}).encode()
     reader, writer = await attacker.connect()
     writer.write(attacker.head(f"Content-Length: {len(body)}") + body)
     assert await attacker.status(reader) == 200
     noted = running.node.sessions.find(attacker.key).notes()["not_applied"]
-    assert set(noted) == set(wishes)
+    assert set(noted) == set(settings)
     assert (noted["min_p"], noted["logprobs"], noted["temperature"]) == (0.5, True, "nan")
     stored = json.dumps(noted, allow_nan=False, ensure_ascii=False).encode()
     assert len(stored) < 2000

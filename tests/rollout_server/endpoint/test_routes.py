@@ -208,7 +208,7 @@ async def test_bodies_are_bounded(opened):
                 assert set((await answer.json())["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_flood_of_calls_is_held_off_and_the_others_are_exact(running, opened, monkeypatch):
+async def test_a_flood_of_calls_is_refused_and_the_others_are_exact(running, opened, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 4)
     other = OpenSession(running)
     may_answer = asyncio.Event()
@@ -216,9 +216,9 @@ async def test_a_flood_of_calls_is_held_off_and_the_others_are_exact(running, op
     calls = [asyncio.create_task(opened.ask([{"role": "user", "content": str(n)}])) for n in range(40)]
     refused = []
     for call in asyncio.as_completed(calls):
-        with pytest.raises(openai.RateLimitError) as held_off:
+        with pytest.raises(openai.RateLimitError) as raised:
             await call
-        refused.append(held_off.value)
+        refused.append(raised.value)
         if len(refused) == 36:
             break
     assert all(error.response.headers["Retry-After"] for error in refused)
@@ -228,7 +228,7 @@ async def test_a_flood_of_calls_is_held_off_and_the_others_are_exact(running, op
     assert (opened.session.turns, other.session.turns) == (4, 1)
 
 
-async def test_what_was_held_off_is_another_sample_when_it_is_tried_again(running, opened, monkeypatch):
+async def test_a_refused_call_is_another_sample_when_it_is_tried_again(running, opened, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_CALLS_AT_ONCE", 2)
     may_answer = asyncio.Event()
     running.vllm.answers = lambda body: may_answer.is_set()
@@ -236,12 +236,12 @@ async def test_what_was_held_off_is_another_sample_when_it_is_tried_again(runnin
         create = client.chat.completions.create
         calls = [asyncio.create_task(create(model="gpt-4o", messages=HELLO)) for _ in range(4)]
         async with asyncio.timeout(DEADLINE_S):
-            while opened.session._held_off.total() < 2:  # noqa: ASYNC110 - what is waited for has no event
+            while opened.session._refused_calls.total() < 2:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
         may_answer.set()
         answers = await asyncio.gather(*calls)
     assert len({answer.id for answer in answers}) == opened.session.turns == 4
-    assert not opened.session._held_off
+    assert not opened.session._refused_calls
 
 
 async def test_calls_end_with_their_session(running, opened):

@@ -29,7 +29,8 @@ from loop_recipes.rollouts.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, w
 
 
 def check_search(iterations: int, exploration: float, threshold: float) -> None:
-    """
+    """Check the numbers of a search.
+
     Raises:
         ConfigError: no iteration, or a weight or threshold below 0.
     """

@@ -75,7 +75,7 @@ class TurnTree:
         self._exploration = exploration
 
     def select(self) -> State | None:
-        """Where the next rollout begins; None once nothing is left to try."""
+        """Return the state in which the next rollout begins; None once nothing is left to try."""
         state = self.root
         while not state.open:
             ways = [turn for turn in state.sampled if turn.after is not None and not turn.after.exhausted]

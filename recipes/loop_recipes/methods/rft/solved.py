@@ -21,7 +21,8 @@ from rollout_server.collecting.attempt import derive_seed
 
 
 def check_budget(temperatures: Sequence[float], attempts: int, rollouts: int | None) -> None:
-    """
+    """Check the temperatures, attempts and rollouts of a search.
+
     Raises:
         ConfigError: no temperature, one twice to two decimals, below 0.01 or above 10, no attempt or no rollout.
     """
@@ -35,7 +36,7 @@ def check_budget(temperatures: Sequence[float], attempts: int, rollouts: int | N
 
 @dataclass(frozen=True)
 class SolvedSearch:
-    """What to sample: every task at every temperature, ``attempts`` times at most, and ``rollouts`` in all at most.
+    """A plan of sampling: every task at every temperature, ``attempts`` times at most, and ``rollouts`` in all at most.
 
     Args:
         name: of the run; begins the ids of its collections.
@@ -84,7 +85,7 @@ class SolvedSearch:
 
 @dataclass(frozen=True)
 class Found:
-    """Where a search stands: the round, tasks times temperatures, and how many of these are solved."""
+    """The state of a search: the round, tasks times temperatures, and how many of these are solved."""
 
     attempt: int
     wanted: int

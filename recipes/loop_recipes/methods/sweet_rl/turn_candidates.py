@@ -31,7 +31,8 @@ Turn = tuple[str, int]
 
 
 def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample) -> list[CollectionRequest]:
-    """What to ask a node for: ``how.continuations`` episodes from every ``every``-th turn, that end with that turn.
+    """Return the requests to a node: ``how.continuations`` episodes from every ``every``-th turn, that end with that
+    turn.
 
     A request has one number of turns, so each is of turns of one number. The node plays the candidate in the world
     too, which nobody needs; it is one step.

@@ -152,7 +152,8 @@ class TurnCritic:
         self._reference = None if reference is None else 0
 
     def check_room(self, tasks: Sequence[str], tokens: int) -> None:
-        """
+        """Check that rollouts of ``tokens`` tokens fit the model behind the hidden information of their tasks.
+
         Raises:
             ConfigError: rollouts of ``tokens`` tokens do not fit the model behind what the tasks hide.
         """
@@ -175,11 +176,11 @@ class TurnCritic:
         Raises:
             ConfigError: one is too long for the model with what is hidden.
         """
-        told = samples if self._prefix is None else self._prefix.before(samples)
-        longest = max((sample.tokens for sample in told), default=0)
+        with_hidden = samples if self._prefix is None else self._prefix.before(samples)
+        longest = max((sample.tokens for sample in with_hidden), default=0)
         check_context(self._update.model, longest, "the longest rollout with its hidden information")
-        critic = self._update.logprobs(told, 1, self._versions)
-        seen = told if self._reference_sees_hidden else samples
+        critic = self._update.logprobs(with_hidden, 1, self._versions)
+        seen = with_hidden if self._reference_sees_hidden else samples
         reference = self._update.logprobs(seen, self._reference, self._versions)
         return {
             sample.rollout_id: by_turn(

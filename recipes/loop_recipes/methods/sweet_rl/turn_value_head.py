@@ -83,8 +83,8 @@ class TurnValueHead:
 
     def _turn_states(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Mean last hidden state over each turn's tokens, [t, d], by rollout id."""
-        told = samples if self._prefix is None else self._prefix.before(samples)
-        hidden = self._update.hidden_states(told)
+        with_hidden = samples if self._prefix is None else self._prefix.before(samples)
+        hidden = self._update.hidden_states(with_hidden)
         return {
             sample.rollout_id: by_turn(hidden[sample.rollout_id].float(), sample.turn_ids[sample.mask])
             for sample in samples

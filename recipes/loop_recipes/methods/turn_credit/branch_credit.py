@@ -28,7 +28,7 @@ Return = Literal["graded", "zero"]
 
 
 def value_changes(values: Sequence[float | None], final: float) -> list[float]:
-    """What each turn changed.
+    """Return by how much each turn changed the value.
 
     Args:
         values: [t], of the states before the turns; a turn whose state has None counts as no change.
@@ -41,8 +41,8 @@ def value_changes(values: Sequence[float | None], final: float) -> list[float]:
     return [after - before for before, after in zip(states, [*states[1:], final], strict=True)]
 
 
-def with_contrast(rollouts: Sequence[Rollout], unfinished: Return) -> list[Rollout]:
-    """Those of tasks whose rollouts have different returns: the others have an advantage of 0."""
+def with_unequal_returns(rollouts: Sequence[Rollout], unfinished: Return) -> list[Rollout]:
+    """Return the rollouts of tasks whose rollouts differ in return; all others have an advantage of 0."""
     returns: defaultdict[str, set[float]] = defaultdict(set)
     for rollout in rollouts:
         returns[rollout.task_id].add(_return(rollout, unfinished))

@@ -27,7 +27,8 @@ from loop_recipes.methods.sweet_rl.turn_critic import TurnCritic
 def spreader(
     config: TurnCreditConfig | None, critic: TurnCritic | None, credits: Mapping[str, Sequence[float]]
 ) -> Callable[[list[Sample]], list[Sample]] | None:
-    """How an update spreads the advantages of rollouts with signal over their turns; None where it does not.
+    """Return the function that spreads an update's advantages of rollouts with signal over their turns; None where
+    advantages are not spread.
 
     Args:
         critic: where ``config`` asks for one.
@@ -65,5 +66,5 @@ def _centred(sample: Sample, credits: Tensor | None) -> Tensor:
     turns = sample.turn_ids[sample.mask]
     if credits is None:
         return torch.zeros(len(turns), dtype=torch.float64)
-    of_tokens = credits.double()[turns]
-    return of_tokens - of_tokens.mean()
+    token_credits = credits.double()[turns]
+    return token_credits - token_credits.mean()

@@ -34,7 +34,7 @@ OPEN_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class TurnValue:
-    """What the state before turn ``turn`` (from 0, of the episode) is worth to a policy version.
+    """The worth, to a policy version, of the state before turn ``turn`` (from 0, of the episode).
 
     ``value`` is the mean return of ``n`` continuations and ``stderr`` its standard error, None where there are too few;
     ``refused`` more could not be played, because the world answered otherwise than the rollout says.
@@ -63,7 +63,7 @@ class TurnValue:
 
 
 def values_file(run: Path, collection_id: str) -> Path:
-    """Where the values of a collection's turns lie."""
+    """Return the file that holds the values of a collection's turns."""
     return run / TURN_VALUES / f"{collection_id}.jsonl"
 
 

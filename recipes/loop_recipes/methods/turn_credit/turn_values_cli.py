@@ -134,7 +134,7 @@ def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
 
 
 def _running(root: Path) -> str | None:
-    """Where the node on ``root`` listens; None when none does."""
+    """Return the URL of the node on ``root``; None when none is running."""
     url = node_address(root)
     if url is None:
         return None

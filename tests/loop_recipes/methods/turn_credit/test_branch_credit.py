@@ -6,7 +6,7 @@ import pytest
 
 from loop_formats.collection_request import CollectionEnd, Limits, Sampling
 from loop_recipes.methods.turn_credit import branch_credit
-from loop_recipes.methods.turn_credit.branch_credit import branch_credits, value_changes, with_contrast
+from loop_recipes.methods.turn_credit.branch_credit import branch_credits, value_changes, with_unequal_returns
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.source import Collected, NoRollouts
@@ -30,9 +30,9 @@ def test_rollouts_of_tasks_without_contrast_are_not_gone_on_from():
         for task, pair in rewards.items()
         for index, reward in enumerate(pair)
     ]
-    assert {rollout.task_id for rollout in with_contrast(rollouts, "graded")} == {"task_1"}
+    assert {rollout.task_id for rollout in with_unequal_returns(rollouts, "graded")} == {"task_1"}
     unended = [replace(rollouts[3], end_reason="turn_limit")]
-    paid = {unfinished: with_contrast(rollouts[:3] + unended, unfinished) for unfinished in ("graded", "zero")}
+    paid = {unfinished: with_unequal_returns(rollouts[:3] + unended, unfinished) for unfinished in ("graded", "zero")}
     assert {name: {r.task_id for r in kept} for name, kept in paid.items()} == {
         "graded": {"task_1"},
         "zero": {"task_1", "task_2"},

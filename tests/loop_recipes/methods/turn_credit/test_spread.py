@@ -20,8 +20,8 @@ def test_each_token_gets_its_turns_share_and_the_rollout_keeps_its_mean(same_sca
     credits = credits_of(samples)
     centred = {}
     for sample in samples:
-        of_tokens = [credits[sample.rollout_id][turn].item() for turn in sample.turn_ids[sample.mask].tolist()]
-        centred[sample.rollout_id] = [value - statistics.fmean(of_tokens) for value in of_tokens]
+        token_credits = [credits[sample.rollout_id][turn].item() for turn in sample.turn_ids[sample.mask].tolist()]
+        centred[sample.rollout_id] = [value - statistics.fmean(token_credits) for value in token_credits]
     scale = 1.0
     if same_scale:
         own = [sample.advantage for sample in samples for _ in centred[sample.rollout_id]]

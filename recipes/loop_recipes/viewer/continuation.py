@@ -1,4 +1,4 @@
-"""Asks the rollout node of a live run to go on from a turn that the viewer shows."""
+"""Asks the rollout node of a live run to continue a rollout from a turn that the viewer shows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TOKEN_ENV = RolloutNodeConfig.token_env
 PATIENCE_S = 5.0
 
 
-class CannotGoOn(RuntimeError):
+class CannotContinue(RuntimeError):
     """There is no node to ask, or it refuses; the message is one line for the user."""
 
 
-def go_on(log: Path, line: bytes, turn: int) -> str:
+def continue_rollout(log: Path, line: bytes, turn: int) -> str:
     """Have the node that wrote ``log`` play one continuation of a rollout, by its newest policy version.
 
     Args:
@@ -35,7 +35,7 @@ def go_on(log: Path, line: bytes, turn: int) -> str:
         The id of the collection that will hold the new rollout.
 
     Raises:
-        CannotGoOn: no node is running there, or it does not take the branch.
+        CannotContinue: no node is running there, or it does not take the branch.
     """
     try:
         client = _client(log)
@@ -43,24 +43,24 @@ def go_on(log: Path, line: bytes, turn: int) -> str:
         sampling, limits = stored_protocol(log)
         versions = client.health().get("policy_versions") or []
         if not versions:
-            raise CannotGoOn("the rollout node serves no policy yet; try again when it does")
+            raise CannotContinue("the rollout node serves no policy yet; try again when it does")
         # Each time another one: a seed of its own is another collection.
         how = HowToSample(1, versions[-1], sampling, limits, seed=secrets.randbelow(1 << 31))
         request = continuation_request([branch], how)
         client.start_collection(request)
     except RolloutNodeError as error:
         cure = f"; start run and viewer with the same {TOKEN_ENV}" if error.status == 401 else ""
-        raise CannotGoOn(f"{error}{cure}") from error
+        raise CannotContinue(f"{error}{cure}") from error
     except (NodeUnreachable, ValueError) as error:
-        raise CannotGoOn(str(error)) from error
+        raise CannotContinue(str(error)) from error
     return request.id
 
 
-def how_it_went(log: Path) -> dict[str, Any]:
+def continuation_state(log: Path) -> dict[str, Any]:
     """{"ended": false}, or {"ended": true, "error": why there is no rollout, or None} of a collection of branches.
 
     Raises:
-        CannotGoOn: it has not ended, and its node is gone.
+        CannotContinue: it has not ended, and its node is gone.
     """
     meta = meta_path(log.parent, log.stem)
     for line in read_lines(meta) if meta.is_file() else ():
@@ -74,7 +74,7 @@ def how_it_went(log: Path) -> dict[str, Any]:
     try:
         _client(log).health()
     except NodeUnreachable as error:
-        raise CannotGoOn(f"the rollout node is gone before it had gone on ({error})") from error
+        raise CannotContinue(f"the rollout node is gone before the continuation ended ({error})") from error
     return {"ended": False}
 
 
@@ -82,9 +82,9 @@ def _client(log: Path) -> RolloutClient:
     """Of the node whose collections ``log`` lies among.
 
     Raises:
-        CannotGoOn: none is running.
+        CannotContinue: none is running.
     """
     url = node_address(log.parent.parent)
     if url is None:
-        raise CannotGoOn("no rollout node of this run is running on this machine; it runs while the run trains")
+        raise CannotContinue("no rollout node of this run is running on this machine; it runs while the run trains")
     return RolloutClient(url, read_secret(TOKEN_ENV), timeout_s=PATIENCE_S, reconnect_s=0.0)

@@ -103,7 +103,7 @@ def shown_commands() -> list[list[str]]:
     modules = {entry.partition(":")[0] for _, _, entry in VERBS.values()}
     sources += [Path(importlib.import_module(module).__file__ or "") for module in modules]
     found = []
-    for source in sources:
+    for source in sorted(sources):  # every worker collects them in the same order
         text = re.sub(r" *\\+\n#? *", " ", source.read_text())
         for line in re.findall(r"^(?:#? {3,4}|# )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?loop ([a-z].*)$", text, flags=re.M):
             words = shlex.split(re.sub(r" {3,}\S.*", "", line), comments=True)

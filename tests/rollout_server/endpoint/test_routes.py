@@ -334,17 +334,17 @@ async def test_a_call_that_is_refused_while_another_is_sampled_leaves_the_number
     """Two calls of one number would have one seed, and one id."""
     monkeypatch.setattr(session_module, "ENCODED_AT_ONCE", 0)
     encoding, may_encode = asyncio.Event(), threading.Event()
-    prompt, loop = opened.session._conversations.prompt, asyncio.get_running_loop()
+    overfill, loop = opened.session._tokens.overfill, asyncio.get_running_loop()
 
-    def slow(messages):
-        if len(messages[0].content) > 1000:
+    def slow(texts, most):
+        if len(texts[0]) > 1000:
             loop.call_soon_threadsafe(encoding.set)
             may_encode.wait(DEADLINE_S)
-        return prompt(messages)
+        return overfill(texts, most)
 
-    monkeypatch.setattr(opened.session._conversations, "prompt", slow)
+    monkeypatch.setattr(opened.session._tokens, "overfill", slow)
     refused = asyncio.create_task(opened.ask([{"role": "user", "content": "long " * 5000}]))
-    await encoding.wait()
+    await asyncio.wait_for(encoding.wait(), DEADLINE_S)
     first = await opened.ask()
     may_encode.set()
     with pytest.raises(openai.BadRequestError, match="maximum context length"):

@@ -8,6 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("recipes", "loop_formats", "rollout_server", "agent_environments", "appworld_adapter")
+PART_OF_THE_DATASET = ROOT / "appworld_adapter/worker/synthetic"
+"""Its text is part of the synthetic world's identity: another docstring would be another dataset."""
 RIDDLES = {"What", "Who", "Whom", "Whose", "Where", "Which", "How", "That", "Args:", "Raises:"}
 
 
@@ -25,6 +27,7 @@ def test_the_first_word_of_a_docstring_is_a_verb_or_defines_the_name(package):
     found = [
         f"{path.relative_to(ROOT)}, {line}"
         for path in sorted((ROOT / package).rglob("*.py"))
+        if PART_OF_THE_DATASET not in path.parents
         for line in riddles(path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(found)

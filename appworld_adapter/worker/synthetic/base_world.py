@@ -111,7 +111,7 @@ def build_base(engine: Engine, seed: int, folder: str, step: Callable[[], None])
 
 
 def _add_api_docs(engine: Engine) -> None:
-    """Fill the tables that the api_docs app looks up, from the documentation of the installed engine itself."""
+    """What the api_docs app looks up: the documentation of the installed engine itself."""
     for documents in ApiDocCollection.build().values():
         for document in documents.values():
             fields = {"app_name_" if name == "app_name" else name: value for name, value in document.items()}
@@ -171,7 +171,7 @@ def _sign_up(engine: Engine, person: Person) -> None:
 
 
 def _live(engine: Engine, person: Person, rng: random.Random, at: datetime.datetime) -> None:
-    """Play the life of ``person`` before any task began."""
+    """What ``person`` did before any task began."""
     population = engine.population
     others = population.others(person)
     for other in others:

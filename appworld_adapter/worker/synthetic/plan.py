@@ -1,4 +1,4 @@
-"""The parts that a template makes of one task: instruction, requirements, and the reference solution as turns.
+"""What a template makes of one task: instruction, requirements, and the reference solution as turns.
 
 A turn is one step of an agent: a short thought and the code it runs. Values that the agent must find or copy stand in
 the code as literals, exactly as they stand in an observation or in the task's text. What a look-up finds is printed as
@@ -107,7 +107,7 @@ class Plan:
 
 @dataclass
 class Stage:
-    """The material of a template: one person's world at one moment, and a seeded source of choices.
+    """What a template works with: one person's world at one moment, and a seeded source of choices.
 
     ``phrasing`` is the same for the three tasks of a scenario, so that they are one instruction with other particulars.
     """
@@ -141,7 +141,7 @@ class Stage:
             self.before(person, app, api, **arguments, **debtor)
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
-        """Return the result of an API call as ``person`` sees it now."""
+        """What ``person`` sees when looking now."""
         return self.engine.call(self.person, app, api, self.now, **arguments)
 
     def user_id(self, person: Person, app: str) -> int:

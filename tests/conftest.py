@@ -1,10 +1,17 @@
 """Puts this folder on the import path, so that tests of all rooms can import its helper modules."""
 
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import agent_environments  # noqa: F401 - before torch, for the variable that it sets
+
+if TYPE_CHECKING:
+    from support.counter_node import LocalNode
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +27,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(2):
         write_adapter(folder / f"adapter{seed}", seed)
     return folder
+
+
+@pytest.fixture
+async def running(policy: Path, tmp_path: Path) -> AsyncIterator[LocalNode]:
+    """A rollout node of this process, over the counter environment and a scripted server."""
+    from support.counter_node import local_node
+
+    async with local_node(policy, tmp_path / "node") as local:
+        yield local

@@ -245,7 +245,8 @@ class VllmServer:
         except ServerStartError:
             raise
         except TRANSPORT_ERRORS as error:
-            raise ServerEnded(f"{self.name} broke off its first request: {self.own_error() or repr(error)}") from error
+            words = self.own_error() or repr(error)
+            raise ServerEnded(f"{self.name} broke off its first request: {words} (log: {self.log_path})") from error
         if status != 200:
             words = self.own_error() or f"HTTP {status} {' '.join(body.split())[:300]}"
             raise ServerStartError(f"{self.name} failed its first request: {words} (log: {self.log_path})")

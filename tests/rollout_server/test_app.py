@@ -384,7 +384,7 @@ def test_port_in_use_ends_in_one_line(yaml):
         port = taken.getsockname()[1]
         done = rollout_server("--config", yaml, f"port={port}")
     assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert f"cannot listen on http://127.0.0.1:{port}" in done.stderr
     assert "choose another port" in done.stderr
 
 

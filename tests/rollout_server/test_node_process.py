@@ -36,7 +36,7 @@ async def test_a_refused_child_leaves_the_address_of_the_node_that_runs(running,
     try:
         await running.call(first.start)
         assert first.url != "http://127.0.0.1:9"
-        with pytest.raises(NodeDied, match=r"another rollout node is using .*root; stop it or choose another root"):
+        with pytest.raises(NodeDied, match=r"another rollout node is using .*root \(.*stop it, or choose another root"):
             await running.call(second.start)
         assert node_address(tmp_path / "root") == first.url
     finally:

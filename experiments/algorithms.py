@@ -2,7 +2,7 @@
 
     python experiments/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
     python experiments/algorithms.py --table-only --records experiments/results/tiny_policy --iterations 10 \\
-        --ceiling 0.938 --docs docs/results.md -- collection.tasks_per_iteration=5      # the tables in the documents
+        --ceiling 0.938 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5      # the tables there
     python experiments/algorithms.py --only loop_token grpo --rate 3e-4 --seeds 0 1 2 --iterations 15
     python experiments/algorithms.py --only loop_token grpo --seeds 0 --rate 3e-4 --iterations 1 --held-out-tasks 3 \\
         -- collection.tasks_per_iteration=2                             # does it run?
@@ -15,7 +15,7 @@ that are there, on any machine. A record at the right rate stands for its run, w
 
 Each algorithm has its learning rate searched first (rate_search.py), unless ``--rate`` says it. The control and LOOP
 with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic that
-its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same
+its config names (docs/algorithms.md). All runs start from the same policy on the same world and sample the same
 number of rollouts, but for the continuations of ``turn_branches``, which come on top; a seed draws other tasks,
 samples and minibatches. The numbers are means over the first and the last five iterations of each run, then over
 seeds, with the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1,

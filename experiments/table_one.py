@@ -2,7 +2,7 @@
 
     python experiments/table_one.py --output runs/table_one        # every row, three seeds: hours
     python experiments/table_one.py --table-only --records experiments/results/tiny_policy --seeds 0 1 2 3 4 \\
-        --budget 300 --docs docs/table_one.md -- collection.tasks_per_iteration=5      # the tables in the document
+        --budget 300 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5      # the tables there
     python experiments/table_one.py --rows base rft loop_token --seeds 0 --budget 600
     python experiments/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
         --held-out-tasks 3 --runs 1                               # does every row run?

@@ -102,7 +102,7 @@ def test_the_sequences_of_an_episode_are_found_together():
 
 
 PROJECT = Path(__file__).parents[2]
-PAGES = [PROJECT / "README.md", PROJECT / "loop_formats/rollout.py", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [PROJECT / "README.md", PROJECT / "loop_formats/rollout.py", *sorted((PROJECT / "docs").rglob("*.md"))]
 TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 ONE_LINERS = sorted(set(re.findall(r"read_json\(.*?\)", TEXT)))
 

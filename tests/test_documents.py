@@ -1,4 +1,4 @@
-"""The documents: links that lead somewhere, and files that exist."""
+"""The documents: links that lead somewhere, files and config keys that exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from loop_recipes.launch.config_reference import PAGES as SCHEMAS
+from loop_recipes.launch.config_reference import rows
 
 CHECKOUT = Path(__file__).parents[1]
 PAGES = sorted([*CHECKOUT.glob("docs/**/*.md"), *CHECKOUT.glob("*.md")])
@@ -41,3 +44,14 @@ def test_files_that_are_named_exist(page):
         if name.startswith("appworld_adapter/pool/run-") or page.name == "CHANGELOG.md":
             continue
         assert name in known or (CHECKOUT / name).exists(), f"{page.name} names {name}"
+
+
+SECTIONS = "collection|dev_evaluation|endpoint|limits|rollouts|sampler_gap|servers|stop|turn_credit|update"
+"""Sections all of whose keys are in a schema; those of a component are its class's arguments."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_keys_that_are_named_exist(page):
+    known = {key for section in SCHEMAS.values() for key, *_ in rows(section)}
+    named = re.findall(rf"(?<![\w./-])((?:{SECTIONS})(?:\.[a-z_]+)+)\b", page.read_text())
+    assert not set(named) - known

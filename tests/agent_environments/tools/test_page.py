@@ -31,8 +31,8 @@ async def test_the_twenty_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, FUNCTIONS, "my_tools")
     assert len([line for line in FUNCTIONS.splitlines() if line]) <= 20
-    environment = yaml.safe_load(CONFIG)["rollout_node"]["config"]["environment"]
-    pool = create_pool(environment["name"], environment["config"], word_spans)
+    options = yaml.safe_load(CONFIG)["node"]["environment"]
+    pool = create_pool(options.pop("name"), options, word_spans)
     _, grade = await play(pool, "product7_1", call("multiply", a=7, b=37), call("answer", value=259))
     assert grade.success
     assert not (await play(pool, "product7_1"))[1].reward

@@ -107,6 +107,7 @@ class Description:
         groups: what groups of tasks are called, in the plural.
         group_pattern: a regular expression for a whole task id, whose first group names the task's group. A task that
             it does not match is a group of its own; so is every task where there is none.
+        unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
         environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
             in front of a slash is taken for one.
@@ -120,6 +121,7 @@ class Description:
     group_score: str = "group success"
     groups: str = "tasks"
     group_pattern: str | None = None
+    unfinished_solves: bool = False
     behavior: tuple[str, ...] = ()
     environments: Mapping[str, Description] | None = field(default_factory=dict)
 
@@ -163,6 +165,10 @@ class Description:
         own = task_id.removeprefix(prefix)
         found = description.group_pattern and re.fullmatch(description.group_pattern, own, re.DOTALL)
         return prefix + (found[1] or own) if found else task_id
+
+    def solved(self, task_id: str, success: bool, end_reason: str | None) -> bool:
+        """Whether an episode counts as solved: the grader says so, and the agent ended it itself (LOOP, appendix D)."""
+        return success and (end_reason == "completed" or self._member(task_id)[0].unfinished_solves)
 
     def behaviors(self, task_id: str) -> list[Behavior]:
         """What counts the behaviour of a task's episodes, as far as this machine has it."""

@@ -143,11 +143,6 @@ class Rollout:
         return sum(turn.end - turn.start for turn in self.turns)
 
     @property
-    def solved(self) -> bool:
-        """As evaluation counts: every requirement is met, and the agent ended the episode itself."""
-        return self.success and self.end_reason == "completed"
-
-    @property
     def text_only(self) -> bool:
         """There are no token ids: it was spoken by an endpoint that takes and gives text."""
         return not self.token_ids

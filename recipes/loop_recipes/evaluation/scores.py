@@ -1,7 +1,7 @@
 """Turns rollouts into scores: whether an attempt solved its task, and both scores over runs, with their spread.
 
-A task counts as solved when all its unit tests passed *and* the agent ended the episode itself: an episode that ran
-into a limit of turns, context or time is over budget, which in evaluation is a failure (LOOP, appendix D).
+A task counts as solved when its environment says so, mostly when all its tests passed *and* the agent ended the episode
+itself: one that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix D).
 
 A rollout that was lost, through no fault of the agent, is neither a success nor a failure: all figures are over what
 there is, and :class:`Bounds` say what they would be if all that is lost had failed or had succeeded.
@@ -29,7 +29,8 @@ from loop_recipes.evaluation.statistics import Interval, rate_interval
 class TaskResult:
     """The rollout of one task in one run, or that it was lost.
 
-    ``run`` counts from 0. ``success`` is the grader's verdict; whether the task counts as solved is :attr:`solved`.
+    ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved: as the
+    environment says, and unless given as :data:`UNSAID` does.
     ``behavior`` holds the counts that the environment's figures are made of. ``failure`` says why the rollout was lost;
     the other fields are then empty.
     """
@@ -49,10 +50,11 @@ class TaskResult:
     tampered: str | None = None
     behavior: dict[str, int] | None = None
     failure: str | None = None
+    solved: bool | None = None
 
-    @property
-    def solved(self) -> bool:
-        return self.success and self.end_reason == "completed"
+    def __post_init__(self) -> None:
+        if self.solved is None:
+            object.__setattr__(self, "solved", UNSAID.solved(self.task_id, self.success, self.end_reason))
 
     @property
     def lost(self) -> bool:
@@ -82,10 +84,11 @@ class TaskResult:
             failed_requirements=[item["text"] for item in rollout.requirements if not item["passed"]],
             tampered=rollout.tampered,
             behavior=environment.counts(rollout.task_id, sequence_texts(sequences)),
+            solved=environment.solved(rollout.task_id, rollout.success, rollout.end_reason),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "solved": self.solved}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskResult:
@@ -143,7 +146,7 @@ def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
     runs: dict[int, dict[str, bool]] = {}
     for result in results:
         if not result.lost:
-            runs.setdefault(result.run, {})[result.task_id] = result.solved
+            runs.setdefault(result.run, {})[result.task_id] = bool(result.solved)
     return [runs[run] for run in sorted(runs)]
 
 
@@ -235,7 +238,7 @@ def score_bounds(results: Sequence[TaskResult], environment: Description = UNSAI
 
 
 def _outcome(solved: bool) -> dict[str, Any]:
-    return {"reward": float(solved), "success": solved, "end_reason": "completed"}
+    return {"reward": float(solved), "success": solved, "end_reason": "completed", "solved": solved}
 
 
 def _figure(values: list[float], interval: Interval) -> Figure:

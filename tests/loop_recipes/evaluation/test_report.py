@@ -35,6 +35,7 @@ class Config:
 
 def report_again(folder, environment, renamed=None):
     """Write the report of the stored results anew; returns what a terminal shows of it."""
+    folder.mkdir(exist_ok=True)
     _, named = read_report(STORED)
     for side in named:
         side.results[:] = [replace(one, task_id=(renamed or {}).get(one.task_id, one.task_id)) for one in side.results]
@@ -92,6 +93,13 @@ def test_ids_of_any_text_are_reported(tmp_path):
     shown = report_again(tmp_path, Description(), names)
     assert all(f"{name}, run" in shown for name in names.values())
     assert len(read_report(tmp_path)[1]) == 4
+
+
+def test_an_environment_may_count_what_was_not_ended(tmp_path):
+    report_again(tmp_path / "strict", Description())
+    report_again(tmp_path / "lenient", Description(unfinished_solves=True))
+    said = "An episode that the agent did not end itself counts as a failure."
+    assert [said in (tmp_path / kind / "report.md").read_text() for kind in ("strict", "lenient")] == [True, False]
 
 
 def test_another_environment_has_its_own_words_and_figures(tmp_path):

@@ -171,7 +171,7 @@ class Description:
         return success and (end_reason == "completed" or self._member(task_id)[0].unfinished_solves)
 
     def behaviors(self, task_id: str) -> list[Behavior]:
-        """What counts the behaviour of a task's episodes, as far as this machine has it."""
+        """The counters of behaviour that concern a task's episodes, as far as this machine has them."""
         return [behavior for path in self._member(task_id)[0].behavior if (behavior := _behavior(path)) is not None]
 
     def counts(self, task_id: str, sequences: Sequences) -> dict[str, int]:

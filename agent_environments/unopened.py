@@ -58,4 +58,7 @@ def keeps_states(name: str) -> bool:
 
 def keeping_states(name: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The options with which final states are kept in ``folder``: ``keeping_states(config, folder)`` of the class."""
-    return dict(pool_class(name).keeping_states(config, folder))
+    keep = getattr(pool_class(name), "keeping_states", None)
+    if keep is None:
+        raise ValueError(f"environment {name!r} keeps no final states")
+    return dict(keep(config, folder))

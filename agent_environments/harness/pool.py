@@ -183,7 +183,7 @@ class HarnessPool:
 
     @classmethod
     def description(cls, config: Mapping[str, Any]) -> Description:
-        """That of the world, if there is one; and the program may have tools of its own."""
+        """The world's own, if there is one; and the program may have tools of its own."""
         world = config.get("world")
         own = Description() if world is None else description_of(world["name"], world.get("config") or {})
         return own.with_behavior(TOOLS_BEHAVIOR)

@@ -31,6 +31,7 @@ class Evaluated:
 
 def test_what_counts_as_solved_is_the_environments_to_say():
     cut = replace(stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1), end_reason="turn_limit")
+    cut = replace(cut, messages=[{"role": "assistant", "content": "x"} for _ in cut.turns])
     lenient = Description(unfinished_solves=True)
     scores = [dev_scores(Evaluated([cut]), counter_request(), each) for each in (Description(), lenient)]
     assert [score["dev_success"] for score in scores] == [0.0, 1.0]

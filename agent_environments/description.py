@@ -41,7 +41,6 @@ class BehaviorFigure:
 
     name: str
     title: str
-    meaning: str
     of: str
     less: str | None = None
     per: str | None = None

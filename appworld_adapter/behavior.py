@@ -28,48 +28,35 @@ _SHOW_API_DOC = re.compile(r"\bapis\.api_docs\.show_api_doc\s*\(")
 _ASSUME = re.compile(r"assum(?:e|ing)")  # "assume" also finds "assumed", once
 
 
-def _figure(name: str, title: str, meaning: str, of: str, **how: Any) -> BehaviorFigure:
-    return BehaviorFigure(name, title, meaning, of, key=f"behavior_{name}", source="LOOP, appendix A.1", **how)
+def _figure(name: str, title: str, of: str, **how: Any) -> BehaviorFigure:
+    return BehaviorFigure(name, title, of, key=f"behavior_{name}", source="LOOP, appendix A.1", **how)
+
+
+def _per_turn(name: str, title: str, of: str) -> BehaviorFigure:
+    """Return a share of the turns that were answered, 0 where there are none."""
+    return _figure(name, title, of, per="turns", empty=0.0)
 
 
 class AppWorldBehavior:
-    """Counts what the figures of appendix A.1 are made of. A turn or a call that is not there makes no share of them:
-    shares of turns are then 0, and the give-up rate is not defined."""
+    """Counts what the figures of appendix A.1 are made of."""
 
     name = "code"
     figures = (
-        _figure("turns", "turns per rollout", "agent turns that were answered, per rollout", "turns"),
-        _figure("code_characters", "code characters per rollout", "characters of code per rollout", "code_characters"),
-        _figure(
-            "multiple_cells_per_turn",
-            "turns with several code cells",
-            "share of turns with more than one code block",
-            "multiple_cell_turns",
-            per="turns",
-            empty=0.0,
-        ),
-        _figure(
-            "execution_errors_per_turn",
-            "execution errors per turn",
-            "share of turns whose code failed",
-            "failed_turns",
-            per="turns",
-            empty=0.0,
-        ),
+        _figure("turns", "turns per rollout", "turns"),
+        _figure("code_characters", "code characters per rollout", "code_characters"),
+        _per_turn("multiple_cells_per_turn", "turns with several code cells", "multiple_cell_turns"),
+        _per_turn("execution_errors_per_turn", "execution errors per turn", "failed_turns"),
         _figure(
             "give_up_rate",
             "failed-call give-up rate",
-            "share of failed API endpoints that were not called successfully later on",
             "failed_calls",
             less="recovered_calls",
             per="failed_calls",
             undefined="no call failed",
         ),
-        _figure(
-            "show_api_doc", "show_api_doc calls per rollout", "show_api_doc calls per rollout", "show_api_doc_calls"
-        ),
-        _figure("assume", "'assume' per rollout", "occurrences of assume, assumed, assuming per rollout", "assume"),
-        _figure("dummy", "'dummy' per rollout", "occurrences of dummy per rollout", "dummy"),
+        _figure("show_api_doc", "show_api_doc calls per rollout", "show_api_doc_calls"),
+        _figure("assume", "'assume' per rollout", "assume"),
+        _figure("dummy", "'dummy' per rollout", "dummy"),
     )
 
     def concerns(self, messages: Messages) -> bool:

@@ -58,6 +58,7 @@ from loop_recipes.evaluation.report import (
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
+from loop_recipes.run.environment_file import write_description
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
 
@@ -113,6 +114,8 @@ class EvalAppWorldRecipe:
             self._environment.check_environments(self._config.environment_turns, self._tasks)
         except ValueError as error:
             raise ConfigError(f"environment_turns.{error}") from error
+        with writing(self._output_dir):
+            write_description(self._output_dir, self._environment)
         self._groups = task_groups(self._tasks, self._config.groups, self._environment)
         self._store = ResultStore(self._output_dir / "journal.jsonl")
 

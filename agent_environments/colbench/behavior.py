@@ -16,13 +16,9 @@ class QuestionBehavior:
 
     name = "questions"
     figures = (
-        BehaviorFigure("questions", "questions per rollout", "questions per rollout before the answer", "questions"),
+        BehaviorFigure("questions", "questions per rollout before the answer", "questions"),
         BehaviorFigure(
-            "questions_unknown",
-            "questions without an answer",
-            "share of questions to which the human knew no answer",
-            "questions_unknown",
-            per="questions",
+            "questions_unknown", "share of questions without an answer", "questions_unknown", per="questions"
         ),
     )
 

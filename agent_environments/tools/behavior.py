@@ -12,46 +12,22 @@ from agent_environments.tools.answer import FAILED, UNKNOWN_TOOL, WRONG_ARGUMENT
 _RESPONSE = render_tool_response("")[: -len("\n</tool_response>")]
 
 
+def _share(name: str, title: str, per: str = "tool_calls") -> BehaviorFigure:
+    return BehaviorFigure(name, title, name, per=per)
+
+
 class ToolBehavior:
     """Counts what the figures of tool calls are made of."""
 
     name = "tool calls"
     figures = (
-        BehaviorFigure("tool_calls", "tool calls per rollout", "tool calls per rollout", "tool_calls"),
-        BehaviorFigure(
-            "tool_calls_bad",
-            "tool calls that could not be read",
-            "share of tool calls that could not be read",
-            "tool_calls_bad",
-            per="tool_calls",
-        ),
-        BehaviorFigure(
-            "tool_calls_unknown",
-            "tool calls of no tool",
-            "share of tool calls that named no tool",
-            "tool_calls_unknown",
-            per="tool_calls",
-        ),
-        BehaviorFigure(
-            "tool_calls_wrong_arguments",
-            "tool calls with wrong arguments",
-            "share of tool calls with arguments that the tool does not take",
-            "tool_calls_wrong_arguments",
-            per="tool_calls",
-        ),
-        BehaviorFigure(
-            "tool_calls_failed",
-            "tool calls that failed",
-            "share of tool calls whose tool failed or took too long",
-            "tool_calls_failed",
-            per="tool_calls",
-        ),
-        BehaviorFigure(
-            "turns_without_call",
-            "turns without a tool call",
-            "share of agent turns without a tool call, an answer in text included",
-            "turns_without_call",
-            per="tool_turns",
+        BehaviorFigure("tool_calls", "tool calls per rollout", "tool_calls"),
+        _share("tool_calls_bad", "share of tool calls that could not be read"),
+        _share("tool_calls_unknown", "share of tool calls that named no tool"),
+        _share("tool_calls_wrong_arguments", "share of tool calls with arguments that the tool does not take"),
+        _share("tool_calls_failed", "share of tool calls whose tool failed or took too long"),
+        _share(
+            "turns_without_call", "share of turns without a tool call, an answer in text included", per="tool_turns"
         ),
     )
 

@@ -135,9 +135,9 @@ def test_a_name_that_is_no_environment_of_the_tasks_is_refused():
 
 
 def test_a_figure_is_a_share_over_the_episodes_that_have_it():
-    share = BehaviorFigure("bad", "bad", "bad", "bad", per="calls")
-    mean = BehaviorFigure("calls", "calls", "calls", "calls")
-    recovered = BehaviorFigure("lost", "lost", "lost", "calls", less="bad", per="calls", empty=0.0)
+    share = BehaviorFigure("bad", "bad", "bad", per="calls")
+    mean = BehaviorFigure("calls", "calls", "calls")
+    recovered = BehaviorFigure("lost", "lost", "calls", less="bad", per="calls", empty=0.0)
     episodes = [{"bad": 1, "calls": 3}, {"bad": 0, "calls": 1}, {"other": 7}]
     assert (share.value(episodes), mean.value(episodes), recovered.value(episodes)) == (0.25, 2.0, 0.75)
     silent = [{"bad": 0, "calls": 0}]

@@ -30,7 +30,6 @@ from loop_recipes.evaluation.comparison import (
 from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
-from loop_recipes.run.environment_file import write_description
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
@@ -138,16 +137,13 @@ def best_policy(scored: Sequence[ScoredCell]) -> str | None:
 def write_report(
     folder: Path, config: EvalConfig, protocol: Protocol, scored: Sequence[ScoredCell], comparisons: list[Comparison]
 ) -> list[Path]:
-    """Write results.jsonl, report.json, report.md and environment.json; each appears whole or not at all. Returns the
-    paths of the first three.
-    """
+    """Write results.jsonl, report.json and report.md; each appears whole or not at all. Returns their paths."""
     lines = []
     for item in scored:
         head = {"policy": item.cell.policy.name, "sampling": item.cell.sampling.label}
         lines += [to_json(head | result.to_dict()) for result in item.results]
     shared = asdict(protocol)
-    del shared["environment"]
-    write_description(folder, protocol.environment)
+    del shared["environment"]  # in environment.json
     report = {
         "schema": SCHEMA,
         **shared,

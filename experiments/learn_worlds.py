@@ -30,7 +30,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
 from loop_recipes.evaluation.report import read_report

@@ -12,11 +12,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from agent_environments.breakage import told
-from agent_environments.protocol import create_pool, pool_class
+from agent_environments.protocol import create_pool
 from loop_formats.base_model import BaseModel
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import appworld_tasks, check_run, port_problem
+from loop_recipes.config.preflight import check_run, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.model import DTYPES, meta_model, vocabulary
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
@@ -191,15 +191,15 @@ def _run(report: Report, config: LoopConfig) -> bool:
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
-    name = node.environment.name
-    if name != "appworld":
-        _environment(report, node)
-        return
     try:
-        dataset, tasks = appworld_tasks(config, node)
+        ahead = tasks_ahead(config, node)
     except ConfigError as error:
         report.problems.append(str(error))
         return
+    if ahead is None:
+        _environment(report, node)
+        return
+    dataset, tasks = ahead
     report.row(
         "dataset",
         f"{dataset}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
@@ -212,14 +212,9 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
 
 
 def _environment(report: Report, node: NodeConfig) -> None:
-    """Builds the node's pool, without opening it: a module that is not there, options that it does not take."""
+    """Builds the node's pool, without opening it: options that it does not take."""
     settings = node.environment
     report.row("environment", settings.name)
-    try:
-        pool_class(settings.name)
-    except ValueError as error:
-        report.problems.append(f"rollout_node.config.environment.name: {error}")
-        return
     try:
         create_pool(settings.name, settings.config, lambda text: [])
     except Exception as error:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from appworld_adapter.goal_completion import goal_completion, goal_completion_by_difficulty, scenario_success
+from loop_recipes.evaluation.goal_completion import goal_completion, goal_completion_by_difficulty, group_success
 
 SUCCESSES = {
     "aaa_1": True,
@@ -21,7 +21,7 @@ def test_tgc_counts_tasks_and_sgc_whole_scenarios():
     assert result.tgc == pytest.approx(100 * 6 / 8)
     assert result.sgc == pytest.approx(100 * 1 / 3)
     assert (result.tasks, result.scenarios) == (8, 3)
-    assert scenario_success(SUCCESSES) == {"aaa": True, "bbb": False, "ccc": False}
+    assert group_success(SUCCESSES) == {"aaa": True, "bbb": False, "ccc": False}
 
 
 def test_all_and_none():

@@ -18,11 +18,12 @@ from agent_environments.protocol import EnvironmentFault
 from appworld_adapter.dataset import dataset_name, load_split
 from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, SolutionTurn, load_solution
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.rollouts.scripted import scripted_rollout
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: P
     Raises:
         ValueError, OSError, EnvironmentFault: no such world, split, tokenizer or prompt, or no solution of a task.
     """
-    tokens, template, dataset = ChatTokens(model), Prompt(prompt), dataset_name(world)
+    tokens, template, dataset = open_chat(model), Prompt(prompt), dataset_name(world)
     collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
     rollouts = [
         demonstration(TaskCard.load(world, task), load_solution(world, task), template, tokens, dataset, collection)
@@ -59,7 +60,7 @@ def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: P
 
 
 def demonstration(
-    card: TaskCard, turns: list[SolutionTurn], template: Prompt, tokens: ChatTokens, dataset: str, collection: str
+    card: TaskCard, turns: list[SolutionTurn], template: Prompt, tokens: ChatFormat, dataset: str, collection: str
 ) -> Rollout:
     """A solution as the episode that a policy would be served."""
     shown = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), tokens.spans)

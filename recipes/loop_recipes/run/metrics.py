@@ -50,6 +50,9 @@ METRICS: dict[str, str] = {
     "tokens": "mean tokens per rollout, prompt and observations included",
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
+    "thinking_tokens": "mean tokens of thinking per turn; only of a model that thinks",
+    "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
+    "only of a model that thinks",
     **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
     **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
     **{name: f"{meaning}; only in ColBench" for name, meaning in QUESTION_FIGURES.items()},
@@ -108,7 +111,7 @@ METRICS: dict[str, str] = {
 """Every key that may stand in metrics.jsonl, and what it means. A number that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
+    {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {key for key in METRICS if key.startswith("behavior_")}
@@ -205,16 +208,23 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     first_segments = [rollout for rollout in rollouts if rollout.segment == 0]
     count = len(first_segments)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    thinking = sum(turn.thinking_tokens for turn in turns)
+    thinking_figures = {
+        "thinking_tokens": thinking / len(turns),
+        "cut_in_thinking": sum(turn.cut_in_thinking for turn in turns) / len(turns),
+    }
     return {
         "rollouts": count,
         "sequences": len(rollouts) / count,
         "reward": sum(rollout.reward for rollout in first_segments) / count,
         "success": sum(rollout.success for rollout in first_segments) / count,
         "completed": sum(rollout.end_reason == "completed" for rollout in first_segments) / count,
-        "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "turns": len(turns) / count,
         "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
         "sampled_tokens": sampled / count,
+        **(thinking_figures if thinking else {}),
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
 

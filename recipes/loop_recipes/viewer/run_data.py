@@ -18,13 +18,13 @@ from omegaconf import OmegaConf
 
 from agent_environments.agent_turns import agent_turns
 from appworld_adapter.behavior import api_calls
-from loop_formats.chat_tokens import read_tokenizer
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import read_metrics
+from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
@@ -218,7 +218,8 @@ class RunData:
         for line in read_lines(log.path):
             if line.number > log.lines:
                 break
-            if any(wanted in message["content"].casefold() for message in line.record["messages"]):
+            texts = (f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"])
+            if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found
 

@@ -57,7 +57,8 @@ class Script:
     dataset = "scripted"
 
     def __init__(self, tokens: Rendered):
-        text = " ".join(Prompt("loop").messages(CARD)[0].content.split()[:THOUGHT_WORDS])
+        longest = max((message.content for message in Prompt("loop").messages(CARD)), key=len)
+        text = " ".join(longest.split()[:THOUGHT_WORDS])
         thought = "" if tokens.thinking == "off" else f"<think>\n{text}\n</think>\n\n"
         self.ids = [*tokens._control.encode(thought + CODE), tokens.turn_end]
         self.answer = observation("\n".join([OUTPUT] * OUTPUTS), task_lines(CARD), 3000, tokens.spans)

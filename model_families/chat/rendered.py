@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +13,19 @@ from typing import Any
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
 from model_families.chat.control import UnforgeableTokenizer
 from model_families.chat.format import ChatFormat, ObservationRole, SampledTurn, Thinking
-from model_families.chat.messages import THOUGHT_CLOSES, ChatMessage, Tools, split_thought, spoken_message
+from model_families.chat.messages import (
+    THOUGHT_CLOSES,
+    THOUGHT_OPENS,
+    ChatMessage,
+    Tools,
+    split_thought,
+    spoken_message,
+)
 
 
 @dataclass(frozen=True)
 class Family:
-    """How ``renderers`` knows a family.
+    """A family as ``renderers`` knows it.
 
     ``module`` and ``renderer`` name its class, ``turn_end`` is the word that ends a whole turn, ``pad`` that of the
     padding. ``thinks``: its models can think. ``hermes``: its calls are written as in
@@ -37,6 +46,38 @@ FAMILIES = {
     "qwen3": Family("qwen3", "Qwen3", "<|im_end|>", "<|endoftext|>", "<|im_start|>", thinks=True, hermes=True),
     "llama3": Family("llama_3", "Llama3", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>"),
 }
+
+
+_BEGUN = re.compile(r"assistant(\\n|\n)<think>(\\n|\n)['\"]")
+"""In the template of a model that always thinks: it is the template that begins the thinking."""
+
+
+def stock_template(model_dir: str | Path) -> str | None:
+    """The chat template in a model's folder, if there is one."""
+    folder = Path(model_dir)
+    try:
+        if (file := folder / "chat_template.jinja").is_file():
+            return file.read_text(encoding="utf-8")
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return template if isinstance(template, str) else None
+
+
+def _thinking(family: Family, model_dir: str | Path, asked: Thinking | None) -> tuple[Thinking | None, bool]:
+    """Return how the model in ``model_dir`` thinks, and whether it always does: its prompt begins its thinking then.
+
+    Models of one family may think by choice, always or never, and their templates tell them apart.
+    """
+    template = stock_template(model_dir) if family.thinks else ""
+    if not family.thinks or (template is not None and THOUGHT_CLOSES not in template):
+        if asked is not None:
+            raise ValueError(f"the model in {model_dir} does not think: leave model.thinking null, not {asked}")
+        return None, False
+    always = template is not None and _BEGUN.search(template) is not None
+    if always and asked == "off":
+        raise ValueError(f"the model in {model_dir} always thinks: model.thinking must be kept or stripped")
+    return asked or "kept", always
 
 
 class Rendered(ChatFormat):
@@ -63,13 +104,11 @@ class Rendered(ChatFormat):
     ):
         family = FAMILIES[name]
         self.name = name  # type: ignore[misc]  # of this one
-        if thinking is not None and not family.thinks:
-            raise ValueError(f"chat format {name} does not think: leave model.thinking null, not {thinking}")
-        self.thinking = (thinking or "kept") if family.thinks else None
+        self._family = family
+        self.thinking, always = _thinking(family, model_dir, thinking)
         self.observation_role = observation_role or ("tool" if self.thinking == "kept" else "user")
         if self.thinking == "stripped" and self.observation_role == "tool":
-            raise ValueError("model.thinking stripped needs model.observation_role user: thinking stays behind results")
-        self._family = family
+            raise ValueError("model.thinking stripped needs model.observation_role user: before results it is kept")
         self._file = Path(model_dir) / "tokenizer.json"
         self._control = UnforgeableTokenizer(model_dir)
         super().__init__(self._control.text)
@@ -79,9 +118,10 @@ class Rendered(ChatFormat):
         self._renderer = self._build()
         ends = [self.turn_end, *self._renderer.get_stop_token_ids(), self._id(family.header)]
         self.stop_ids = tuple(dict.fromkeys(ends))
-        if family.thinks:
+        if self.thinking is not None:
             self.thinking_end = self._closes = self._id(THOUGHT_CLOSES)
             self._tool_call = self._id(CALL_OPENS)
+        self._begins = self._control.encode(f"{THOUGHT_OPENS}\n") if always else []
 
     def _id(self, word: str) -> int:
         token = self._control.convert_tokens_to_ids(word)
@@ -107,7 +147,8 @@ class Rendered(ChatFormat):
 
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
         given = [self._given(message, bool(tools)) for message in messages]
-        return list(self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True))
+        rendered = self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True)
+        return [*rendered, *self._begins]
 
     def aside(self, text: str) -> list[int]:
         return list(self._renderer.render_ids([{"role": "system", "content": self._control.shield(text)}]))
@@ -120,12 +161,12 @@ class Rendered(ChatFormat):
         grown = self._renderer.bridge_to_next_turn(list(prompt), list(sampled), given, tools=self._offered(tools))
         if grown is None or grown.token_ids[: len(served)] != served:
             return None
-        return list(grown.token_ids[len(served) :])
+        return [*grown.token_ids[len(served) :], *self._begins]
 
     def _given(self, message: ChatMessage, with_tools: bool) -> dict[str, Any]:
         if message.role == "assistant" and not message.calls:  # written as one text
             reasoning, content = message.reasoning, message.content
-            if self._family.thinks and not reasoning:
+            if self.thinking is not None and not reasoning:
                 reasoning, content, _ = split_thought(content)
             message = spoken_message(content, with_tools, reasoning)
         given: dict[str, Any] = {"role": message.role, "content": self._control.shield(message.content)}
@@ -141,7 +182,7 @@ class Rendered(ChatFormat):
 
     def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
         body = self.without_stop(sampled)
-        if not self._family.thinks:
+        if self.thinking is None:
             return SampledTurn(self._answer(body, with_tools))
         from renderers.reasoning import scan_reasoning
 
@@ -149,7 +190,7 @@ class Rendered(ChatFormat):
             self._control,
             body,
             prompt_ids=list(prompt),
-            stop_ids=set(self.stop_ids),
+            stop_ids=set(self._renderer.get_stop_token_ids()),  # a header is none: the prompt ends in one
             tool_start_id=self._tool_call,
             tool_start_closes_reasoning=True,
         )

@@ -62,6 +62,8 @@ class EndpointSpeaker:
         self._replies.append(reply)
         self._messages.append({"role": "assistant", "content": reply.text})
         reasoning, answer, cut = split_thought(reply.text)
+        if reply.reasoning:  # the service has told it apart
+            reasoning, answer, cut = reply.reasoning, reply.text, not reply.text and reply.finish_reason == "length"
         return SpokenTurn(
             text=answer,
             policy_version=self._request.policy_version,

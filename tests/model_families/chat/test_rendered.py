@@ -1,6 +1,7 @@
 """Chat formats written by the package renderers: like the stock templates, and not to be forged."""
 
 import json
+import shutil
 
 import pytest
 from hypothesis import given, settings
@@ -298,6 +299,35 @@ def test_ordinary_text_has_the_ids_of_the_models_own_tokenizer(folders):
     assert chat.vocab_size == own.get_vocab_size(with_added_tokens=True)
 
 
+def test_a_folders_template_says_whether_its_model_thinks(folders, tmp_path):
+    """The models of one family: thinking by choice, never (Instruct-2507), or always (Thinking-2507)."""
+
+    def opened(template, **settings):
+        shutil.copytree(folders["qwen3"], tmp_path, dirs_exist_ok=True)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        return open_chat(tmp_path, **settings)
+
+    by_choice = "{%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    assert opened(by_choice).thinking == "kept"
+    never = opened("{{- '<|im_start|>assistant\\n' }}")
+    assert (never.thinking, never.observation_role, never.thinking_end) == (None, "user", None)
+    assert never.opening([ASK]) == open_chat(folders["qwen3"]).opening([ASK])
+    prompt, sampled = never.opening([ASK]), spoken(never, "Yes.")
+    assert never.extension(prompt, sampled, [ChatMessage("user", "2")]) is not None
+    with pytest.raises(ValueError, match="does not think"):
+        opened("{{- '<|im_start|>assistant\\n' }}", thinking="off")
+    always = opened("{{- '</think>' }}{{- '<|im_start|>assistant\\n<think>\\n' }}")
+    prompt = always.opening([ASK])
+    assert always.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
+    sampled = spoken(always, "hm\n</think>\n\nYes.")
+    assert (always.read(prompt, sampled, False).reasoning, always.read(prompt, sampled, False).answer) == ("hm", "Yes.")
+    between = always.extension(prompt, sampled, [ChatMessage("tool", "2")])
+    assert always.decode(between).endswith("<|im_start|>assistant\n<think>\n")
+    assert always.read(prompt, sampled[:1], False).cut_in_thinking
+    with pytest.raises(ValueError, match=r"always thinks: model\.thinking must be kept or stripped"):
+        opened("{{- '</think>' }}{{- '<|im_start|>assistant\\n<think>\\n' }}", thinking="off")
+
+
 def test_the_format_is_read_from_the_folder(folders, tmp_path):
     assert {name: chat_of(folder) for name, folder in folders.items()} == {"qwen3": "qwen3", "llama3": "llama3"}
     smol = write_small(tmp_path, "llama", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
@@ -310,7 +340,7 @@ def test_the_format_is_read_from_the_folder(folders, tmp_path):
     [
         ({"name": "gemma"}, "chat format 'gemma' is not known; choose one of chatml, qwen3, llama3"),
         ({"name": "chatml", "thinking": "kept"}, "chat format chatml does not think: leave model.thinking null"),
-        ({"name": "llama3", "thinking": "off"}, "chat format llama3 does not think"),
+        ({"name": "llama3", "thinking": "off"}, "does not think: leave model.thinking null, not off"),
         ({"thinking": "stripped", "observation_role": "tool"}, "needs model.observation_role user"),
         ({"name": "llama3"}, r"tokenizer.json has no token <\|eot_id\|>, which chat format llama3 needs"),
     ],

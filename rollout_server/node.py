@@ -72,7 +72,7 @@ class Node:
         self.remove_address()  # of an earlier node that was killed
         self.tokens = ChatTokens(config.model.path)
         self._model_digest = model_digest(config.model.path)
-        self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
+        self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
         self.policies = PolicyStore(
             self.servers, config.model, config.servers, self.root / "policies", config.policy_root

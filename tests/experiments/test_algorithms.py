@@ -66,7 +66,7 @@ def world(tmp_path):
 def run(algorithms, monkeypatch, tmp_path, world, commands, *words):
     monkeypatch.setattr(steps, "run_step", commands)
     arguments = ["--output", str(tmp_path / "runs"), "--only", "loop_token", "grpo", "shuffled", "--iterations", "2"]
-    root = f"rollout_node.config.environment.config.root={world}"
+    root = f"node.environment.root={world}"
     algorithms.main([*arguments, "--seeds", "0", "1", *words, "--", root])
 
 

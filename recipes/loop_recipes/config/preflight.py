@@ -236,23 +236,21 @@ def check_rollout_node(config: LoopConfig, starts_now: bool = True) -> None:
     elif node.url is not None:
         check_token(node.token_env)
     else:
-        _check_child(config, node.child, starts_now)
+        _check_child(config, config.child, starts_now)
 
 
 def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None:
     served, trained = Path(node.model.path).resolve(), Path(config.checkpointer["checkpoint_dir"]).resolve()
     require(
         served == trained,
-        f"rollout_node.config.model.path is {served}, but checkpointer.checkpoint_dir is {trained}; both must be the "
-        "same base model",
+        f"node.model.path is {served}, but checkpointer.checkpoint_dir is {trained}; both must be the same base model",
     )
     if node.environment.name == "appworld":
         appworld_tasks(config, node)
     problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
     require(
         problem is None,
-        f"rollout_node.config.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any "
-        "free port",
+        f"node.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any free port",
     )
 
 
@@ -262,15 +260,14 @@ def appworld_tasks(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]
     Raises:
         ConfigError: an option that AppWorld does not take, no dataset, no such task, or no engine.
     """
-    settings = node.environment.config
+    settings = node.environment.options
     try:
         dataset = create_pool("appworld", settings, lambda text: []).dataset
         tasks = load_split(settings["root"], config.collection.tasks or config.collection.split)
     except (ValueError, FileNotFoundError, UnknownTask) as error:
-        raise ConfigError(f"rollout_node.config.environment: {error}") from error
+        raise ConfigError(f"node.environment: {error}") from error
     require(
         Path(settings["python"]).exists(),
-        f"rollout_node.config.environment.config.python: {settings['python']} does not exist; run make setup, or set "
-        "APPWORLD_PYTHON",
+        f"node.environment.python: {settings['python']} does not exist; run make setup, or set APPWORLD_PYTHON",
     )
     return dataset, tasks

@@ -20,7 +20,7 @@ from loop_formats.collection_request import Limits
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
+from loop_recipes.config.rollout_node import WithNode, check_token, read_token
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
 _WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
@@ -118,20 +118,17 @@ class StatisticsConfig:
     """How often the scenarios are drawn again."""
 
 
-@dataclass(frozen=True, config=STRICT)
-class EvalConfig:
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class EvalConfig(WithNode):
     """All keys of the recipe `eval_appworld`. ``run``, ``adapter`` and ``endpoint`` are for ``policies`` and others to
     refer to, because the command line cannot reach into a list."""
 
     output_dir: str
     """Folder of the report and of the journal that an interrupted evaluation goes on from."""
     policies: list[PolicyConfig]
-    rollout_node: RolloutNodeConfig
     limits: Limits
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
     """By name, the turns that the episodes of a mixture's environments may take, in place of ``limits.max_turns``."""
-    extends: str | None = None
-    """The config below this one: a name, or the path of a YAML file."""
     run: str | None = None
     """A training run, to refer to."""
     adapter: str | None = None
@@ -158,6 +155,7 @@ class EvalConfig:
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require((self.split is None) != (self.tasks is None), "give exactly one of split and tasks")
         require(self.tasks is None or self.tasks, "tasks must not be empty")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
@@ -169,20 +167,19 @@ class EvalConfig:
         self._check_node()
 
     def _check_node(self) -> None:
-        node = self.rollout_node
-        if node.launch:
-            served, environment = node.child.model, node.child.environment.name
+        if self.rollout_node.launch:
+            served, environment = self.child.model, self.child.environment.name
             require(
                 self.limits.max_context <= served.max_context,
                 f"limits.max_context is {self.limits.max_context}, more than the node's "
-                f"rollout_node.config.model.max_context, {served.max_context}",
+                f"node.model.max_context, {served.max_context}",
             )
             sound = not self.appworld_experiments or environment == "appworld"
             require(sound, f"appworld_experiments: the environment is {environment!r}, not 'appworld'")
         else:
             require(
                 not any(policy.endpoint for policy in self.policies),
-                "policies[].endpoint needs rollout_node.launch: true, whose config.environment the episodes run in",
+                "policies[].endpoint needs rollout_node.launch: true, and node.environment, which the episodes run in",
             )
             require(
                 not self.appworld_experiments,
@@ -197,8 +194,7 @@ class EvalConfig:
     @property
     def environment(self) -> EnvironmentConfig | None:
         """The environment of the node that the config describes, if it describes one."""
-        node = self.rollout_node.config
-        return None if node is None else node.environment
+        return None if self.node is None else self.node.environment
 
     @property
     def node_identity(self) -> list[Any]:
@@ -206,13 +202,13 @@ class EvalConfig:
         no node."""
         if not self.rollout_node.launch:
             return []
-        node = self.rollout_node.child
-        return [node.model.dtype, node.environment.name, _without_where(node.environment.config)]
+        node = self.child
+        return [node.model.dtype, node.environment.name, _without_where(node.environment.options)]
 
     @property
     def metadata_root(self) -> Path | None:
         """Folder to read difficulties from, if any is known."""
-        root = self.dataset_root or (self.environment.config.get("root") if self.environment else None)
+        root = self.dataset_root or (self.environment.options.get("root") if self.environment else None)
         return Path(root) if root else None
 
 
@@ -225,11 +221,11 @@ def _without_where(options: Any) -> Any:
 
 def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
     """The configuration of a launched node; with ``appworld_experiments`` it keeps final states in ``worlds``."""
-    node = config.rollout_node.child
+    node = config.child
     if not config.appworld_experiments:
         return node
     kept = {"keep_experiments": True, "experiments_root": str(worlds)}
-    return replace(node, environment=replace(node.environment, config=node.environment.config | kept))
+    return replace(node, environment=replace(node.environment, options=node.environment.options | kept))
 
 
 @dataclasses.dataclass(frozen=True)

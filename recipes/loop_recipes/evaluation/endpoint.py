@@ -52,7 +52,7 @@ class EndpointEpisodes:
         tokens = ChatTokens(model_dir)
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._pool: EnvironmentPool = create_pool(environment.name, environment.config, tokens.spans)
+        self._pool: EnvironmentPool = create_pool(environment.name, environment.options, tokens.spans)
         self._runner = asyncio.Runner()
         self._closed = False
         try:

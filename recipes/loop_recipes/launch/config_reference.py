@@ -24,7 +24,7 @@ from rollout_server.config import NodeConfig
 PAGES = {
     "Training: `tune run loop_appworld`": LoopConfig,
     "Training on a fixed set: `tune run sft_appworld`": SftConfig,
-    "A rollout node: `rollout-server`, and `rollout_node.config` of the others": NodeConfig,
+    "A rollout node: `rollout-server`, and `node` of the others": NodeConfig,
     "Evaluation: `tune run eval_appworld`": EvalConfig,
     "Warm start: `tune run warm_start_appworld`": WarmStartConfig,
 }

@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from loop_formats.collection_request import Sampling
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.methods.dpo_mcts.tree_search import TreeSearch, check_search
 from loop_recipes.methods.resumable import exit_status
@@ -50,7 +51,7 @@ def search_trees(options: argparse.Namespace) -> Path:
     check_search(options.iterations, options.exploration, options.threshold)  # before the node starts
     with served_policy(options.config, options.overrides) as served:
         collection = served.conf.collection
-        how = HowToSample(1, POLICY_VERSION, collection.sampling, collection.limits, served.conf.seed)
+        how = HowToSample(1, POLICY_VERSION, Sampling(), collection.limits, served.conf.seed)
         search = TreeSearch(
             served.name,
             served.tasks,

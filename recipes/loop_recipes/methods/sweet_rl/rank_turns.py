@@ -17,6 +17,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from loop_formats.collection_request import Sampling
 from loop_formats.run_files import write_whole
 from loop_formats.schema import require
 from loop_recipes.config.arguments import config_parser
@@ -69,7 +70,7 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
     adapter = critic_adapter(options.critic)  # the one that there is now
     with served_policy(options.config, options.overrides) as served:
         collection, seed = served.conf.collection, served.conf.seed
-        how = HowToSample(options.candidates, POLICY_VERSION, collection.sampling, collection.limits, seed)
+        how = HowToSample(options.candidates, POLICY_VERSION, Sampling(), collection.limits, seed)
         requests = candidate_requests(rollouts, options.every, how)
         done = iter(range(1, len(requests) + 1))
         candidates = sample_candidates(

@@ -136,10 +136,8 @@ drills: world ## failure drills of the sbatch scripts on a real Slurm of three n
 unit: world ## only the fast tests
 	.venv/bin/python -m pytest -q -n 3 $(BY_FILE) -m "not integration and not slurm and not drill"
 
-lint: setup ## ruff (which mends what it can), the pages made from the code, types, import directions
+lint: setup ## ruff (which mends what it can), types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
-	.venv/bin/python tests/support/file_map.py
-	.venv/bin/python -m loop_recipes.launch.config_reference > docs/config.md
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 

@@ -67,7 +67,7 @@ class SftAppWorldRecipe:
         - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
           loggers.
         - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
-          ``<output_dir>/policies``; ``eval_appworld/choose_on_dev`` finds the best of them.
+          ``<output_dir>/policies``; ``preset=choose_on_dev`` of ``loop eval`` finds the best of them.
         - **Checkpoints.** One after every iteration; ``resume_from_checkpoint=True`` with the same command line goes on
           exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after the iteration in hand.
           SIGTERM and Ctrl-C do the same to a run of one process; several ranks are killed soon after by torchrun

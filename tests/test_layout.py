@@ -30,7 +30,6 @@ ELSEWHERE = {
     "loop_recipes/methods/sweet_rl/test_rank_turns.py": ["methods/sweet_rl/turn_candidates"],
     "loop_recipes/rollouts/test_several_nodes.py": ["rollouts/node_source"],
     "loop_recipes/methods/turn_credit/test_turn_values.py": ["methods/turn_credit/turn_values_cli"],
-    "loop_recipes/config/test_files.py": ["config/old_names"],
     "loop_recipes/config/test_loop_config.py": [
         "config/command_line",
         "config/components",

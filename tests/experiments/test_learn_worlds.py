@@ -76,7 +76,7 @@ def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path,
     assert [said(run, "seed") for run in training] == ["0", "1", "0"]
     assert ["advantage=loop_recipes.algorithm.advantages.Shuffled" in run for run in training] == [False, False, True]
     for run in training:
-        assert "loop_appworld/babyai_cpu" in run
+        assert "world=babyai" in run
         assert said(run, "model.vocab_size") == "321", "that of the policy that was built"
         assert said(run, "checkpointer.checkpoint_dir") == said(last, "node.model.path")
         assert said(run, "optimizer.lr") == "1e-3"

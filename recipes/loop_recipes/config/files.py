@@ -170,7 +170,6 @@ class _Run:
     algorithm: _File
     own: _File
     label: str | None
-    extends: str | None
 
     def tree(self) -> Tree:
         """All of them merged for the recipe, with interpolations as they are."""
@@ -190,7 +189,7 @@ class _Run:
             layers[-2] = {**own[0], "run": own[0]["output_dir"]}
             del layers[-2]["output_dir"]
         names = {kind: getattr(self, kind).name for kind in KINDS if getattr(self, kind) is not NOTHING}
-        return functools.reduce(_merged, layers, result) | names | ({"extends": self.extends} if self.extends else {})
+        return functools.reduce(_merged, layers, result) | names
 
     def _folder(self, verb: str, world: Tree, machine_only: Tree, preset: tuple[Tree, Tree]) -> Tree:
         """The output folder of a run that is more than its machine: named by all that it is made of."""
@@ -249,8 +248,7 @@ def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
     machine = _machine(chosen["machine"][0], recipe)
     chosen = {**machine.chosen, **chosen}
     others = {kind: _together([_read(path, recipe) for path in chosen.get(kind, ())]) for kind in KINDS[1:]}
-    extends = extends or own.content.get("extends")
-    return _Run(recipe, machine, **others, own=own, label=label, extends=extends)
+    return _Run(recipe, machine, **others, own=own, label=label)
 
 
 def _file_of_run(name: str, stem: str, recipe: str) -> Path:
@@ -259,7 +257,7 @@ def _file_of_run(name: str, stem: str, recipe: str) -> Path:
         return known[stem]
     if not Path(name).is_file():
         names = ", ".join(f"{recipe}/{one}" for one in known)
-        raise ConfigError(f"no config {name!r}; there are: {names}, or give a YAML file")
+        raise ConfigError(f"no config {config_name(name, recipe)!r}; there are: {names}, or give a YAML file")
     return Path(name).resolve()
 
 

@@ -42,7 +42,7 @@ def _become(
     verb: str, recipe: str, description: str | None, arguments: Sequence[str], one_process: bool = False
 ) -> None:
     """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
-    parser = config_parser(verb, description, recipe)
+    parser = config_parser(verb, description)
     if not one_process:
         parser.add_argument("--nproc-per-node", type=int, metavar="N", help="processes of the trainer, one a GPU")
     options = parser.parse_intermixed_args(arguments)

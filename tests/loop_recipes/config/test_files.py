@@ -131,7 +131,7 @@ def test_an_evaluation_is_of_the_run_that_the_same_words_train():
         (
             "loop_appworld",
             ["nosuch"],
-            r"no config 'nosuch'; there are: .*loop_appworld/tiny_cpu, .* YAML file",
+            r"no config 'loop_appworld/nosuch'; there are: .*loop_appworld/tiny_cpu, .* YAML file",
         ),
         (
             "loop_appworld",

@@ -159,10 +159,8 @@ def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
         (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
         (("--gpu-gib", "-3"), "--gpu-gib must be above 0, not -3"),
         (("node=abc",), "node must be a mapping, not str"),
-        (("rollout_node=[1]",), "rollout_node=[1]: a list cannot take the place of a section"),
-        (("model.lora_attn_modules={}",), "model.lora_attn_modules={}: a list cannot take the place of a section"),
         (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
-        (("rollout_node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
+        (("node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
         (("seed=[",), "seed=[: while parsing a flow node"),
     ],
 )
@@ -209,6 +207,8 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("max_iterations=100000000", "GiB free, the run needs"),
         ("node.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
         ("max_iterations=null", "max_iterations must be int, not None"),
+        ("rollout_node=[1]", "rollout_node must be a mapping, not [1]"),
+        ("model.lora_attn_modules={}", "model"),
         ("collection.limits=null", "collection.limits must be a mapping, not None"),
         ("update.micro_batch_tokens=32k", "update.micro_batch_tokens must be int, not '32k'"),
         ("node.environment.root=null", "environment option root must be a path, not None"),
@@ -246,8 +246,9 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     if change == "gone":
         Path(module).unlink()
     report = Report()
-    tools = {"name": "tools", "config": {"module": module}}
-    for section in (tools, {"name": "mixed", "config": {"environments": {"sums": tools}}}):
+    tools = {"name": "tools", "options": {"module": module}}
+    mixed = {"name": "mixed", "options": {"environments": {"sums": {"name": "tools", "module": module}}}}
+    for section in (tools, mixed):
         job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
     assert [problem in line for line in report.problems] == ([True, True] if problem else [])
 

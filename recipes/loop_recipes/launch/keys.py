@@ -1,12 +1,10 @@
-"""Writes ``docs/config.md`` from the schemas: every key with its type, its default and its sentence.
-
-python -m loop_recipes.launch.config_reference > docs/config.md
-"""
+"""Prints the keys of configs from the schemas: every key with its type, its default and its sentence."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
@@ -14,56 +12,63 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from loop_formats.schema import fields_of, sections_in
+from loop_formats.schema import fields_of, nearest, require, sections_in
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
 from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.warm_start.config import WarmStartConfig
-from rollout_server.config import NodeConfig
+from rollout_server.config import EnvironmentConfig
 
-PAGES = {
-    "Training: `tune run loop_appworld`": LoopConfig,
-    "Training on a fixed set: `tune run sft_appworld`": SftConfig,
-    "A rollout node: `rollout-server`, and `node` of the others": NodeConfig,
-    "Evaluation: `tune run eval_appworld`": EvalConfig,
-    "Warm start: `tune run warm_start_appworld`": WarmStartConfig,
+RECIPES = {
+    "loop train": LoopConfig,
+    "loop sft": SftConfig,
+    "loop eval": EvalConfig,
+    "tune run warm_start_appworld": WarmStartConfig,
 }
+NODE = "node"
+"""Its keys are those of ``loop node --file`` as well; they are listed once."""
 _REFUSED: dict[type, tuple[tuple[str, ...], str]] = {SftConfig: (REFUSED, WHY_REFUSED)}
-"""Keys that a page's section shares with others and that must be left out there, and why."""
+"""Keys that a recipe's section shares with others and that must be left out there, and why."""
 _TOLD_ELSEWHERE = "policies[].endpoint"
 """Its keys are those of ``endpoint``."""
-_HEAD = """\
-# Keys of the configs
-
-Made from the schemas by `python -m loop_recipes.launch.config_reference`; change the sentences there.
-
-A key without a default must be given. On the command line, `key.below=value` replaces a value and `~key` leaves it out.
-A *component* is a mapping whose `_component_` names what to build; its other keys are the arguments. `extends: NAME`
-puts a file over another config.
-"""
 
 
-def reference() -> str:
-    """The page."""
-    return "\n".join([_HEAD, *(_table(title, section) for title, section in PAGES.items())])
+def key_lines(prefix: str = "") -> list[str]:
+    """The keys that begin with ``prefix``: for each recipe those that no recipe before it has too.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    lines: list[str] = []
+    known: set[tuple[str, ...]] = set()
+    for title, section in RECIPES.items():
+        refused, why = _REFUSED.get(section, ((), ""))
+        found = [row for row in rows(section) if row[0].startswith(prefix)]
+        new = [row for row in found if row not in known]
+        known |= {*found}
+        lines += [f"# {title}", ""] if new else []
+        for key, kind, default, text in new:
+            lines += [f"{key}: {kind}{f' = {default}' if default else ''}", *wrap(text, 100, indent="    ")]
+        for key in refused if found else ():
+            lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
+        lines += [""] if new else []
+    known_keys = sorted({row[0] for row in known} if known else {row[0] for s in RECIPES.values() for row in rows(s)})
+    require(lines, f"no key begins with {prefix!r}; {nearest(prefix, known_keys)}")
+    return lines[:-1]
 
 
-def _table(title: str, section: type) -> str:
-    refused, why = _REFUSED.get(section, ((), ""))
-    lines = [
-        f"| `{key}` | {kind} | {default} | {f'Must be left out: {why}.' if key in refused else text} |"
-        for key, kind, default, text in rows(section)
-    ]
-    return "\n".join([f"## {title}", "", "| key | type | default | |", "|---|---|---|---|", *lines, ""])
+def wrap(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
 def rows(section: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, sentence) of each key of ``section``, those of the sections within it after it."""
     for name, field in fields_of(section).items():
-        key = path + name
+        key = path + ("<option>" if section is EnvironmentConfig and name == "options" else name)
         inside = sections_in(field.annotation)
         text = _one_line(_sentence(section, name) or (inspect.getdoc(inside[0]) or "" if inside else ""))
         yield key, _kind(field.annotation, field.metadata), _default(field, bool(inside)), text
-        if inside and inside[0] is not NodeConfig and key != _TOLD_ELSEWHERE:
+        if inside and key != _TOLD_ELSEWHERE:
             below = {list: "[]", dict: ".<name>"}.get(get_origin(field.annotation), "")
             yield from rows(inside[0], f"{key}{below}.")
 
@@ -118,8 +123,4 @@ def _default(field: FieldInfo, is_section: bool) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.replace("``", "`").split()).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    print(reference(), end="")
+    return " ".join(text.replace("``", "`").split())

@@ -138,7 +138,6 @@ unit: world ## only the fast tests
 
 lint: setup ## ruff (which mends what it can), the pages made from the code, types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
-	.venv/bin/python tests/support/file_map.py
 	.venv/bin/python -m loop_recipes.launch.config_reference > docs/config.md
 	.venv/bin/mypy
 	.venv/bin/lint-imports

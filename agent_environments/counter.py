@@ -1,7 +1,7 @@
 """A complete environment in one small file: bring a counter to a number.
 
 It needs nothing but the standard library, starts in microseconds and is deterministic, so the rollout node's fast tests
-run on it, and `docs/bring_your_own_environment.md` explains environments with it.
+run on it, and `docs/your_own_task.md` explains environments with it.
 
 The agent writes calls in a fenced python block: ``add(n)`` with 1 <= n <= 9, ``show()`` and ``finish()``. The calls are
 read with :mod:`ast`, never executed.

@@ -5,7 +5,7 @@
     python experiments/turn_credit.py --output runs/turn_credit --tasks 8 --episodes 8 --epochs 1 --seeds 1
 
 Reference solutions of the synthetic world, some with a deliberate flaw, are executed in the real environment. On those
-of train the critics of docs/turn_credit.md learn from pairs, a good episode and a flawed one, which name no turn.
+of train the critics of docs/algorithms.md learn from pairs, a good episode and a flawed one, which name no turn.
 ``found`` is the share of held-out flawed episodes, of other tasks, in which a critic gives its lowest advantage to the
 turn that the flaw is in; where the flaw is that a look-up was left out, to the turn that lacks its result.
 

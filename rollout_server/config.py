@@ -91,12 +91,11 @@ class EnvironmentConfig:
     """The environment that the episodes run in."""
 
     name: str
-    """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), a world or a service of
-    docs/environments.md, ``harness`` (an agent of yours: docs/train_your_agent.md), or ``package.module:Class`` of
-    your own (docs/bring_your_own_environment.md)."""
+    """A name of docs/environments.md, or of your own ``tools`` (functions), ``harness`` (an agent) or
+    ``package.module:Class``: docs/your_own_task.md."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Options of the environment's pool; those of ``appworld`` are in docs/environment.md, of ``tools`` in
-    docs/tools.md."""
+    """Options of the environment's pool; those of ``appworld`` are in docs/appworld.md, of ``tools`` in
+    docs/your_own_task.md."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -59,7 +59,7 @@ class DatasetPool:
         max_worlds: places; who asks while all are taken waits.
         execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
         paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
-            signed with the engine's published constant. Costs: docs/sandbox.md.
+            signed with the engine's published constant. Costs: docs/appworld.md.
         keep_experiments: leave the worlds' states and logs in ``experiments_root``.
         experiments_root: folder for states and sockets; None: a tmpfs where there is one.
     """

@@ -134,7 +134,7 @@ def _check_components(config: LearnerConfig) -> None:
     require(
         not lacking,
         f"loss: {config.loss['_component_']} has no {', '.join(lacking)}; derive it from "
-        'loop_recipes.algorithm.losses.PolicyLoss (docs/development.md, "How to add")',
+        'loop_recipes.algorithm.losses.PolicyLoss (docs/architecture.md, "How to add")',
     )
     require(
         callable(built["advantage"]),

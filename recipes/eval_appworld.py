@@ -224,7 +224,7 @@ class EvalAppWorldRecipe:
             tasks=self._tasks,
             difficulties=self._difficulties(),
             model=self._model,
-            limits=vars(conf.limits),
+            limits=conf.limits.given(),
             environment_turns=conf.environment_turns,
             seed=conf.seed,
             level=conf.statistics.level,

@@ -41,6 +41,15 @@ class ModelConfig:
     """The longest sequence vLLM serves, in tokens, prompt and sampled ones together."""
     lora_rank: Annotated[int, Field(ge=1, le=HIGHEST_RANK)] = 16
     """The highest rank of an adapter that can be published."""
+    chat_format: str | None = None
+    """How messages become tokens: ``chatml``, ``qwen3`` or ``llama3`` (docs/chat_formats.md); null takes that of the
+    model's folder."""
+    thinking: Literal["kept", "stripped", "off"] | None = None
+    """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
+    (one sequence a turn), or ``off``; null is ``kept``."""
+    observation_role: Literal["user", "tool"] | None = None
+    """The role in which the model reads the environment's answers; null is ``tool`` where thinking is kept, else
+    ``user``."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -20,11 +20,11 @@ from agent_environments.program_protocol import Offer, ProgramPool
 from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.base_model import model_digest
 from loop_formats.branch import Branch, BranchStart
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
 from loop_formats.schema import made_folder
+from model_families.chat import open_chat
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -71,7 +71,8 @@ class Node:
             made_folder("root", self.root / name)
         self._lock = lock_folder(self.root, "node.lock", "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
-        self.tokens = ChatTokens(config.model.path)
+        model = config.model
+        self.tokens = open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
         self.description = description_of(config.environment.name, config.environment.config)
@@ -305,7 +306,7 @@ class Node:
         """Of the environment's kind: the node's own loop, or a program's."""
         if isinstance(self.pool, ProgramPool):
             return HarnessEpisode(key, draw, request, model, self._services, self.sessions)
-        speaker = PolicySpeaker(request, model, self._services, None if start is None else start.token_ids)
+        speaker = PolicySpeaker(request, model, self._services, start)
         return Episode(key, draw, request, self.pool, speaker, self.metrics.phase, start)
 
     async def take_episode(self, task_id: str | None, wait_s: float) -> Offer | None:

@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[1]
 ROOTS = {
     "loop_recipes": ROOT / "recipes" / "loop_recipes",
     "loop_formats": ROOT / "loop_formats",
+    "model_families": ROOT / "model_families",
     "rollout_server": ROOT / "rollout_server",
     "agent_environments": ROOT / "agent_environments",
     "appworld_adapter": ROOT / "appworld_adapter",
@@ -104,6 +105,8 @@ ELSEWHERE = {
     ],
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],
+    "model_families/chat/test_chatml.py": ["model_families/chat/tokenizer"],
+    "model_families/chat/test_rendered.py": ["model_families/chat/control", "model_families/chat/format"],
     "integration/test_adapter_pool.py": ["appworld_adapter/pool/base"],
     "integration/test_cpu_lora.py": ["rollout_server/inference/cpu_lora"],
     "appworld_adapter/pool/test_forked.py": ["appworld_adapter/pool/bubblewrap"],

@@ -85,7 +85,7 @@ def evaluation_request(
         identity: what else the result depends on, JSON-able: the adapter's digest, the base model, the environment.
         environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
-    protocol: list[Any] = [list(tasks), version, asdict(sampling), asdict(limits), seed, identity]
+    protocol: list[Any] = [list(tasks), version, asdict(sampling), limits.given(), seed, identity]
     if environment_turns:  # without them the ids are those of evaluations that knew no such turns
         protocol.append(dict(environment_turns))
     content = json.dumps(protocol, sort_keys=True)

@@ -211,7 +211,10 @@ class EvalConfig:
         if not self.rollout_node.launch:
             return []
         node = self.rollout_node.child
-        return [node.model.dtype, node.environment.name, _without_where(node.environment.config)]
+        model = node.model
+        chat = [model.chat_format, model.thinking, model.observation_role]
+        # What is not given leaves the ids of evaluations as they were when it could not be given.
+        return [model.dtype, node.environment.name, _without_where(node.environment.config), *([chat] * any(chat))]
 
     @property
     def metadata_root(self) -> Path | None:

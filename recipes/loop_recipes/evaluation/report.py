@@ -77,11 +77,16 @@ class Protocol:
             "split": f"{self.split} ({len(self.tasks)} tasks)",
             "base model": self.model,
             "limits": f"{limits['max_turns']} turns{_own_turns(self.environment_turns)}, "
-            f"{limits['max_tokens_per_turn']} tokens a turn, "
+            f"{limits['max_tokens_per_turn']} tokens a turn{_thinking(limits)}, "
             f"{limits['max_context']} tokens of context, {limits['episode_deadline_s']:g} s an episode",
             "seed": str(self.seed),
             "packages": ", ".join(f"{name} {number}" for name, number in self.packages.items()),
         }
+
+
+def _thinking(limits: Mapping[str, Any]) -> str:
+    most = limits.get("max_thinking_tokens")
+    return "" if most is None else f" after at most {most} of thinking"
 
 
 def _own_turns(environment_turns: Mapping[str, int]) -> str:

@@ -20,7 +20,8 @@ from loop_recipes.config.preflight import check_run, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.model import DTYPES, meta_model, vocabulary
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
-from rollout_server.config import NodeConfig, ServersConfig
+from model_families.chat import open_chat
+from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         if sound:
             report.problems.append(f"model: {error}")
         return report
+    _chat(report, node.model)
     if sound:
         _sizes(report, config, shape)
     lora_rank = config.model.get("lora_rank", 16)
@@ -220,6 +222,15 @@ def _environment(report: Report, node: NodeConfig) -> None:
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else told(error)
         report.problems.append(f"rollout_node.config.environment: {said}")
+
+
+def _chat(report: Report, model: ModelConfig) -> None:
+    if not (Path(model.path) / "tokenizer.json").is_file():
+        return  # the weights of a job are often checked before they are all there
+    try:
+        open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
+    except ValueError as error:
+        report.problems.append(f"model: {error}")
 
 
 def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:

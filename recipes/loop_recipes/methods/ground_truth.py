@@ -14,10 +14,10 @@ from pathlib import Path
 
 from agent_environments.protocol import DEFAULT_ENVIRONMENT, EnvironmentFault
 from agent_environments.unopened import solutions_of
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.rollouts.scripted import scripted_rollout
+from model_families.chat import open_chat
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def write_ground_truth(environment: str, world: Path, split: str, model: Path, p
     Raises:
         ValueError, OSError, EnvironmentFault: no such world, split, tokenizer or prompt, or no solution of a task.
     """
-    tokens = ChatTokens(model)
+    tokens = open_chat(model)
     dataset, solutions = solutions_of(environment, world, split, prompt, tokens.spans)
     collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
     rollouts = [

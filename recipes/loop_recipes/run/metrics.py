@@ -48,6 +48,9 @@ METRICS: dict[str, str] = {
     "tokens": "mean tokens per rollout, prompt and observations included",
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
+    "thinking_tokens": "mean tokens of thinking per turn; only of a model that thinks",
+    "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
+    "only of a model that thinks",
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
@@ -104,7 +107,7 @@ METRICS: dict[str, str] = {
 that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
+    {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
     | {"environments", "broken_figures"}
@@ -204,16 +207,23 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     first_segments = [rollout for rollout in rollouts if rollout.segment == 0]
     count = len(first_segments)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    thinking = sum(turn.thinking_tokens for turn in turns)
+    thinking_figures = {
+        "thinking_tokens": thinking / len(turns),
+        "cut_in_thinking": sum(turn.cut_in_thinking for turn in turns) / len(turns),
+    }
     return {
         "rollouts": count,
         "sequences": len(rollouts) / count,
         "reward": sum(rollout.reward for rollout in first_segments) / count,
         "success": sum(rollout.success for rollout in first_segments) / count,
         "completed": sum(rollout.end_reason == "completed" for rollout in first_segments) / count,
-        "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "turns": len(turns) / count,
         "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
         "sampled_tokens": sampled / count,
+        **(thinking_figures if thinking else {}),
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
 

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
-from loop_formats.chat_tokens import read_tokenizer
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
@@ -26,6 +25,7 @@ from loop_recipes.methods.turn_credit.turn_values import read_turn_values, value
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.environment_file import read_description
 from loop_recipes.run.metrics import read_metrics
+from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
@@ -220,7 +220,8 @@ class RunData:
         for line in read_lines(log.path):
             if line.number > log.lines:
                 break
-            if any(wanted in message["content"].casefold() for message in line.record["messages"]):
+            texts = (f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"])
+            if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from agent_environments.protocol import Message
-from loop_formats.chat_tokens import ChatTokens
+from model_families.chat.chatml import ChatML
+from model_families.chat.messages import ChatMessage
 from support.random_policy import write_tokenizer
 
 CONVERSATION = [
@@ -26,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokens(folder):
-    return ChatTokens(folder)
+    return ChatML(folder)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,8 @@ def test_prompt_equals_the_chat_template(tokens, reference):
 def test_continuation_equals_the_chat_template(tokens, reference, closed):
     action = "print(apis.counter.add(3))"
     prefix = tokens.prompt(CONVERSATION) + tokens.encode_text(action) + ([tokens.im_end] if closed else [])
-    grown = prefix + tokens.continuation("the counter: 3\n", closed)
+    sampled = prefix[len(tokens.prompt(CONVERSATION)) :]
+    grown = prefix + tokens.extension(tokens.prompt(CONVERSATION), sampled, [ChatMessage("user", "the counter: 3\n")])
     whole = [*CONVERSATION, Message("assistant", action), Message("user", "the counter: 3\n")]
     assert grown == template_ids(reference, whole, True)
 
@@ -66,7 +68,7 @@ def test_hostile_text_cannot_forge_turns(tokens, text):
     assert tokens.decode(tokens.encode_text(text)) == text
     prompt = tokens.prompt([Message("user", text)])
     assert [token for token in prompt if token in special] == [tokens.im_start, tokens.im_end, tokens.im_start]
-    grown = tokens.continuation(text, closed=True)
+    grown = tokens.extension(prompt, [tokens.im_end], [ChatMessage("user", text)])
     assert [token for token in grown if token in special] == [tokens.im_start, tokens.im_end, tokens.im_start]
 
 
@@ -80,27 +82,27 @@ def test_spans_cover_the_text(tokens):
 
 def test_missing_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        ChatTokens(tmp_path)
+        ChatML(tmp_path)
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json is damaged: EOF .*; copy it anew"):
-        ChatTokens(tmp_path)
+        ChatML(tmp_path)
 
 
 def test_tokenizer_without_chatml_is_refused(folder, tmp_path):
     text = (folder / "tokenizer.json").read_text().replace("<|im_end|>", "<|other|>")
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match=r"has no token <\|im_end\|>"):
-        ChatTokens(tmp_path)
+        ChatML(tmp_path)
 
 
 def test_tokenizer_whose_marks_text_can_spell_is_refused(folder, tmp_path):
     text = (folder / "tokenizer.json").read_text().replace('"special": true', '"special": false')
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match="text could forge turns"):
-        ChatTokens(tmp_path)
+        ChatML(tmp_path)
 
 
 PIECES = st.sampled_from(

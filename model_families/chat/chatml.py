@@ -51,7 +51,7 @@ class ChatML(ChatFormat):
         ids = {text: token for text, token in known.items() if token is not None}
         missing = sorted(known.keys() - ids.keys())
         if missing:
-            raise ValueError(f"{file} has no token {', '.join(missing)}: the policy must use the ChatML format")
+            raise ValueError(f"{file} has no token {', '.join(missing)}, which chat format {self.name} needs")
         self.im_start, self.im_end, self.pad_id = ids[IM_START], ids[IM_END], ids[END_OF_TEXT]
         self.turn_end = self.im_end
         self.stop_ids = (self.im_end, self.pad_id, self.im_start)

@@ -51,7 +51,7 @@ class ChatFormat(TextTokens, ABC):
         pad_id: id of the padding.
         thinking: how thinking is treated; None for a model that does not think.
         observation_role: the role in which an environment's answers are written.
-        thinking_end: the id that ends thinking; None if there is none to wait for.
+        thinking_ends: ids that end thinking: its own mark, or a tool call; none where there is nothing to wait for.
     """
 
     name: ClassVar[str]
@@ -60,7 +60,7 @@ class ChatFormat(TextTokens, ABC):
     pad_id: int
     thinking: Thinking | None = None
     observation_role: ObservationRole = "user"
-    thinking_end: int | None = None
+    thinking_ends: tuple[int, ...] = ()
 
     @abstractmethod
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:

@@ -119,8 +119,8 @@ class Rendered(ChatFormat):
         ends = [self.turn_end, *self._renderer.get_stop_token_ids(), self._id(family.header)]
         self.stop_ids = tuple(dict.fromkeys(ends))
         if self.thinking is not None:
-            self.thinking_end = self._closes = self._id(THOUGHT_CLOSES)
-            self._tool_call = self._id(CALL_OPENS)
+            self._closes, self._tool_call = self._id(THOUGHT_CLOSES), self._id(CALL_OPENS)
+            self.thinking_ends = (self._closes, self._tool_call)
         self._begins = self._control.encode(f"{THOUGHT_OPENS}\n") if always else []
 
     def _id(self, word: str) -> int:

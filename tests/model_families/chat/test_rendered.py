@@ -310,7 +310,7 @@ def test_a_folders_template_says_whether_its_model_thinks(folders, tmp_path):
     by_choice = "{%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
     assert opened(by_choice).thinking == "kept"
     never = opened("{{- '<|im_start|>assistant\\n' }}")
-    assert (never.thinking, never.observation_role, never.thinking_end) == (None, "user", None)
+    assert (never.thinking, never.observation_role, never.thinking_ends) == (None, "user", ())
     assert never.opening([ASK]) == open_chat(folders["qwen3"]).opening([ASK])
     prompt, sampled = never.opening([ASK]), spoken(never, "Yes.")
     assert never.extension(prompt, sampled, [ChatMessage("user", "2")]) is not None

@@ -189,7 +189,11 @@ class PoolStatus:
 
 @runtime_checkable
 class EnvironmentPool(Protocol):
-    """The environments of one node. ``dataset`` is the name printed beside every score."""
+    """The environments of one node. ``dataset`` is the name printed beside every score.
+
+    A class may also say how its tasks are grouped and what its scores are called
+    (:mod:`agent_environments.description`).
+    """
 
     dataset: str
 
@@ -227,6 +231,19 @@ class PoolByTask(Protocol):
         ...
 
 
+@runtime_checkable
+class PoolWithPreflight(Protocol):
+    """The further interface of a pool that knows its tasks before it is opened."""
+
+    def preflight(self, split: str | Sequence[str]) -> list[str]:
+        """The tasks of a split, or the given ones, if this machine has what the pool needs.
+
+        Raises:
+            ValueError, FileNotFoundError: something is missing; names it and the cure. UnknownTask: no such task.
+        """
+        ...
+
+
 async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
     """An environment for an episode of this task. Once it is there the episode waits for nobody, so a deadline that
     begins then is all the episode's own.
@@ -254,20 +271,43 @@ ENVIRONMENTS: dict[str, str] = {
 """Short names of the environments that come with the project: name -> "module:class"."""
 
 
+DEFAULT_ENVIRONMENT = "appworld"
+"""The environment that a command means where it names none."""
+
+
 def is_harness(name: str) -> bool:
     """Whether this is the name of a harness. Only a node plays one: others would play its world without its program."""
     return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
 
 
-def create_pool(name: str, config: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:
-    """Build (not yet open) the pool named in a config: ``class(token_spans=..., **config)``.
+def flat_section(section: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment's section of a config: ``name``, and its options beside it, in the environments within it too.
+
+    In configs of the last release the options stand under ``config``, which is read until the next one.
+    """
+    options = section.get("config")
+    if not isinstance(options, Mapping | None):
+        raise ValueError(f"environment {section.get('name')!r}: config must be a mapping of its options")
+    beside = {key: value for key, value in section.items() if key != "config"}
+    flat = beside | {key: value for key, value in (options or {}).items() if key not in beside}
+    if isinstance(world := flat.get("world"), Mapping):
+        flat["world"] = flat_section(world)
+    if isinstance(inner := flat.get("environments"), Mapping):
+        flat["environments"] = {
+            name: flat_section(part) if isinstance(part, Mapping) else part for name, part in inner.items()
+        }
+    return flat
+
+
+def create_pool(name: str, options: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:
+    """Build (not yet open) the pool named in a config: ``class(token_spans=..., **options)``.
 
     Raises:
         ValueError: unknown name, or options that the pool's class does not take.
     """
     build = pool_class(name)
     try:
-        return build(token_spans=token_spans, **config)
+        return build(token_spans=token_spans, **options)
     except TypeError as error:
         raise ValueError(f"environment {name!r} was given options it does not take: {error}") from error
 

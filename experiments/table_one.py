@@ -1,8 +1,8 @@
 """All rows of the LOOP paper's Table 1 on the tiny policy, with the same number of sampled rollouts each.
 
     python experiments/table_one.py --output runs/table_one        # every row, three seeds: hours
-    python experiments/table_one.py --table-only --records experiments/results/tiny_policy --seeds 0 1 2 3 4 \\
-        --budget 300 --docs docs/table_one.md -- collection.tasks_per_iteration=5      # the tables in the document
+    python experiments/table_one.py --table-only --records experiments/results/tiny_policy.jsonl --seeds 0 1 2 3 4 \\
+        --budget 300 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5      # the tables there
     python experiments/table_one.py --rows base rft loop_token --seeds 0 --budget 600
     python experiments/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
         --held-out-tasks 3 --runs 1                               # does every row run?
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def config(self) -> DictConfig:
-        return compose("loop_appworld/tiny_cpu", self.overrides)
+        return compose("tiny_cpu", self.overrides)
 
     @property
     def iterations(self) -> int:
@@ -113,13 +113,12 @@ class Attempt:
         self._run("sampling", module(command, *words, *options))
         return out
 
-    def learn(self, config: str, logs: Path) -> Path:
-        """Train on a fixed set; returns the last policy."""
+    def learn(self, logs: Path, *chosen: str) -> Path:
+        """Train on a fixed set by RFT, or by an algorithm that is chosen; returns the last policy."""
         epochs = [] if self.plan.epochs is None else [f"max_iterations={self.plan.epochs}"]
         words = [f"output_dir={self.folder / RUN}", f"seed={self.seed}", f"rollouts.logs=[{logs}]", *epochs]
-        command = tune(
-            "run", "sft_appworld", "--config", f"sft_appworld/{config}", *words, "resume_from_checkpoint=True"
-        )
+        words = [*chosen, *words, "resume_from_checkpoint=True"]
+        command = tune("run", "sft_appworld", "--config", "sft_appworld/tiny_cpu", *words)
         self._run("training", command, self.folder / RUN)
         return newest_policy(self.folder / RUN)
 
@@ -135,7 +134,7 @@ class Attempt:
 
     def solutions(self) -> Path:
         """Ground-truth solutions of the training tasks as rollouts."""
-        environment, out = self.plan.config.rollout_node.config.environment.config, self.folder / "solutions"
+        environment, out = self.plan.config.node.environment, self.folder / "solutions"
         command = module("loop_recipes.methods.ground_truth", str(environment.root), "--out", str(out))
         command += ["--model", str(self.plan.config.checkpointer.checkpoint_dir), "--prompt", str(environment.prompt)]
         self._run("writing solutions", [*command, "--split", str(self.plan.config.collection.split)])
@@ -151,19 +150,19 @@ def _base(attempt: Attempt) -> None:
 
 
 def _sft_gt(attempt: Attempt) -> Path:
-    return attempt.learn("sft_gt", attempt.solutions())
+    return attempt.learn(attempt.solutions(), "algorithm=sft_gt")
 
 
 def _rft(attempt: Attempt) -> Path:
     budget = str(attempt.plan.budget)
     options = ["--rollouts", budget, "--attempts", budget, "--temperatures", *TEMPERATURES]
-    return attempt.learn("tiny_cpu", attempt.sample("loop_recipes.methods.rft.collect_solved", *options) / SOLVED)
+    return attempt.learn(attempt.sample("loop_recipes.methods.rft.collect_solved", *options) / SOLVED)
 
 
 def _dpo_mcts(attempt: Attempt) -> Path:
     options = ["--iterations", str(attempt.plan.tree_iterations)]
     searched = attempt.sample("loop_recipes.methods.dpo_mcts.search_trees", *options)
-    return attempt.learn("dpo_mcts", searched / TURN_PAIRS)
+    return attempt.learn(searched / TURN_PAIRS, "algorithm=dpo_mcts")
 
 
 def _online(name: str, attempt: Attempt) -> Path:
@@ -250,7 +249,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=2, help="rollouts of a held-out task for each seed (2)")
     parser.add_argument("--train-tasks", type=int, help="the first of the training split only")
     parser.add_argument("--held-out-tasks", type=int, help="the first of test_normal only")
-    parser.add_argument("--records", type=Path, help="folder of what is kept of each row and seed (OUTPUT/records)")
+    parser.add_argument("--records", type=Path, help="file of what is kept of each row and seed (OUTPUT/records.jsonl)")
     parser.add_argument("--table-only", action="store_true", help="of the records that are there; run nothing")
     parser.add_argument("--step-deadline-s", type=float, default=7200.0, help="longest time of one command (7200)")
     parser.add_argument("--docs", type=Path, help="put the tables between the markers in this file")
@@ -263,8 +262,8 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
     Raises:
         ConfigError: the config, or a budget that is too small.
     """
-    config = compose("loop_appworld/tiny_cpu", overrides)
-    world = config.rollout_node.config.environment.config.root
+    config = compose("tiny_cpu", overrides)
+    world = config.node.environment.root
     chosen = config.collection.get("tasks") or config.collection.split
     train = load_split(world, chosen if isinstance(chosen, str) else list(chosen))[: args.train_tasks]
     own = [f"collection.tasks={listed(train)}"] if args.train_tasks else []
@@ -303,7 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     args.output = args.output.resolve()
-    args.records = args.records or args.output / "records"
+    args.records = args.records or args.output / "records.jsonl"
     try:
         failures = [] if args.table_only else make_all(args, overrides)
         records = read_records(args.records, args.rows, args.seeds, args.budget)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.schema import STRICT, from_mapping, require
 

@@ -149,11 +149,6 @@ class Rollout:
         return sum(turn.end - turn.start for turn in self.turns)
 
     @property
-    def solved(self) -> bool:
-        """As evaluation counts: every requirement is met, and the agent ended the episode itself."""
-        return self.success and self.end_reason == "completed"
-
-    @property
     def text_only(self) -> bool:
         """There are no token ids: it was spoken by an endpoint that takes and gives text."""
         return not self.token_ids
@@ -260,14 +255,13 @@ def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
     return [sorted(segments, key=lambda rollout: rollout.segment) for segments in episodes.values()]
 
 
-def episode_turns(sequences: Iterable[Rollout]) -> list[AgentTurn]:
-    """The turns of an episode, as text, with what answered each: those of all its sequences.
+def sequence_texts(sequences: Iterable[Rollout]) -> list[tuple[list[dict[str, str]], list[AgentTurn]]]:
+    """The messages of each sequence of an episode, with its turns and what answered them.
 
     Raises:
         ValueError: the messages lack a turn.
     """
     return [
-        turn
+        (rollout.messages, agent_turns(rollout.messages, [turn.message for turn in rollout.turns]))
         for rollout in sequences
-        for turn in agent_turns(rollout.messages, [turn.message for turn in rollout.turns])
     ]

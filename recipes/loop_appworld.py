@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,18 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_formats.collection_request import CollectionRequest
+from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.folder_lock import lock_run
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
-from loop_formats.run_files import WriteFailed
+from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run
-from loop_recipes.engine.batching import check_token_ids, episodes, training_samples
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
@@ -48,6 +46,7 @@ from loop_recipes.engine.process_group import (
     on_main_rank,
     single_process,
 )
+from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
 from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
 from loop_recipes.methods.turn_credit.spread import spreader
@@ -58,8 +57,10 @@ from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, check_versions, in_groups
+from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.run.stop_request import StopRequest, StopRequested
+from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
 
@@ -72,8 +73,8 @@ class LoopAppWorldRecipe:
           as a child of rank 0 and stops it with the run; ``rollout_node.url`` uses one on another machine;
           ``rollout_node.replay`` trains on stored logs.
         - **Algorithm as components.** ``advantage``, ``loss``, ``critic``, ``log_probs``, ``optimizer`` and
-          ``lr_scheduler`` are ``_component_``s of the YAML; ``extends`` puts one config over another. Old log-probs are
-          recomputed by the learner under the version that sampled.
+          ``lr_scheduler`` are ``_component_``s of the YAML; old log-probs are recomputed by the
+          learner under the version that sampled.
         - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
           in PEFT's format under ``<output_dir>/policies``.
         - **FSDP2.** From two ranks on, in half precision also on one, with a mixed-precision policy; gloo and NCCL.
@@ -138,7 +139,9 @@ class LoopAppWorldRecipe:
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
         self._source = SharedSource(
-            lambda: open_source(conf.rollout_node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__)
+            lambda: open_source(
+                conf.rollout_node, conf.node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__
+            )
         )
         self._cleanup.callback(self._source.close)
         statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
@@ -174,9 +177,10 @@ class LoopAppWorldRecipe:
         utils.log_rank_zero(log, "waiting for the rollout node to be ready")
         served = self._source.wait_ready()
         self._source.check_vocabulary(vocabulary(self._learner.model))
+        self._environment = self._source.description()
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
-        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
+        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment)
         if self._turn_critic is not None:
             self._turn_critic.check_room(conf.collection.tasks or tasks, conf.longest_rollout)
         if checkpoint is not None:
@@ -200,7 +204,9 @@ class LoopAppWorldRecipe:
         restore_generators(checkpoint.rng, self._rank)
 
     def _open_metrics(self) -> None:
-        self._metrics = self._learner.open_metrics(self._iterations_done)
+        with writing(self._output_dir / ENVIRONMENT_FILE):
+            write_description(self._output_dir, self._environment)
+        self._metrics = self._learner.open_metrics(self._iterations_done, self._environment.figures)
         self._cleanup.callback(self._metrics.close)
 
     def train(self) -> None:
@@ -263,9 +269,9 @@ class LoopAppWorldRecipe:
         if conf.turn_credit is None or conf.turn_credit.by != "branches":
             return {}
         limits = replace(conf.collection.limits, max_turns=self._plan.horizon(iteration))
-        sampling, count = conf.collection.sampling, conf.turn_credit.continuations
+        count = conf.turn_credit.continuations
         versions = {version for rollout in rollouts for version in rollout.policy_versions}
-        how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
+        how = {v: HowToSample(count, v, Sampling(), limits, conf.seed + iteration) for v in versions}
         unfinished = conf.update.unfinished_return
         deadline_s = conf.collection.deadline_s
         return credits_in_parts(
@@ -305,7 +311,9 @@ class LoopAppWorldRecipe:
             self._canary = canary(self._learner.update.logprobs, samples, self._policy_version)
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
-        return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
+        environment = self._environment
+        means = rollout_metrics(rollouts) | environment_metrics(rollouts, environment)
+        return means | behavior_metrics(rollouts, environment) | metrics
 
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""
@@ -321,7 +329,7 @@ class LoopAppWorldRecipe:
             "critic_adapter": self._critic_adapter,
             "run_name": self._run_name,
             "dataset": self._dataset,
-            "config": asdict(self._config),
+            "config": as_keys(self._config),
         }
         keep = set() if self._best is None else {self._best["iteration"]}
         if self._unscored is not None:
@@ -342,7 +350,7 @@ class LoopAppWorldRecipe:
         due = self._unscored
         if due is None:
             return
-        scores = self._source.ask(lambda source: dev_scores(source, due))
+        scores = self._source.ask(lambda source: dev_scores(source, due, self._environment))
         if scores is None:  # asked to stop: a resumed run waits for it
             return
         self._unscored, iteration = None, parse_collection_id(due.id).iteration
@@ -399,12 +407,12 @@ class LoopAppWorldRecipe:
         self._together = True
 
 
-@parse
+@parse(LoopConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run loop_appworld`: ``cfg`` is the file named by --config and what follows it."""
+    """Entry point of `tune run loop_appworld`: ``cfg`` is what --config and the words after it compose."""
     recipe: LoopAppWorldRecipe | None = None
     try:
-        recipe = LoopAppWorldRecipe(extended(cfg))
+        recipe = LoopAppWorldRecipe(cfg)
         recipe.setup()
         recipe.train()
     except (ConfigError, NonFiniteLoss, WriteFailed, *SOURCE_ERRORS) as error:

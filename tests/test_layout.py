@@ -16,6 +16,7 @@ ROOTS = {
 OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/", "agent_environments/sandbox/")
 ELSEWHERE = {
     "agent_environments/colbench/test_grader.py": ["agent_environments/colbench/run_calls"],
+    "agent_environments/harness/test_pool.py": ["agent_environments/program_protocol"],
     "agent_environments/colbench/test_pool.py": ["agent_environments/colbench/expert"],
     "agent_environments/services/test_server.py": [
         "agent_environments/services/cli",
@@ -34,7 +35,6 @@ ELSEWHERE = {
     "loop_recipes/config/test_loop_config.py": [
         "config/command_line",
         "config/components",
-        "config/files",
         "config/preflight",
         "config/resolvers",
         "config/rollout_node",
@@ -45,9 +45,7 @@ ELSEWHERE = {
     "recipes/test_eval_appworld.py": [
         "rollouts/open",
         "evaluation/config",
-        "evaluation/report",
     ],
-    "integration/test_eval_reference.py": ["evaluation/appworld_layout"],
     "loop_recipes/launch/test_job_check.py": ["launch/check_cli"],
     "integration/test_collect_solved.py": ["methods/rft/collect_solved"],
     "recipes/test_dpo_mcts.py": ["methods/dpo_mcts/search_trees"],

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_environments.harness.program import Ended, run_program
+from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
+from agent_environments.harness.program import run_program
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
+from agent_environments.program_protocol import Connection, Ended, Offer
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -38,6 +40,7 @@ from agent_environments.protocol import (
     UnknownTask,
     acquire,
     create_pool,
+    flat_section,
     is_harness,
 )
 
@@ -46,24 +49,13 @@ LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
 
 
-@dataclass(frozen=True)
-class Connection:
-    """The address at which the policy answers, for one episode."""
-
-    base_url: str
-    api_key: str
-
-
 @dataclass(eq=False)
-class Offer:
-    """An episode for a program elsewhere."""
-
+class _Offer:
     task_id: str
     connection: Connection
     pool: HarnessPool
 
     def give_back(self) -> None:
-        """Whoever took it has gone; another may have it."""
         self.pool.offer_again(self)
 
 
@@ -88,7 +80,7 @@ class HarnessEnvironment:
     async def run(self, connection: Connection) -> Ended | None:
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
         if self._pool.command is None:
-            await self._pool.offer(Offer(self._task_id, connection, self._pool), self._finished)
+            await self._pool.offer(_Offer(self._task_id, connection, self._pool), self._finished)
             return None
         program = asyncio.create_task(
             run_program(self._pool.command, self._variables(connection), self._folder), name=self._episode_id
@@ -177,7 +169,7 @@ class HarnessPool:
     Args:
         command: of the program; ``{python}`` is this interpreter, a relative path of a file that is there is made
             absolute. None: it runs elsewhere.
-        world: ``{name, config}`` of an environment of ours that it acts in.
+        world: ``name`` and options of an environment of ours that it acts in.
         tasks: task ids by split, where there is no world.
         dataset: the name printed with every score, where there is no world.
         grade_command: prints ``{"reward": ...}`` in its last line, where there is no world. It runs in the folder that
@@ -189,6 +181,13 @@ class HarnessPool:
     Raises:
         ValueError: nothing grades, or there are no tasks.
     """
+
+    @classmethod
+    def description(cls, config: Mapping[str, Any]) -> Description:
+        """The world's own, if there is one; and the program may have tools of its own."""
+        world = config.get("world")
+        own = Description() if world is None else description_of(world["name"], world.get("config") or {})
+        return own.with_behavior(TOOLS_BEHAVIOR)
 
     def __init__(
         self,
@@ -217,7 +216,8 @@ class HarnessPool:
         if world is not None:
             if is_harness(world["name"]):
                 raise ValueError("the world of a harness cannot be a harness")
-            self._world = create_pool(world["name"], world.get("config", {}), token_spans)
+            options = flat_section(world)
+            self._world = create_pool(options.pop("name"), options, token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset
         self._places = Places(max_worlds)
         self._offers: list[Offer] = []
@@ -250,6 +250,11 @@ class HarnessPool:
         for task_id in task_ids:
             if task_id not in known:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether there is no command."""
+        return self.command is None
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))

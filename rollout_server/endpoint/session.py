@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agent_environments.harness.pool import HarnessEnvironment
 from agent_environments.own_time import OwnTime
+from agent_environments.program_protocol import ProgramEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from loop_formats.collection_request import Limits
 from model_families.chat.format import ChatFormat
@@ -45,7 +45,7 @@ class World:
 
     task_id: str
     opening: list[Message]
-    harness: HarnessEnvironment
+    harness: ProgramEnvironment
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Session:
             raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
         return await self._outcome(self._begin(self._step(harness, action)))
 
-    async def _step(self, harness: HarnessEnvironment, action: str) -> StepResult:
+    async def _step(self, harness: ProgramEnvironment, action: str) -> StepResult:
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
             if not self.turns:

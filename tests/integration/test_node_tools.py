@@ -3,8 +3,7 @@
 import pytest
 
 from agent_environments.protocol import create_pool
-from agent_environments.tools.behavior import tool_metrics
-from loop_formats.rollout import episode_turns
+from loop_recipes.run.metrics import behavior_metrics
 from model_families.chat.chatml import ChatML
 from support.adapter_support import word_spans
 from support.node_reader import Reader, largest_gap, ready_node, request
@@ -51,7 +50,7 @@ async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):
         assert tokens.decode(rollout.token_ids).count("<tool_response>") == 2, "the last answer is heard by nobody"
     assert any(rollout.success for rollout in rollouts)
     assert pool.status().details["instances"] == 16
-    assert tool_metrics([episode_turns([rollout]) for rollout in rollouts])["tool_calls"] == 3.0
+    assert behavior_metrics(rollouts)["tool_calls"] == 3.0
     await pool.close()
 
 

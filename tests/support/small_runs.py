@@ -19,7 +19,7 @@ from loop_formats.ids import segment_id
 from loop_formats.rollout import Rollout, Turn
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import ScoredSample
 from sft_appworld import SftAppWorldRecipe
 from support import random_policy
 
@@ -135,29 +135,27 @@ def write_logs(folder: Path, iterations: int, vocab_size: int, stale_by: int = 0
 
 
 def launched_node(environment: dict[str, Any], max_num_seqs: int) -> dict[str, Any]:
-    """A ``rollout_node`` section: a small node of the run's own over ``environment``, with an episode for each slot."""
-    return {
-        "launch": True,
-        "config": {
-            "port": 0,
-            "root": "${output_dir}/node",
-            "model": {
-                "path": "${checkpointer.checkpoint_dir}",
-                "dtype": "float32",
-                "max_context": 512,
-                "lora_rank": "${model.lora_rank}",
-            },
-            "servers": {
-                "count": 1,
-                "max_num_seqs": max_num_seqs,
-                "kv_cache_bytes": 128 << 20,
-                "max_loras": 2,
-                "max_cpu_loras": 4,
-            },
-            "environment": environment,
-            "max_concurrent_episodes": max_num_seqs,
+    """The sections of a small node of the run's own over ``environment``, with an episode for each slot."""
+    node = {
+        "port": 0,
+        "root": "${output_dir}/node",
+        "model": {
+            "path": "${checkpointer.checkpoint_dir}",
+            "dtype": "float32",
+            "max_context": 512,
+            "lora_rank": "${model.lora_rank}",
         },
+        "servers": {
+            "count": 1,
+            "max_num_seqs": max_num_seqs,
+            "kv_cache_bytes": 128 << 20,
+            "max_loras": 2,
+            "max_cpu_loras": 4,
+        },
+        "environment": environment,
+        "max_concurrent_episodes": max_num_seqs,
     }
+    return {"rollout_node": {"launch": True}, "node": node}
 
 
 def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **changes: Any) -> Path:
@@ -267,5 +265,5 @@ class ByPosition:
 class ByTokenPosition(ByPosition):
     """Gives each sampled token its number within the rollout."""
 
-    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         return [torch.arange(int(sample.mask.sum()), dtype=torch.float32) for sample in samples]

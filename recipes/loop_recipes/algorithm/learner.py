@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
+from agent_environments.description import BehaviorFigure
 from loop_formats.run_files import writing
 from loop_recipes.algorithm.critic import place_critic
 from loop_recipes.algorithm.policy_update import PolicyUpdate
@@ -37,7 +37,7 @@ from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
-from rollout_server.config import as_config
+from rollout_server.config import as_config, as_keys
 
 
 class Learner:
@@ -119,15 +119,19 @@ class Learner:
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])
 
-    def open_metrics(self, after_iteration: int) -> RunMetrics:
-        """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0."""
-        config = as_config(asdict(self.conf))
+    def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
+        """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0.
+
+        Args:
+            figures: the environment's, of behaviour.
+        """
+        config = as_config(as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
             OmegaConf.save(config, self._output_dir / "config.yaml")
         loggers = [build(logger) for logger in self.conf.metric_logger]
         for logger in loggers:
             logger.log_config(config)
-        return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration)
+        return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration, figures)
 
     def end_iteration(self) -> None:
         """Move the learning rate's schedule on, which goes by iterations."""

@@ -18,6 +18,7 @@ import aiohttp
 
 from agent_environments import chat_client
 from agent_environments.chat_client import ChatClient
+from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
 from agent_environments.retries import pauses
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
@@ -52,7 +53,8 @@ class EndpointEpisodes:
         tokens = open_chat(model_dir)
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._pool: EnvironmentPool = create_pool(environment.name, environment.config, tokens.spans)
+        self._pool: EnvironmentPool = create_pool(environment.name, environment.options, tokens.spans)
+        self.description = description_of(environment.name, environment.options)
         self._runner = asyncio.Runner()
         self._closed = False
         try:
@@ -185,7 +187,7 @@ class EndpointEpisodes:
             with writing(log), append_to(log) as file:
                 file.write(rollout.to_json() + "\n")
             return replace(
-                TaskResult.from_rollout(rollout),
+                TaskResult.from_rollout(rollout, environment=self.description),
                 tokens=rollout.extra["tokens"],
                 sampled_tokens=rollout.extra["completion_tokens"],
             )

@@ -12,11 +12,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from agent_environments.breakage import told
-from agent_environments.protocol import create_pool, pool_class
+from agent_environments.protocol import create_pool
 from loop_formats.base_model import BaseModel
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import appworld_tasks, check_run, port_problem
+from loop_recipes.config.preflight import check_run, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.model import DTYPES, meta_model, vocabulary
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
@@ -81,7 +81,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
 
     Args:
         cfg: the training config, composed.
-        node: its ``rollout_node.config``.
+        node: its ``node``.
     """
     report = Report()
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
@@ -155,22 +155,22 @@ def _placement(
     allowed = place.rollout_gpus
     if place.shared and (servers.gpu_memory_utilization is None or servers.kv_cache_bytes is None):
         report.problems.append(
-            "on a GPU that vLLM shares with the trainer, rollout_node.config.servers needs both gpu_memory_utilization "
+            "on a GPU that vLLM shares with the trainer, node.servers needs both gpu_memory_utilization "
             "(checked when it starts) and kv_cache_bytes (else it counts the trainer's memory as its own)"
         )
     if count * per_server > len(allowed):
         report.problems.append(
             f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
-            "rollout_node.config.servers.count or tensor_parallel_size"
+            "node.servers.count or tensor_parallel_size"
         )
     named = sorted({gpu for gpus in servers.gpus or [] for gpu in gpus})
     if any(gpu not in allowed for gpu in named):
         report.problems.append(
-            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
+            f"node.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
             f"vLLM may use {allowed.start} to {allowed.stop - 1}"
         )
     if servers.gpus is None and (count > 1 or allowed.start > 0):
-        report.problems.append("rollout_node.config.servers.gpus must say which GPUs each server takes")
+        report.problems.append("node.servers.gpus must say which GPUs each server takes")
 
 
 def _port(report: Report, node: NodeConfig) -> None:
@@ -193,15 +193,15 @@ def _run(report: Report, config: LoopConfig) -> bool:
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
-    name = node.environment.name
-    if name != "appworld":
-        _environment(report, node)
-        return
     try:
-        dataset, tasks = appworld_tasks(config, node)
+        ahead = tasks_ahead(config, node)
     except ConfigError as error:
         report.problems.append(str(error))
         return
+    if ahead is None:
+        _environment(report, node)
+        return
+    dataset, tasks = ahead
     report.row(
         "dataset",
         f"{dataset}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
@@ -214,19 +214,14 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
 
 
 def _environment(report: Report, node: NodeConfig) -> None:
-    """Builds the node's pool, without opening it: a module that is not there, options that it does not take."""
+    """Builds the node's pool, without opening it: options that it does not take."""
     settings = node.environment
     report.row("environment", settings.name)
     try:
-        pool_class(settings.name)
-    except ValueError as error:
-        report.problems.append(f"rollout_node.config.environment.name: {error}")
-        return
-    try:
-        create_pool(settings.name, settings.config, lambda text: [])
+        create_pool(settings.name, settings.options, lambda text: [])
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else told(error)
-        report.problems.append(f"rollout_node.config.environment: {said}")
+        report.problems.append(f"node.environment: {said}")
 
 
 def _chat(report: Report, model: ModelConfig) -> None:

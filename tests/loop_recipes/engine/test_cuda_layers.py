@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from loop_recipes.engine import cuda_layers
-from loop_recipes.engine.batching import collate
+from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear, FusedRMSNorm, PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
@@ -31,7 +31,7 @@ def flash_attention(q, k, v, borders, _, longest, __, window_size, enable_gqa):
 
 
 def test_the_arithmetic_is_torchtunes(monkeypatch):
-    batch = collate(make_samples([31, 9, 50, 17]), 0, packed=True)
+    batch = collate_step(make_samples([31, 9, 50, 17]), 0, packed=True)
     model = attach_head(tiny_lora_model(True), TiledLogProbs())
     expected = loss_and_gradient(model, batch)
     called = []
@@ -60,7 +60,7 @@ def test_an_older_torch_is_named_once_and_packed_rows_go_the_other_way(monkeypat
     with pytest.warns(UserWarning, match="varlen_attn takes no window_size or enable_gqa") as said:
         model = attach_head(tiny_lora_model(True), TiledLogProbs())
     assert len(said) == 1
-    batch = collate(make_samples([31, 9]), 0, packed=True)
+    batch = collate_step(make_samples([31, 9]), 0, packed=True)
     monkeypatch.setattr(PackedAttention, "packed", None)
     assert loss_and_gradient(model, batch)[0].isfinite().all()
 

@@ -30,8 +30,8 @@ from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.config.components import build, check_component
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.batching import Sample
 from loop_recipes.engine.model import check_context
+from loop_recipes.engine.samples import Sample
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 

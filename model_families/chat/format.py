@@ -84,6 +84,14 @@ class ChatFormat(TextTokens, ABC):
         """Read what was sampled after ``prompt``; ``with_tools``: the model was offered tools. Never raises."""
 
     @abstractmethod
+    def spoken(self, action: str, tools: Tools) -> list[int]:
+        """The ids of a whole turn as the policy would sample it: an action, its calls in the model's own form, its end.
+
+        Raises:
+            ValueError: calls that the model's own format has no form for.
+        """
+
+    @abstractmethod
     def aside(self, text: str) -> list[int]:
         """The ids of a system message that stands before a whole prompt."""
 
@@ -116,7 +124,7 @@ class ChatFormat(TextTokens, ABC):
                     raise ValueError(f"an episode is several sequences in chat format {self.name} ({self.thinking})")
                 token_ids += between
             start = len(token_ids)
-            token_ids += [*self.encode_text(action), self.turn_end]
+            token_ids += self.spoken(action, tools)
             spans.append((start, len(token_ids)))
         return token_ids, spans
 

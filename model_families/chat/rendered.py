@@ -150,6 +150,16 @@ class Rendered(ChatFormat):
         rendered = self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True)
         return [*rendered, *self._begins]
 
+    def spoken(self, action: str, tools: Tools) -> list[int]:
+        message = spoken_message(action, bool(tools))
+        if not message.calls:
+            return [*self.encode_text(action), self.turn_end]
+        asked = {"role": "user", "content": "x"}
+        before = self._renderer.render_ids([asked], add_generation_prompt=True)
+        # Not the last turn: with that, a template may put an empty thinking.
+        after = self._renderer.render_ids([asked, self._given(message, True), asked])[len(before) :]
+        return list(after[: after.index(self.turn_end) + 1])
+
     def aside(self, text: str) -> list[int]:
         return list(self._renderer.render_ids([{"role": "system", "content": self._control.shield(text)}]))
 

@@ -89,8 +89,7 @@ async def test_a_whole_evaluation(policy, tmp_path):
     assert [score["tgc"]["mean"] for score in report["scores"]] == pytest.approx([100 / 6] * 4)
     assert [score["sgc"]["mean"] for score in report["scores"]] == [0.0] * 4
     assert report["scores"][1]["tgc"]["std"] == 0.0
-    assert report["scores"][0]["behavior"]["turns"] == 1.0
-    assert report["scores"][0]["behavior"]["assume"] == 1.0
+    assert report["scores"][0]["behavior"] is None, "the counter names no figures of behaviour"
     assert report["policies"][1]["sha256"] == adapter_digest(policy / "run/policies/policy-v0001")
     assert len(report["comparisons"]) == 2
     assert report["comparisons"][0]["tgc"]["p_value"] == 1.0
@@ -174,7 +173,7 @@ async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_s
         assert (task, number) == ("reach4_3", 0)
         assert "server_error" in reason
         assert (
-            "base, T=0: 1 of 6 rollouts lost; had they all failed or all succeeded, TGC 20.0 would be 16.7 to 33.3"
+            "base, T=0: 1 of 6 rollouts lost; had they all failed or all succeeded, success 20.0 would be 16.7 to 33.3"
             in (markdown)
         )
         assert f"lost: base, T=0: {task}, run 0: server_error:" in markdown
@@ -355,7 +354,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     chosen = config(policy, tmp_path, policies=[{"name": "best", "adapter": str(tmp_path / "evaluation")}])
     (found,) = find_policies(read_eval_config(chosen))
     assert found.adapter == policy / "run/policies/policy-v0001"
-    assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, TGC 16.7 at T=0"
+    assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, success 16.7 at T=0"
     (tmp_path / "evaluation/report.json").write_text(json.dumps({**report, "split": "test_normal:1,2"}))
     with pytest.raises(ConfigError, match=r"evaluation scored on test_normal:1,2; choose among adapters on dev"):
         find_policies(read_eval_config(chosen))

@@ -92,7 +92,13 @@ class TaskResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskResult:
-        """The inverse of :meth:`to_dict`; keys it does not know are ignored."""
+        """The inverse of :meth:`to_dict`; keys it does not know are ignored.
+
+        Raises:
+            TypeError: the data is no result.
+        """
+        if not isinstance(data.get("behavior"), dict | None):
+            raise TypeError("behavior holds no counts")
         return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
 
 

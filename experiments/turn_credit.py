@@ -95,7 +95,7 @@ def play(
     """Executed in the environment that the policy's node has; read again if they are there."""
     if not kept.is_file():
         environment = conf.rollout_node.child.environment
-        tokens = ChatTokens(conf.checkpointer["checkpoint_dir"])
+        tokens = ChatTokens(conf.base_model)
         pool = create_pool(environment.name, dict(environment.config), tokens.spans)
         save(asyncio.run(collect(pool, draw_scripts(world, tasks, count, seed, share), at_once=4)), kept)
     return load(kept)
@@ -124,7 +124,7 @@ class Experiment:
         self._folder = args.output / f"seed{seed}"
         self._conf = read_loop_config(extended(load_config("loop_appworld/tiny_cpu")))
         self._world = Path(self._conf.rollout_node.child.environment.config["root"])
-        self._tokens = ChatTokens(self._conf.checkpointer["checkpoint_dir"])
+        self._tokens = ChatTokens(self._conf.base_model)
         self._dataset = dataset_name(self._world)
 
     def training_log(self) -> Path:
@@ -207,7 +207,7 @@ class Experiment:
         )
         write_whole(meta_path(log.parent, collection), json.dumps({"request": request.to_dict()}) + "\n")
         if not (run / "policies").is_dir():
-            write_empty_adapter(run / "policies" / "policy-v0000", self._conf.checkpointer["checkpoint_dir"])
+            write_empty_adapter(run / "policies" / "policy-v0000", self._conf.base_model)
             cfg = load_config("loop_appworld/tiny_cpu")
             cfg.merge_with({"output_dir": str(run)})
             write_node_config(read_loop_config(extended(cfg)).rollout_node.child, run / "rollout_node.yaml")
@@ -253,7 +253,7 @@ def interval(found: Mapping[str, Sequence[float]], draws: int = 10_000) -> tuple
 def value_head(run: Path, learned_from: Sequence[Rollout], rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """A head on the base model of a critic's run, which is told what the critic is."""
     conf, learner = load_learner(run)
-    prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+    prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
     head = TurnValueHead(learner.update, prefix)
     head.fit(training_samples(learned_from, UpdateConfig()), ReturnPairs())
     found = head.advantages(training_samples(rollouts, UpdateConfig()))

@@ -21,7 +21,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agent_environments.mixed import check_environments
 from agent_environments.protocol import UnknownTask
 from appworld_adapter.dataset import difficulty_of
-from loop_formats.base_model import model_digest
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
@@ -59,6 +58,7 @@ from loop_recipes.evaluation.report import (
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
+from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
 

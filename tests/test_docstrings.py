@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("recipes", "loop_formats", "rollout_server", "agent_environments", "appworld_adapter")
+PACKAGES = ("recipes", "loop_formats", "model_families", "rollout_server", "agent_environments", "appworld_adapter")
 PART_OF_THE_DATASET = ROOT / "appworld_adapter/worker/synthetic"
 """Its text is part of the synthetic world's identity: another docstring would be another dataset."""
 RIDDLES = {"What", "Who", "Whom", "Whose", "Where", "Which", "How", "That", "Args:", "Raises:"}

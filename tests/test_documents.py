@@ -38,8 +38,8 @@ def test_files_that_are_named_exist(page):
     """Paths from the repository's root, in backquotes or commands; what a run or a set-up makes is not looked for."""
     tracked = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     known = {str(parent) for name in tracked.split() for parent in [Path(name), *Path(name).parents]}
-    folders = "recipes|loop_formats|rollout_server|agent_environments|appworld_adapter|tests|benchmarks|experiments"
-    folders += "|slurm|docs"
+    folders = "recipes|loop_formats|model_families|rollout_server|agent_environments|appworld_adapter|tests|benchmarks"
+    folders += "|experiments|slurm|docs"
     for name in re.findall(rf"(?<![\w/.$}}-])((?:{folders})/[\w./-]+)", page.read_text()):
         name = name.rstrip("./")
         if name.startswith("appworld_adapter/pool/run-") or page.name == "CHANGELOG.md":

@@ -14,6 +14,7 @@ PAGE = CHECKOUT / "docs" / "file_map.md"
 FOLDERS = (
     "recipes",
     "loop_formats",
+    "model_families",
     "rollout_server",
     "agent_environments",
     "appworld_adapter",

@@ -23,7 +23,9 @@ from torch.nn.attention.varlen import varlen_attn
 from torchtune.modules import MultiHeadAttention, RMSNorm
 from torchtune.modules.peft import LoRALinear
 
+from loop_formats.schema import require
 from loop_recipes.engine.batching import Documents
+from model_families.decoder.attention import NormFirstAttention, heads
 
 HALF = (torch.bfloat16, torch.float16)
 VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
@@ -35,7 +37,16 @@ def enable_cuda_layers(model: nn.Module) -> None:
 
     Parameters, names and hooks stay. Call before ``fully_shard``. cuDNN builds a plan for each shape and keeps all of
     them; micro-batches have a new shape each time.
+
+    Raises:
+        ConfigError: the model has an attention without such a pass, or one that torchtune normalises where no known
+            model does.
     """
+    for layer in model.layers:
+        require(
+            type(layer.attn) in OURS and (isinstance(layer.attn, NormFirstAttention) or layer.attn.q_norm is None),
+            f"model: its attention is {type(layer.attn).__name__}, of which no packed rows are known here",
+        )
     torch.backends.cuda.enable_cudnn_sdp(False)
     if torch.cuda.is_available() and not VARLEN:
         warnings.warn(
@@ -50,7 +61,7 @@ def enable_cuda_layers(model: nn.Module) -> None:
 
 
 class PackedAttention(MultiHeadAttention):
-    """torchtune's attention; packed rows in half precision on CUDA go through ``varlen_attn``."""
+    """An attention whose packed rows in half precision on CUDA go through ``varlen_attn``; torchtune's by itself."""
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
@@ -62,14 +73,14 @@ class PackedAttention(MultiHeadAttention):
 
     def packed(self, x: Tensor, documents: Documents, input_pos: Tensor | None) -> Tensor:
         """Self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.pos_embeddings is not None:
-            q, k = (self.pos_embeddings(part, input_pos=input_pos) for part in (q, k))
-        if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = heads(self, x, input_pos)
         longest, borders = max(documents.lengths), documents.borders
         packed = varlen_attn(q[0], k[0], v[0], borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
         return self.output_proj(cast(Tensor, packed).flatten(1)[None])
+
+
+class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
+    """The same of the attention that normalises queries and keys before it rotates them."""
 
 
 class FoldedLoRALinear(LoRALinear):
@@ -98,6 +109,7 @@ class FusedRMSNorm(RMSNorm):
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     MultiHeadAttention: PackedAttention,
+    NormFirstAttention: PackedNormFirstAttention,
     LoRALinear: FoldedLoRALinear,
     RMSNorm: FusedRMSNorm,
 }

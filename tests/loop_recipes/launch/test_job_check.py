@@ -32,7 +32,8 @@ def models(tmp_path_factory):
     for model, sizes in SIZES.items():
         folders[model] = tmp_path_factory.mktemp(model)
         content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
-        (folders[model] / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]} | content))
+        content |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8 if model == "tiny" else 1e6}
+        (folders[model] / "config.json").write_text(json.dumps(content))
         count = SHARDS.get(model)
         shards = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)] if count else None
         for file in shards or ["model.safetensors"]:

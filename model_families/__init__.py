@@ -1,0 +1,1 @@
+"""Base models: a family is one file."""

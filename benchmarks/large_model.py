@@ -32,7 +32,6 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import extended, load_config, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.batching import Sample
 from loop_recipes.engine.diagnostics import flops_metrics
 from loop_recipes.engine.logprobs import (
     AutoLogProbs,
@@ -44,6 +43,7 @@ from loop_recipes.engine.logprobs import (
 )
 from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
+from loop_recipes.engine.samples import Sample
 from loop_recipes.engine.sharding import local_part, place_model
 
 HEADS: dict[str, Head] = {

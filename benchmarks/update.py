@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,14 +34,15 @@ from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.engine.batching import Sample, filled, micro_batches
+from loop_recipes.engine.batching import micro_batches, step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, scored
 from model_families.weight_names import peft_name
 
 ROLLOUTS, GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 48, 6, 16, 0.1, 16, 32, 1e-3
 
 
-def make_rollouts(vocab: int) -> list[Sample]:
+def make_rollouts(vocab: int) -> list[CreditedSample]:
     """Episodes of about 1,000 tokens in groups of six, one quarter to one third of them sampled."""
     generator = torch.Generator().manual_seed(0)
 
@@ -61,7 +61,7 @@ def make_rollouts(vocab: int) -> list[Sample]:
         turns = torch.cat(turn_ids)
         sampled = int((turns >= 0).sum())
         samples.append(
-            Sample(
+            CreditedSample(
                 rollout_id=f"rollout-{number:02d}",
                 task_id=f"task-{number // GROUP}",
                 token_ids=torch.cat(pieces),
@@ -71,6 +71,8 @@ def make_rollouts(vocab: int) -> list[Sample]:
                 policy_versions=torch.zeros(sampled, dtype=torch.long),
                 reward=0.0,
                 advantage=float(torch.randn((), generator=generator)),
+                episode_tokens=sampled,
+                episode_turns=int(turns.max()) + 1,
             )
         )
     return samples
@@ -144,16 +146,16 @@ def peft_model(args: argparse.Namespace) -> nn.Module:
 def ours(args: argparse.Namespace, packed: bool) -> tuple[nn.Module, Callable, Callable]:
     model, loss = tune_model(args), ClippedPolicyLoss(eps=EPS)
 
-    def old_logprobs(samples: list[Sample]) -> list[Sample]:
+    def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
             old: dict[str, Tensor] = {}
             for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
                 old |= batch.split(model(**batch.inputs()).logprobs)
-        return [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
+        return [scored(sample, old[sample.rollout_id]) for sample in samples]
 
-    def gradient(samples: list[Sample]) -> float:
+    def gradient(samples: list[ScoredSample]) -> float:
         total = 0.0
-        for batch in micro_batches(samples, args.micro_batch_tokens, 0, packed):
+        for batch in step_batches(samples, args.micro_batch_tokens, 0, packed):
             value = loss(model(**batch.inputs()).logprobs, batch).per_rollout_loss.sum() / len(samples)
             value.backward()
             total += value.item()
@@ -169,14 +171,14 @@ def one_by_one(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]
         logits = model(input_ids=sample.token_ids[None]).logits[0, :-1].float()
         return logits.log_softmax(-1).gather(1, sample.token_ids[1:, None]).squeeze(1)[sample.mask[1:]]
 
-    def old_logprobs(samples: list[Sample]) -> list[Sample]:
+    def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
-            return [replace(sample, old_logprobs=logprobs(sample)) for sample in samples]
+            return [scored(sample, logprobs(sample)) for sample in samples]
 
-    def gradient(samples: list[Sample]) -> float:
+    def gradient(samples: list[ScoredSample]) -> float:
         total = 0.0
         for sample in samples:
-            ratio = (logprobs(sample) - filled(sample.old_logprobs)).exp()
+            ratio = (logprobs(sample) - sample.old_logprobs).exp()
             clipped = ratio.clamp(1 - EPS, 1 + EPS)
             value = -torch.minimum(ratio * sample.advantage, clipped * sample.advantage).mean() / len(samples)
             value.backward()

@@ -25,7 +25,7 @@ import torch
 
 from loop_formats.run_files import only_logs, read_rollouts
 from loop_recipes.algorithm.minibatches import minibatches
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import CreditedSample, Sample, credited
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,11 @@ def by_tasks(episodes: Sequence[Episode], size: int) -> list[list[Episode]]:
 def as_drawn(episodes: Sequence[Episode], size: int | None, seed: int) -> list[list[Episode]]:
     """The minibatches that the recipe would draw."""
     nothing = torch.zeros(1)
-    stand_ins = [
-        Sample(str(number), episode.task, torch.zeros(2), torch.tensor([False, True]), nothing, nothing, nothing, 0.0)
-        for number, episode in enumerate(episodes)
-    ]
+    stand_ins: list[CreditedSample] = []
+    for number, episode in enumerate(episodes):
+        ids, mask = torch.zeros(2), torch.tensor([False, True])
+        sample = Sample(str(number), episode.task, ids, mask, mask.long() - 1, nothing, nothing, 0.0)
+        stand_ins += credited([sample], 0.0)
     return [[episodes[int(one.rollout_id)] for one in batch] for batch in minibatches(stand_ins, size, seed)]
 
 

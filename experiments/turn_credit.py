@@ -44,8 +44,8 @@ from loop_formats.run_files import COLLECTIONS, meta_path, read_rollouts, write_
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.files import extended, load_config
 from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_loop_config
-from loop_recipes.engine.batching import training_samples
 from loop_recipes.engine.peft_export import write_empty_adapter
+from loop_recipes.engine.samples import training_samples
 from loop_recipes.methods.sweet_rl.stored_critic import load_learner, load_turn_critic
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, by_turn
 from loop_recipes.methods.sweet_rl.turn_value_head import TurnValueHead

@@ -33,7 +33,6 @@ from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run
-from loop_recipes.engine.batching import check_token_ids, episodes, training_samples
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
@@ -48,6 +47,7 @@ from loop_recipes.engine.process_group import (
     on_main_rank,
     single_process,
 )
+from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
 from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
 from loop_recipes.methods.turn_credit.spread import spreader

@@ -28,7 +28,6 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
-from loop_recipes.engine.batching import Sample, check_token_ids
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.diagnostics import peak_memory_gib
@@ -43,6 +42,7 @@ from loop_recipes.engine.process_group import (
     on_main_rank,
     single_process,
 )
+from loop_recipes.engine.samples import Sample, check_token_ids
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from loop_formats.collection_request import Limits
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.loop_config import read_loop_config
-from loop_recipes.engine.batching import Sample, episodes
 from loop_recipes.engine.model import load_base
 from loop_recipes.engine.peft_export import read_adapter
+from loop_recipes.engine.samples import Sample, ScoredSample, episodes
 from support.node_reader import TOKEN, Reader, ready_node, request
 from support.random_harness import TOOL, append_turn, opening, picked
 from support.small_runs import model_section, replay_config
@@ -86,7 +86,7 @@ class Agent:
         return answer.json()
 
 
-def recomputed(model, adapters, rollouts, folder) -> list[Sample]:
+def recomputed(model, adapters, rollouts, folder) -> list[ScoredSample]:
     """The rollouts as an update of the learner leaves them, with its own log-probs of the versions that sampled."""
     cfg = OmegaConf.load(replay_config(folder, iterations=1))
     cfg.model, cfg.checkpointer.checkpoint_dir = model_section(model), str(model)

@@ -16,7 +16,7 @@ from loop_recipes.paths import loop_home, loop_package
 from loop_recipes.warm_start import tiny_model
 from support.waiting import COMMAND_S
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.drill  # two builds of a policy: minutes on two cores
 
 WORLD = loop_home() / "worlds" / "synthetic"
 TUNE = Path(sys.executable).with_name("tune")

@@ -16,7 +16,7 @@ from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.preferences import ReturnPairs
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
-from loop_recipes.engine.batching import training_samples
+from loop_recipes.engine.samples import training_samples
 from loop_recipes.methods.sweet_rl.stored_critic import load_turn_critic
 from loop_recipes.rollouts.fixed_set import read_fixed_set
 from loop_recipes.run.metrics import MACHINE_KEYS

@@ -1,14 +1,17 @@
 """Small rollouts and models that several learner tests share."""
 
+from dataclasses import replace
+
 import torch
 from torchtune.models.qwen2 import lora_qwen2
 
-from loop_recipes.engine.batching import Sample
+from loop_recipes.algorithm.preferences import pair_names
+from loop_recipes.engine.samples import ScoredSample, episodes
 
 VOCAB = 97
 
 
-def make_sample(number: int, length: int, generator: torch.Generator, group: int = 3, old: bool = True) -> Sample:
+def make_sample(number: int, length: int, generator: torch.Generator, group: int = 3) -> ScoredSample:
     """A rollout of ``length`` tokens in turns of one to four sampled tokens with observations between them."""
     mask = torch.zeros(length, dtype=torch.bool)
     turn_ids = torch.full((length,), -1)
@@ -20,7 +23,7 @@ def make_sample(number: int, length: int, generator: torch.Generator, group: int
         turn += 1
         position = end + int(torch.randint(1, 4, (), generator=generator))
     sampled = int(mask.sum())
-    return Sample(
+    return ScoredSample(
         rollout_id=f"rollout-{number}",
         task_id=f"task-{number // group}",
         token_ids=torch.randint(0, VOCAB, (length,), generator=generator),
@@ -30,13 +33,27 @@ def make_sample(number: int, length: int, generator: torch.Generator, group: int
         policy_versions=torch.zeros(sampled, dtype=torch.long),
         reward=float(torch.rand((), generator=generator)),
         advantage=float(torch.randn((), generator=generator)),
-        old_logprobs=-5.0 + 0.3 * torch.randn(sampled, generator=generator) if old else None,
+        episode_tokens=sampled,
+        episode_turns=turn,
+        old_logprobs=-5.0 + 0.3 * torch.randn(sampled, generator=generator),
     )
 
 
-def make_samples(lengths: list[int], seed: int = 0) -> list[Sample]:
+def make_samples(lengths: list[int], seed: int = 0) -> list[ScoredSample]:
     generator = torch.Generator().manual_seed(seed)
     return [make_sample(number, length, generator) for number, length in enumerate(lengths)]
+
+
+def as_pairs(samples: list[ScoredSample], pairs: list[tuple[int, int]]) -> list[ScoredSample]:
+    """The samples, those of the chosen and the rejected episode of each pair marked as such."""
+    every = episodes(samples)
+    names = pair_names([members[0].episode for members in every], pairs)
+    signs = {chosen: 1.0 for chosen, _ in pairs} | {rejected: -1.0 for _, rejected in pairs}
+    return [
+        replace(sample, pair=names[number], advantage=signs.get(number, sample.advantage))
+        for number, members in enumerate(every)
+        for sample in members
+    ]
 
 
 def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64):

@@ -8,7 +8,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, RatioStatistics
-from loop_recipes.engine.batching import micro_batches
+from loop_recipes.engine.batching import step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
 
@@ -35,13 +35,13 @@ def differences() -> dict[str, float]:
     worst = {"loss": 0.0, "gradient": 0.0, "statistics": 0.0, "idle_calls": 0}
     for tied, packed, checkpointed in itertools.product((True, False), (True, False), (True, False)):
         whole = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
-        expected = run(whole, micro_batches(samples, BUDGET, 0, packed), local := RatioStatistics())
+        expected = run(whole, step_batches(samples, BUDGET, 0, packed), local := RatioStatistics())
 
         decoder = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
         for number, layer in enumerate(decoder.layers):
             decoder.layers[number] = fully_shard(checkpoint_wrapper(layer) if checkpointed else layer)
         fully_shard(decoder)
-        batches = micro_batches(samples, BUDGET, 0, packed, ranks, rank)
+        batches = step_batches(samples, BUDGET, 0, packed, ranks, rank)
         idle = sum(not batch.rollout_ids for batch in batches)
         total = torch.tensor([run(decoder, batches, shared := RatioStatistics()), idle])
         dist.all_reduce(total)

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from loop_recipes.engine import cuda_layers, logprobs
-from loop_recipes.engine.batching import collate
+from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
 from loop_recipes.engine.sharding import local_part, place_model
@@ -135,7 +135,7 @@ def count(builder: str, ranks: int, layers: int, tokens: int) -> float:
     model.layers = model.layers[:layers]
     generator = torch.Generator().manual_seed(0)
     lengths = [min(LONGEST, tokens - start) for start in range(0, tokens, LONGEST)]
-    batch = collate([made_up(f"rollout-{i}", n, 1000, generator) for i, n in enumerate(lengths)], 0, packed=True)
+    batch = collate_step([made_up(f"rollout-{i}", n, 1000, generator) for i, n in enumerate(lengths)], 0, packed=True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
         decoder = logprobs.attach_head(model, logprobs.TensorCoreLogProbs())

@@ -19,7 +19,7 @@ from loop_formats.ids import segment_id
 from loop_formats.rollout import Rollout, Turn
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import ScoredSample
 from sft_appworld import SftAppWorldRecipe
 from support import random_policy
 
@@ -267,5 +267,5 @@ class ByPosition:
 class ByTokenPosition(ByPosition):
     """Gives each sampled token its number within the rollout."""
 
-    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         return [torch.arange(int(sample.mask.sum()), dtype=torch.float32) for sample in samples]

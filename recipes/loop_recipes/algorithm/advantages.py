@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from loop_recipes.engine.batching import Sample, filled
+from loop_recipes.engine.samples import ScoredSample
 
 
 class Advantage(Protocol):
@@ -33,7 +33,7 @@ class Advantage(Protocol):
 class TokenAdvantage(Advantage, Protocol):
     """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had."""
 
-    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
         model, ``ref_logprobs``."""
         ...
@@ -140,9 +140,9 @@ class ReturnToGo:
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         return BatchNormalized(floor=self.floor)(rewards, groups)
 
-    def token_advantages(self, samples: Sequence[Sample]) -> list[Tensor]:
+    def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         """See :meth:`TokenAdvantage.token_advantages`."""
-        penalties = [filled(sample.old_logprobs) - filled(sample.ref_logprobs) for sample in samples]
+        penalties = [sample.old_logprobs - _reference(sample) for sample in samples]
         returns = [
             sample.reward - self.kl_coefficient * penalty.double().flip(0).cumsum(0).flip(0)
             for sample, penalty in zip(samples, penalties, strict=True)
@@ -150,6 +150,12 @@ class ReturnToGo:
         every = torch.cat(returns)
         spread = every.std(correction=0).clamp(min=self.floor)
         return [((each - every.mean()) / spread).float() for each in returns]
+
+
+def _reference(sample: ScoredSample) -> Tensor:
+    if sample.ref_logprobs is None:
+        raise ValueError(f"rollout {sample.rollout_id} has no log-probs under the base model")
+    return sample.ref_logprobs
 
 
 @dataclass(frozen=True)

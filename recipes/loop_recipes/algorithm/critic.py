@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
-from loop_recipes.engine.batching import MicroBatch
+from loop_recipes.engine.batching import MicroBatch, StepBatch
 
 
 class Critic(nn.Module):
@@ -76,7 +76,7 @@ def token_advantages(values: Tensor, batch: MicroBatch) -> Tensor:
     return batch.rewards[batch.rollout_index] - values.detach().clamp(0.0, 1.0)
 
 
-def value_loss(values: Tensor, batch: MicroBatch) -> Tensor:
+def value_loss(values: Tensor, batch: StepBatch) -> Tensor:
     """[b]: mean over each rollout's sampled tokens of ``(V - R)^2``, unclipped values, with gradient."""
     errors = (values - batch.rewards[batch.rollout_index]).square()
     sums = torch.zeros_like(batch.rewards).index_add(0, batch.rollout_index, errors)

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loop_recipes.engine.batching import MicroBatch, Sample
+from loop_recipes.engine.batching import StepBatch
+from loop_recipes.engine.samples import ScoredSample
 
 if TYPE_CHECKING:  # preferences.py imports this module
     from loop_recipes.algorithm.preferences import Preferences
@@ -71,7 +72,7 @@ class PolicyLoss(nn.Module):
         """Whether ``batch.ref_logprobs`` must be there."""
         return self.kl_coefficient > 0
 
-    def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
+    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Preferences:
         """The pairs of a minibatch, before its step; see :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
 
         Raises:
@@ -87,7 +88,7 @@ class PolicyLoss(nn.Module):
         ratio_index: Tensor,
         token_log_ratio: Tensor,
         logprobs: Tensor,
-        batch: MicroBatch,
+        batch: StepBatch,
     ) -> LossOutput:
         loss, kl = -objective, None
         if self.needs_reference:
@@ -134,7 +135,7 @@ class ClippedPolicyLoss(PolicyLoss):
         self.level = level
         self.low, self.high = (1.0 - eps if clip == "symmetric" else 1.0 / (1.0 + eps)), 1.0 + eps
 
-    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+    def forward(self, logprobs: Tensor, batch: StepBatch) -> LossOutput:
         """Return the clipped loss of a micro-batch.
 
         Args:
@@ -192,7 +193,7 @@ class Reinforce(PolicyLoss):
     log-probs are not needed; where the batch has them they only feed the ratio statistics.
     """
 
-    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+    def forward(self, logprobs: Tensor, batch: StepBatch) -> LossOutput:
         """Return the loss of a micro-batch: the mean over each rollout's tokens.
 
         Args:
@@ -220,7 +221,7 @@ class LogLikelihood(PolicyLoss):
     def __init__(self) -> None:
         super().__init__()
 
-    def forward(self, logprobs: Tensor, batch: MicroBatch) -> LossOutput:
+    def forward(self, logprobs: Tensor, batch: StepBatch) -> LossOutput:
         """Return the loss of a micro-batch: the sum over each rollout's tokens.
 
         Args:
@@ -281,18 +282,18 @@ class RatioStatistics:
         return numbers
 
 
-def _advantage_of_tokens(batch: MicroBatch) -> Tensor:
+def _advantage_of_tokens(batch: StepBatch) -> Tensor:
     """[n]: a critic's per-token advantages where there are any, otherwise the rollout's own for each of its tokens."""
     return batch.advantages[batch.rollout_index] if batch.token_advantages is None else batch.token_advantages
 
 
-def _refuse_episodes_of_several(batch: MicroBatch) -> None:
+def _refuse_episodes_of_several(batch: StepBatch) -> None:
     own = torch.bincount(batch.rollout_index, minlength=len(batch.episode_tokens))
     if bool((own != batch.episode_tokens).any()):
         raise ValueError("one ratio per trajectory needs episodes of one sequence; choose level: token or turn")
 
 
-def _each_token(batch: MicroBatch) -> Tensor:
+def _each_token(batch: StepBatch) -> Tensor:
     """[n]: 0..n-1, the ratio index of a loss with one ratio per token."""
     return torch.arange(len(batch.targets), device=batch.targets.device)
 
@@ -301,7 +302,7 @@ def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
     return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, index, values)
 
 
-def _mean_over_tokens(values: Tensor, batch: MicroBatch) -> Tensor:
+def _mean_over_tokens(values: Tensor, batch: StepBatch) -> Tensor:
     """[n] to [b]: each rollout's share of the mean over all sampled tokens of its episode; mostly that mean itself."""
     return _sum_by(values, batch.rollout_index, len(batch.advantages)) / batch.episode_tokens
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from loop_recipes.engine.batching import Sample, episodes
+from loop_recipes.engine.samples import CreditedSample, episodes
 
 
-def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full: bool = False) -> list[list[Sample]]:
+def minibatches(
+    samples: Sequence[CreditedSample], rollouts: int | None, seed: int, full: bool = False
+) -> list[list[CreditedSample]]:
     """Shuffle, then cut into minibatches of about ``rollouts`` (None: one of all), whose sizes differ by one at most.
 
     Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
@@ -29,9 +31,9 @@ def minibatches(samples: Sequence[Sample], rollouts: int | None, seed: int, full
     return [[sample for i in order[low:high] for sample in units[i]] for low, high in itertools.pairwise(bounds)]
 
 
-def minibatch_units(samples: Sequence[Sample]) -> list[list[Sample]]:
+def minibatch_units(samples: Sequence[CreditedSample]) -> list[list[CreditedSample]]:
     """The preference pairs and single episodes among the samples, in the order of their first."""
-    units: dict[str, list[Sample]] = {}
+    units: dict[str, list[CreditedSample]] = {}
     for sample in samples:
         units.setdefault(sample.pair or sample.episode, []).append(sample)
     return list(units.values())

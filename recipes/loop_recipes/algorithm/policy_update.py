@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,23 @@ from loop_recipes.algorithm.advantages import Advantage, PairingAdvantage, Token
 from loop_recipes.algorithm.critic import Critic, token_advantages, value_loss
 from loop_recipes.algorithm.losses import LossOutput, PolicyLoss, RatioStatistics
 from loop_recipes.algorithm.minibatches import minibatch_units, minibatches
-from loop_recipes.algorithm.preferences import Preferences, paired, preference_metrics
+from loop_recipes.algorithm.preferences import Preferences, pair_names, preference_metrics
 from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.batching import MicroBatch, Sample, episodes, filled, micro_batches, with_episode_counts
+from loop_recipes.engine.batching import MicroBatch, StepBatch, micro_batches, step_batches
 from loop_recipes.engine.model import adapter_parameters, trained_parameters
 from loop_recipes.engine.process_group import sum_over_ranks
+from loop_recipes.engine.samples import AnySample, CreditedSample, Sample, ScoredSample, credited, episodes, scored
 from loop_recipes.engine.sharding import clip_grad_norm
 
 FP16_LOSS_SCALE = 2.0**16
 FP16_GROWTH_STEPS = 2000
 """As torch.amp.GradScaler: the loss scale doubles after so many steps in a row without an overflow."""
 PAD_ID = 0  # never seen by anything: padding is on the right of causal attention and selects no row for the head
+
+
+AnyBatch = TypeVar("AnyBatch", bound=MicroBatch)
 
 
 class NonFiniteLoss(RuntimeError):
@@ -50,8 +54,8 @@ class UpdateResult(NamedTuple):
     are the same, once for each step that was taken with them; ``metrics`` are the same on every rank.
     """
 
-    samples: list[Sample]
-    step_samples: list[Sample]
+    samples: list[ScoredSample]
+    step_samples: list[CreditedSample]
     metrics: dict[str, Any]
 
 
@@ -127,7 +131,7 @@ class PolicyUpdate:
         samples: Sequence[Sample],
         version: int,
         iteration: int,
-        spread: Callable[[list[Sample]], list[Sample]] | None = None,
+        spread: Callable[[Sequence[CreditedSample]], list[Tensor]] | None = None,
     ) -> UpdateResult:
         """Train on one collection.
 
@@ -140,19 +144,16 @@ class PolicyUpdate:
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.
         """
-        samples = self._with_advantages(samples)
+        every = self._credited(samples)
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
-        kept = samples if per_token else self._with_signal(samples)
         started = time.perf_counter()
-        kept = self._with_old_logprobs(kept, version)
+        kept, entropy = self._scored(every if per_token else self._with_signal(every), version)
         if per_token:
-            kept = self._with_token_advantages(kept)
+            kept = _with_token_advantages(kept, self._token_advantages(kept))
         if spread is not None:
-            kept = spread(kept)
+            kept = _with_token_advantages(kept, spread(kept))
         recomputed = time.perf_counter()
-        metrics = _signal_metrics(samples, kept)
-        if self.config.exact_entropy and kept:
-            metrics["entropy"] = torch.cat([filled(sample.entropy) for sample in kept]).double().mean().item()
+        metrics = _signal_metrics(every, kept) | entropy
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         step_samples, numbers = self.train(kept, iteration) if kept else ([], {"steps": 0})
         metrics |= numbers
@@ -166,16 +167,16 @@ class PolicyUpdate:
         }
         return UpdateResult(kept, step_samples, metrics)
 
-    def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
+    def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
         """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
 
         They have advantages, and for a loss on pairs the log-probs of the reference, which is version 0.
         """
-        kept = self._with_signal(self._with_advantages(samples))
-        if self.loss.compares_pairs:
-            reference = self.logprobs(kept, 0)
-            kept = [replace(sample, old_logprobs=reference[sample.rollout_id]) for sample in kept]
-        return kept
+        kept = self._with_signal(self._credited(samples))
+        if not self.loss.compares_pairs:
+            return kept
+        reference = self.logprobs(kept, 0)
+        return [scored(sample, reference[sample.rollout_id]) for sample in kept]
 
     def logprobs(
         self, samples: Sequence[Sample], version: int | None, versions: AdapterVersions | None = None
@@ -190,40 +191,39 @@ class PolicyUpdate:
         adapter that is in the model, no gradient."""
         return self._per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
 
-    def rehearse(self, samples: Sequence[Sample]) -> None:
+    def rehearse(self, samples: Sequence[ScoredSample]) -> None:
         """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
         if self.critic is not None or self.loss.compares_pairs:
-            samples = [replace(s, token_advantages=torch.ones_like(s.sampler_logprobs)) for s in samples]
+            samples = _with_token_advantages(samples, [torch.ones_like(s.sampler_logprobs) for s in samples])
         self.model.train()
-        for batch in micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
+        for batch in step_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
             output, values = self._losses(batch.to(self.device), policy_rests=False)
             (output.per_rollout_loss.sum() + values.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _with_signal(self, samples: list[Sample]) -> list[Sample]:
+    def _with_signal(self, samples: list[CreditedSample]) -> list[CreditedSample]:
         if self.loss.compares_pairs:  # the advantage of a rollout without a partner is 0, which the filter may let pass
             return [sample for sample in samples if sample.pair]
         return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
 
-    def _with_advantages(self, samples: Sequence[Sample]) -> list[Sample]:
+    def _credited(self, samples: Sequence[Sample]) -> list[CreditedSample]:
         """In the order of their episodes. An episode has one return and one advantage, which all its rollouts get."""
-        samples = with_episode_counts(sorted(samples, key=lambda sample: (sample.episode, sample.segment)))
-        first_segments = [members[0] for members in episodes(samples)]
+        every = episodes(sorted(samples, key=lambda sample: (sample.episode, sample.segment)))
+        first_segments = [members[0] for members in every]
         numbers = {task: number for number, task in enumerate(sorted({sample.task_id for sample in first_segments}))}
         rewards = torch.tensor([sample.reward for sample in first_segments])
         groups = torch.tensor([numbers[sample.task_id] for sample in first_segments])
         advantages = self.advantage(rewards, groups).tolist()
-        of_episode = {first.episode: value for first, value in zip(first_segments, advantages, strict=True)}
-        samples = [replace(sample, advantage=of_episode[sample.episode]) for sample in samples]
-        if isinstance(self.advantage, PairingAdvantage):
-            samples = paired(samples, self.advantage.pairs(rewards, groups))
-        return samples
+        pairs = self.advantage.pairs(rewards, groups) if isinstance(self.advantage, PairingAdvantage) else []
+        names = pair_names([first.episode for first in first_segments], pairs)
+        together = zip(every, advantages, names, strict=True)
+        return [sample for members, value, pair in together for sample in credited(members, value, pair)]
 
-    def _with_old_logprobs(self, samples: list[Sample], version: int) -> list[Sample]:
+    def _scored(self, samples: list[CreditedSample], version: int) -> tuple[list[ScoredSample], dict[str, float]]:
         """Each token's log-prob under the version that sampled it, and under the base model if a KL term asks for it.
 
-        Dropout is off and the adapter of each version is put in for its tokens only. The entropy there, if asked for,
-        comes out of the same pass.
+        Dropout is off and the adapter of each version is put in for its tokens only. The mean entropy there, if asked
+        for, comes out of the same pass, as a metric.
         """
         needed = sorted({int(v) for sample in samples for v in sample.policy_versions.unique()})
         compute = self._logprobs_and_entropy if self.config.exact_entropy else self._logprobs
@@ -238,23 +238,24 @@ class PolicyUpdate:
             for sample in of_version:
                 mine, values = sample.policy_versions == other, computed[sample.rollout_id]
                 old.setdefault(sample.rollout_id, torch.zeros_like(values))[mine] = values[mine]
-        if self.config.exact_entropy:
-            samples = [replace(sample, entropy=old[sample.rollout_id][:, 1]) for sample in samples]
+        metrics = {}
+        if self.config.exact_entropy and samples:
+            entropies = torch.cat([old[sample.rollout_id][:, 1] for sample in samples])
+            metrics["entropy"] = entropies.double().mean().item()
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
-        samples = [replace(sample, old_logprobs=old[sample.rollout_id]) for sample in samples]
-        if not (self.loss.needs_reference or isinstance(self.advantage, TokenAdvantage)):
-            return samples
-        with disable_adapter(self.model):
-            reference = self._per_token(samples, self._logprobs)
-        return [replace(sample, ref_logprobs=reference[sample.rollout_id]) for sample in samples]
+        reference: dict[str, Tensor] = {}
+        if self.loss.needs_reference or isinstance(self.advantage, TokenAdvantage):
+            with disable_adapter(self.model):
+                reference = self._per_token(samples, self._logprobs)
+        names = [(sample, sample.rollout_id) for sample in samples]
+        return [scored(sample, old[name], reference.get(name)) for sample, name in names], metrics
 
-    def _with_token_advantages(self, samples: list[Sample]) -> list[Sample]:
+    def _token_advantages(self, samples: list[ScoredSample]) -> list[Tensor]:
         """Each token's own by the advantage, or its return less the critic's value before the update."""
         if isinstance(self.advantage, TokenAdvantage):
-            given = self.advantage.token_advantages(samples)
-            return [replace(sample, token_advantages=own) for sample, own in zip(samples, given, strict=True)]
+            return self.advantage.token_advantages(samples)
         advantages = self._per_token(samples, lambda batch: token_advantages(self._values(batch), batch))
-        return [replace(sample, token_advantages=advantages[sample.rollout_id]) for sample in samples]
+        return [advantages[sample.rollout_id] for sample in samples]
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
         return self.model(**batch.inputs()).logprobs
@@ -276,7 +277,7 @@ class PolicyUpdate:
         self.model.eval()
         counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
         parts: dict[str, Tensor] = {}
-        for batch in self._micro_batches(samples, "recomputing"):
+        for batch in self._with_bar(micro_batches(*self._of_this_rank(samples)), "recomputing"):
             computed = compute(batch).cpu()
             parts |= batch.split(computed)
         for rollout_id in counts.keys() - parts.keys():  # another rank's; zeros here, so that the sum is exact
@@ -284,7 +285,7 @@ class PolicyUpdate:
         joined = torch.cat([parts[rollout_id] for rollout_id in counts])
         return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
 
-    def train(self, samples: list[Sample], iteration: int) -> tuple[list[Sample], dict[str, Any]]:
+    def train(self, samples: Sequence[CreditedSample], iteration: int) -> tuple[list[CreditedSample], dict[str, Any]]:
         """All steps of an iteration; returns the samples of those taken, in order, and metrics.
 
         Raises:
@@ -295,7 +296,7 @@ class PolicyUpdate:
         if informed is not None and not self.loss.sees_hidden_information:
             raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
         self.model.train()
-        planned: list[list[Sample]] = []
+        planned: list[list[CreditedSample]] = []
         for epoch in range(self.config.epochs):
             seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
             full = self.config.minibatch_sizes == "full"
@@ -320,7 +321,7 @@ class PolicyUpdate:
                 metrics["value_loss"] = sum(value_losses) / len(value_losses)
         return list(itertools.chain(*planned[: len(outcomes)])), metrics | statistics.summary()
 
-    def _step(self, minibatch: list[Sample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
+    def _step(self, minibatch: list[CreditedSample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         world_size, _ = self._ranks
         divisor = self._divisor(minibatch)
@@ -328,9 +329,9 @@ class PolicyUpdate:
         policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
         totals = torch.zeros(3, dtype=torch.float64)
         coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
-        seen, preferences = RatioStatistics(), self._preferences(minibatch)
-        weighted = minibatch if preferences is None else preferences.weighted(minibatch)
-        for batch in self._micro_batches(weighted, "updating"):
+        seen = RatioStatistics()
+        preferences, weighted = self._preferences(minibatch) if self.loss.compares_pairs else (None, minibatch)
+        for batch in self._with_bar(step_batches(*self._of_this_rank(weighted)), "updating"):
             output, values = self._losses(batch, policy_rests)
             seen.add(output)
             if self.token_statistics is not None:
@@ -373,15 +374,14 @@ class PolicyUpdate:
         if self._steps_at_scale == FP16_GROWTH_STEPS:
             self._loss_scale, self._steps_at_scale = self._loss_scale * 2.0, 0
 
-    def _preferences(self, minibatch: list[Sample]) -> Preferences | None:
-        """The minibatch's pairs under the policy as it stands now; None where the loss is none on pairs."""
-        if not self.loss.compares_pairs:
-            return None
-        preferences = self.loss.compare(minibatch, self._per_token(minibatch, self._logprobs))
+    def _preferences(self, minibatch: Sequence[CreditedSample]) -> tuple[Preferences, Sequence[CreditedSample]]:
+        """The minibatch's pairs under the policy as it stands now, and its samples with the weights of their tokens."""
+        pairs = [sample for sample in minibatch if isinstance(sample, ScoredSample)]  # all: they have a reference
+        preferences = self.loss.compare(pairs, self._per_token(pairs, self._logprobs))
         self.model.train()
-        return preferences
+        return preferences, preferences.weighted(pairs)
 
-    def _divisor(self, minibatch: list[Sample]) -> float:
+    def _divisor(self, minibatch: list[CreditedSample]) -> float:
         """Return the number by which the sum of a minibatch's losses is divided."""
         if self.config.loss_divisor == "mean":
             return len(minibatch_units(minibatch))
@@ -389,7 +389,7 @@ class PolicyUpdate:
             return sum(int(sample.mask.sum()) for sample in minibatch)
         return float(self.config.loss_divisor)
 
-    def _losses(self, batch: MicroBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
+    def _losses(self, batch: StepBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
         """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""
         with torch.set_grad_enabled(not policy_rests):
             outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
@@ -398,19 +398,27 @@ class PolicyUpdate:
             return output, torch.zeros_like(batch.rewards)
         return output, value_loss(self.critic(outputs.hidden), batch)
 
-    def _micro_batches(self, samples: Sequence[Sample], doing: str) -> Iterator[MicroBatch]:
-        """This rank's micro-batches, as many as every other rank has, with a progress bar on rank 0's terminal."""
-        world_size, rank = self._ranks
-        samples = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
-        batches = micro_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed, world_size, rank)
-        for batch in tqdm(batches, desc=doing, leave=False, disable=None if rank == 0 else True, mininterval=1.0):
+    def _of_this_rank(self, samples: Sequence[AnySample]) -> tuple[list[AnySample], int, int, bool, int, int]:
+        """The arguments that make this rank's batches of the samples of all ranks: as many as every other rank has."""
+        ordered = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
+        return ordered, self.config.micro_batch_tokens, PAD_ID, self.config.packed, *self._ranks
+
+    def _with_bar(self, batches: list[AnyBatch], doing: str) -> Iterator[AnyBatch]:
+        """The batches on this rank's device, with a progress bar on rank 0's terminal."""
+        disable = None if self._ranks[1] == 0 else True
+        for batch in tqdm(batches, desc=doing, leave=False, disable=disable, mininterval=1.0):
             yield batch.to(self.device)
 
 
-def _signal_metrics(samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, Any]:
+def _with_token_advantages(samples: Sequence[ScoredSample], own: Sequence[Tensor]) -> list[ScoredSample]:
+    return [replace(sample, token_advantages=each) for sample, each in zip(samples, own, strict=True)]
+
+
+def _signal_metrics(samples: Sequence[CreditedSample], kept: Sequence[ScoredSample]) -> dict[str, Any]:
     tasks, with_signal = {sample.task_id for sample in samples}, {sample.task_id for sample in kept}
-    if kept and kept[0].token_advantages is not None:
-        advantages = torch.cat([filled(sample.token_advantages) for sample in kept]).double()
+    own = [sample.token_advantages for sample in kept if sample.token_advantages is not None]
+    if own:
+        advantages = torch.cat(own).double()
     else:
         advantages = torch.tensor([members[0].advantage for members in episodes(samples)], dtype=torch.float64)
     return {

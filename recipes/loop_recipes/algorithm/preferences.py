@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from loop_recipes.algorithm.losses import LogLikelihood
-from loop_recipes.engine.batching import Sample, episodes, filled
+from loop_recipes.engine.samples import ScoredSample, episodes
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,13 @@ class ReturnPairs:
         return advantages
 
 
-def paired(samples: Sequence[Sample], pairs: Sequence[tuple[int, int]]) -> list[Sample]:
-    """The samples, those of each pair of episodes (numbers of the chosen and the rejected one, in the order of
-    :func:`~loop_recipes.engine.batching.episodes`) marked as belonging together."""
-    names = [members[0].episode for members in episodes(samples)]
-    marks: dict[str, tuple[str, float]] = {}
+def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """For each episode the name of its pair, empty without one; ``pairs`` are numbers of the chosen and the rejected
+    one among ``episodes``, which are ids."""
+    names = [""] * len(episodes)
     for chosen, rejected in pairs:
-        name = f"{names[chosen]} > {names[rejected]}"
-        marks |= {names[chosen]: (name, 1.0), names[rejected]: (name, -1.0)}
-    return [
-        replace(sample, pair=marks[sample.episode][0], advantage=marks[sample.episode][1])
-        if sample.episode in marks
-        else sample
-        for sample in samples
-    ]
+        names[chosen] = names[rejected] = f"{episodes[chosen]} > {episodes[rejected]}"
+    return names
 
 
 @dataclass(frozen=True)
@@ -103,7 +96,7 @@ class Preferences:
         """[p], ``-log sigmoid(Delta)`` and what the cross-entropy adds, float64."""
         return self.likelihood_losses - logsigmoid(self.margins)
 
-    def weighted(self, samples: Sequence[Sample]) -> list[Sample]:
+    def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
         """The samples with their weights as token advantages."""
         return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
 
@@ -135,7 +128,7 @@ class PreferenceLoss(LogLikelihood):
         """
         raise NotImplementedError
 
-    def compare(self, samples: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Preferences:
+    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Preferences:
         """Delta of every pair, and the weights that make a log-likelihood's gradient that of the pairs' loss.
 
         Args:
@@ -145,7 +138,7 @@ class PreferenceLoss(LogLikelihood):
         Raises:
             ValueError: a sample without the other one of its pair.
         """
-        pairs: dict[str, list[Sample]] = {}
+        pairs: dict[str, list[ScoredSample]] = {}
         for sample in samples:
             pairs.setdefault(sample.pair, []).append(sample)
         weights: dict[str, Tensor] = {}
@@ -156,7 +149,7 @@ class PreferenceLoss(LogLikelihood):
                 raise ValueError(f"rollout {members[0].rollout_id} must be in a pair: one chosen rollout, one rejected")
             signed, moved = [], []
             for side in sides:
-                now, old = _of_episode(side, logprobs), torch.cat([filled(sample.old_logprobs) for sample in side])
+                now, old = _of_episode(side, logprobs), torch.cat([sample.old_logprobs for sample in side])
                 moved.append(now - old.double())
                 signed.append(side[0].advantage * self.beta * self.token_weights(_turns(side)))
             margin = sum((weight * move).sum() for weight, move in zip(signed, moved, strict=True))
@@ -172,7 +165,7 @@ class PreferenceLoss(LogLikelihood):
         return Preferences(weights, torch.stack(margins), torch.stack(likelihood_losses))
 
 
-def _turns(side: Sequence[Sample]) -> Tensor:
+def _turns(side: Sequence[ScoredSample]) -> Tensor:
     """The turn of each sampled token of an episode, [n], ascending: its sequences' turns follow each other."""
     before, turns = 0, []
     for sample in side:
@@ -181,7 +174,7 @@ def _turns(side: Sequence[Sample]) -> Tensor:
     return torch.cat(turns)
 
 
-def _of_episode(side: Sequence[Sample], logprobs: Mapping[str, Tensor]) -> Tensor:
+def _of_episode(side: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> Tensor:
     """[n] of all sampled tokens of an episode, float64."""
     return torch.cat([logprobs[sample.rollout_id] for sample in side]).double()
 

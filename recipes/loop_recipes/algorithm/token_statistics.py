@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # the viewer reads these files without torch
     from torch import Tensor
 
     from loop_recipes.algorithm.losses import LossOutput
-    from loop_recipes.engine.batching import MicroBatch, Sample
+    from loop_recipes.engine.batching import MicroBatch
+    from loop_recipes.engine.samples import ScoredSample
 
 TOKEN_STATISTICS = "token_statistics"
 """Their folder in a run's."""
@@ -60,11 +61,11 @@ class TokenStatistics:
         """The step was not taken: what was added for it never was."""
         self._step = {}
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[ScoredSample]) -> None:
         """Write the lines of the rollouts seen since the last call, replacing their collections' files."""
         lines: dict[str, list[str]] = {}
         for sample in samples:
-            if sample.rollout_id in self._seen and sample.old_logprobs is not None:
+            if sample.rollout_id in self._seen:
                 ratios, clipped = self._seen[sample.rollout_id]
                 record = {
                     "rollout_id": sample.rollout_id,
@@ -81,5 +82,5 @@ class TokenStatistics:
                 write_whole(self._folder / f"{collection}{self._suffix}.jsonl", "".join(text))
 
 
-def _advantage(sample: Sample) -> float:
+def _advantage(sample: ScoredSample) -> float:
     return sample.advantage if sample.token_advantages is None else sample.token_advantages.mean().item()

@@ -12,16 +12,16 @@ from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
 from loop_recipes.config.loop_config import GapConfig
-from loop_recipes.engine.batching import Sample, filled
+from loop_recipes.engine.samples import Sample, ScoredSample
 
 CANARY_TOKENS = 512
 
 
-def gap_metrics(samples: Sequence[Sample], thresholds: GapConfig) -> dict[str, Any]:
+def gap_metrics(samples: Sequence[ScoredSample], thresholds: GapConfig) -> dict[str, Any]:
     """Measure how far the sampler's log-probs are from the learner's under the same version, and judge the distance."""
     if not samples:
         return {"gap_verdict": "none"}
-    gap = torch.cat([(s.sampler_logprobs - filled(s.old_logprobs)).abs() for s in samples]).double().sort().values
+    gap = torch.cat([(s.sampler_logprobs - s.old_logprobs).abs() for s in samples]).double().sort().values
     p99 = gap[round(0.99 * (len(gap) - 1))].item()
     verdict = "ok" if p99 <= thresholds.ok else "drift" if p99 <= thresholds.broken else "broken"
     return {"gap_mean": gap.mean().item(), "gap_p99": p99, "gap_max": gap[-1].item(), "gap_verdict": verdict}
@@ -92,7 +92,7 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def stress(
-    rehearse: Callable[[Sequence[Sample]], None],
+    rehearse: Callable[[Sequence[ScoredSample]], None],
     vocab_size: int,
     length: int,
     micro_batch_tokens: int,
@@ -121,10 +121,10 @@ def stress(
     )
 
 
-def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> Sample:
+def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
     """A rollout of random tokens, all but the first sampled."""
     mask = torch.arange(length) > 0
-    return Sample(
+    return ScoredSample(
         rollout_id=name,
         task_id="stress",
         token_ids=torch.randint(vocab_size, (length,), generator=generator),
@@ -134,6 +134,8 @@ def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator)
         policy_versions=torch.zeros(length - 1, dtype=torch.long),
         reward=0.0,
         advantage=1.0,
+        episode_tokens=length - 1,
+        episode_turns=1,
         old_logprobs=torch.zeros(length - 1),
         ref_logprobs=torch.zeros(length - 1),
     )

@@ -14,7 +14,7 @@ from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.config.sft_config import FixedSetConfig
-from loop_recipes.engine.batching import Sample, training_samples
+from loop_recipes.engine.samples import Sample, training_samples
 from loop_recipes.rollouts.turn_pairs import TurnPair, read_pairs
 
 

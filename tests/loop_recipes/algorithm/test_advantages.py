@@ -15,7 +15,7 @@ from loop_recipes.algorithm.advantages import (
     Solved,
     StdNormalized,
 )
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import ScoredSample
 
 returns = st.floats(0, 1, allow_subnormal=False).map(lambda x: round(x, 4))
 groups_of_returns = st.lists(st.lists(returns, min_size=2, max_size=6), min_size=1, max_size=5)
@@ -101,7 +101,7 @@ def test_batch_normalized_has_unit_spread_over_the_batch(group_baseline):
 def sample_with_kl(reward, kl):
     """A rollout all of whose tokens but the first are sampled, ``kl`` nats each from the reference."""
     old = torch.tensor(kl, dtype=torch.float64)
-    return Sample(
+    return ScoredSample(
         rollout_id="rollout",
         task_id="task",
         token_ids=torch.arange(len(kl) + 1),
@@ -110,6 +110,9 @@ def sample_with_kl(reward, kl):
         sampler_logprobs=torch.zeros(len(kl)),
         policy_versions=torch.zeros(len(kl), dtype=torch.long),
         reward=reward,
+        advantage=0.0,
+        episode_tokens=len(kl),
+        episode_turns=1,
         old_logprobs=old,
         ref_logprobs=torch.zeros_like(old),
     )

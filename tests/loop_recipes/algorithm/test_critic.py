@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loop_recipes.algorithm.critic import Critic, token_advantages, value_loss
-from loop_recipes.engine.batching import collate
+from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from support.learner_cases import make_samples, tiny_lora_model
 
@@ -25,7 +25,7 @@ def test_the_papers_schedule():
 
 def test_advantages_and_loss_equal_the_formulas():
     samples = make_samples([12, 20])
-    batch = collate(samples, 0, packed=False)
+    batch = collate_step(samples, 0, packed=False)
     values = torch.linspace(-0.5, 1.5, len(batch.targets), requires_grad=True)
     position, losses = 0, []
     advantages = token_advantages(values, batch).tolist()
@@ -44,7 +44,7 @@ def test_advantages_and_loss_equal_the_formulas():
 def test_the_value_loss_reaches_the_critic_but_not_the_policy():
     decoder = attach_head(tiny_lora_model(True), TiledLogProbs())
     critic = Critic(width=32, hidden_sizes=(16, 8))
-    batch = collate(make_samples([12, 20, 15]), 0, packed=True)
+    batch = collate_step(make_samples([12, 20, 15]), 0, packed=True)
     outputs = decoder(**batch.inputs(), with_hidden=True)
     value_loss(critic(outputs.hidden), batch).sum().backward()
     assert all(parameter.grad.abs().max() > 0 for parameter in critic.parameters())
@@ -54,7 +54,7 @@ def test_the_value_loss_reaches_the_critic_but_not_the_policy():
 def test_the_critic_learns_a_return_that_the_states_tell():
     """States of rollouts with return 1 and 0 differ; a hundred steps of the paper's loss tell them apart."""
     critic = Critic(width=8, hidden_sizes=(16, 8))
-    batch = collate(make_samples([20, 20]), 0, packed=False)
+    batch = collate_step(make_samples([20, 20]), 0, packed=False)
     batch.rewards.copy_(torch.tensor([1.0, 0.0]))
     hidden = torch.randn(len(batch.targets), 8) + (batch.rollout_index * 4.0 - 2.0)[:, None]
     optimizer = torch.optim.AdamW(critic.parameters(), lr=1e-2)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
-from loop_recipes.engine.batching import collate, with_episode_counts
+from loop_recipes.engine.batching import collate_step
+from loop_recipes.engine.samples import episodes
 from support.learner_cases import make_samples
 
 EPS = 0.2
@@ -56,16 +57,23 @@ def as_rollouts(batch, logprobs):
 def as_episodes(samples, cuts):
     """Sample i as one of ``cuts[i]``, its episode."""
     numbers = [cuts[:place].count(cut) for place, cut in enumerate(cuts)]
-    return with_episode_counts(
-        [
-            replace(sample, episode_id=f"episode-{cut}", segment=number, advantage=samples[cuts.index(cut)].advantage)
-            for sample, cut, number in zip(samples, cuts, numbers, strict=True)
-        ]
-    )
+    cut_up = [
+        replace(sample, episode_id=f"episode-{cut}", segment=number, advantage=samples[cuts.index(cut)].advantage)
+        for sample, cut, number in zip(samples, cuts, numbers, strict=True)
+    ]
+    whole = {members[0].episode: members for members in episodes(cut_up)}
+    return [
+        replace(
+            sample,
+            episode_tokens=sum(int(each.mask.sum()) for each in whole[sample.episode]),
+            episode_turns=sum(each.turns for each in whole[sample.episode]),
+        )
+        for sample in cut_up
+    ]
 
 
 def random_batch(lengths, seed, spread):
-    batch = collate(make_samples(lengths, seed), pad_id=0, packed=False)
+    batch = collate_step(make_samples(lengths, seed), pad_id=0, packed=False)
     noise = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed))
     return batch, (batch.old_logprobs + spread * noise).double().float().requires_grad_()
 
@@ -93,7 +101,7 @@ def test_clipped_loss_and_gradient_equal_the_equations(level, clip, lengths, see
 def test_an_episode_of_several_sequences_has_the_loss_of_all_its_turns(level, cuts, seed):
     """Eq. 10's mean is over the whole episode, wherever its sequences are computed."""
     samples = as_episodes(make_samples([5 + 3 * place for place in range(len(cuts))], seed), cuts)
-    batches = [collate([sample], 0, packed=False) for sample in samples]
+    batches = [collate_step([sample], 0, packed=False) for sample in samples]
     total, gradients = {}, []
     turns_of, advantage_of = {}, {}
     for sample, batch in zip(samples, batches, strict=True):
@@ -114,7 +122,7 @@ def test_an_episode_of_several_sequences_has_the_loss_of_all_its_turns(level, cu
 
 
 def test_one_ratio_per_trajectory_refuses_episodes_of_several_sequences():
-    batch = collate(as_episodes(make_samples([9, 9]), [0, 0]), 0, packed=True)
+    batch = collate_step(as_episodes(make_samples([9, 9]), [0, 0]), 0, packed=True)
     with pytest.raises(ValueError, match="needs episodes of one sequence"):
         ClippedPolicyLoss(level="trajectory")(batch.old_logprobs, batch)
 
@@ -197,7 +205,7 @@ def test_an_overflowing_ratio_on_the_clipped_side_gives_the_bound_and_no_nan(adv
 
 
 def test_an_all_ignored_micro_batch_contributes_nothing_but_keeps_the_graph():
-    batch = collate([], pad_id=0, packed=False)
+    batch = collate_step([], pad_id=0, packed=False)
     logprobs = torch.zeros(0, requires_grad=True)
     for loss in (ClippedPolicyLoss(kl_coefficient=0.1), ClippedPolicyLoss("turn"), ClippedPolicyLoss("trajectory")):
         total = loss(logprobs, batch).per_rollout_loss.sum()

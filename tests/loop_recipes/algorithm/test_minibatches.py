@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.minibatches import minibatches
-from loop_recipes.algorithm.preferences import paired
-from support.learner_cases import make_samples
+from support.learner_cases import as_pairs, make_samples
 
 
 @given(count=st.integers(1, 60), size=st.integers(1, 40) | st.none(), seed=st.integers(0, 5))
@@ -45,7 +44,7 @@ def test_a_minibatch_holds_whole_episodes():
 @settings(deadline=None)
 def test_minibatches_keep_pairs_together(pairs, singles, size, seed):
     samples = make_samples([6] * (2 * pairs + singles))
-    samples = paired(samples, [(i, 2 * pairs - 1 - i) for i in range(pairs)])
+    samples = as_pairs(samples, [(i, 2 * pairs - 1 - i) for i in range(pairs)])
     parts = minibatches(samples, size, seed)
     assert sorted(s.rollout_id for part in parts for s in part) == sorted(s.rollout_id for s in samples)
     for part in parts:

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from loop_formats.ids import segment_id
 from loop_formats.schema import ConfigError
-from loop_recipes.algorithm.preferences import DMPO, DPO, ReturnPairs, paired
-from loop_recipes.engine.batching import collate, micro_batches
+from loop_recipes.algorithm.preferences import DMPO, DPO, ReturnPairs
+from loop_recipes.engine.batching import collate_step, micro_batches, step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.methods.sweet_rl.turn_critic import TurnAdvantage
-from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
+from support.learner_cases import adapter_gradient, as_pairs, make_samples, tiny_lora_model
 from support.small_runs import replay_config, train
 
 LOSSES = {
@@ -58,7 +58,7 @@ def pair_losses(loss, samples, logprobs):
 
 def pairs_of(lengths, seed=0):
     samples = make_samples(lengths, seed)
-    return paired(samples, [(i, i + 1) for i in range(0, len(samples), 2)])
+    return as_pairs(samples, [(i, i + 1) for i in range(0, len(samples), 2)])
 
 
 @every_loss
@@ -78,7 +78,7 @@ def test_weighted_log_likelihood_has_the_pairs_gradient(loss, lengths, seed):
     preferences = loss.compare(samples, logprobs)
     torch.testing.assert_close(preferences.losses, torch.stack(list(expected.values())).detach())
     weighted = preferences.weighted(samples)
-    batch = collate(weighted, pad_id=0, packed=True)
+    batch = collate_step(weighted, pad_id=0, packed=True)
     new = torch.cat([logprobs[s.rollout_id] for s in samples]).float().requires_grad_()
     loss(new, batch).per_rollout_loss.sum().backward()
     torch.testing.assert_close(
@@ -101,7 +101,7 @@ def test_an_episode_of_several_sequences_weighs_as_one_of_the_same_turns(loss):
         for sample in whole
         for number in range(sample.turns)
     ]
-    parts = paired([replace(part, pair="", advantage=0.0) for part in parts], [(0, 1), (2, 3)])
+    parts = as_pairs(parts, [(0, 1), (2, 3)])
     logprobs = {s.rollout_id: s.old_logprobs + torch.linspace(-0.5, 0.7, len(s.old_logprobs)) for s in whole}
     own = {
         segment_id(s.rollout_id, n): logprobs[s.rollout_id][s.turn_ids[s.mask] == n]
@@ -134,7 +134,7 @@ def test_a_models_gradient_equals_autograd_over_both_rollouts(loss, packed):
     assert any(len({s.pair for s in samples if s.rollout_id in batch.rollout_ids}) > 1 for batch in batches)
     with torch.no_grad():
         computed = {k: v for batch in batches for k, v in batch.split(model(**batch.inputs()).logprobs).items()}
-    for batch in micro_batches(loss.compare(samples, computed).weighted(samples), 80, 0, packed):
+    for batch in step_batches(loss.compare(samples, computed).weighted(samples), 80, 0, packed):
         loss(model(**batch.inputs()).logprobs, batch).per_rollout_loss.sum().backward()
     torch.testing.assert_close(adapter_gradient(model).double(), adapter_gradient(plain), rtol=1e-3, atol=1e-5)
 

@@ -7,102 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_formats.rollout import Rollout, Turn
-from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.config.loop_config import UpdateConfig
-from loop_recipes.engine.batching import (
-    Documents,
-    Sample,
-    collate,
-    micro_batches,
-    training_samples,
-)
+from loop_recipes.engine.batching import Documents, collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
+from loop_recipes.engine.samples import credited
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_lora_model
 
 many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
-
-
-def record(token_ids, spans, **changes):
-    mask = [any(start <= i < end for start, end in spans) for i in range(len(token_ids))]
-    fields = {
-        "rollout_id": "c/t_1/0.0",
-        "collection_id": "c",
-        "task_id": "t_1",
-        "index": 0,
-        "attempt": 0,
-        "seed": 0,
-        "dataset": "d",
-        "token_ids": token_ids,
-        "mask": mask,
-        "sampler_logprobs": [-0.5 - i if sampled else 0.0 for i, sampled in enumerate(mask)],
-        "turns": [Turn(s, e, 3 + n, "stop", "s0", 0.0, 0.0, message=n) for n, (s, e) in enumerate(spans)],
-        "messages": [],
-        "reward": 0.75,
-        "success": False,
-        "requirements": [],
-        "end_reason": "completed",
-        "temperature": 1.0,
-        "started_at": 0.0,
-        "seconds": 1.0,
-    }
-    return Rollout(**{**fields, **changes}).validate()
-
-
-def test_a_record_becomes_a_sample():
-    sample = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11], [(2, 4), (5, 7)]))
-    assert sample.token_ids.tolist() == [5, 6, 7, 8, 9, 10, 11]
-    assert sample.turn_ids.tolist() == [-1, -1, 0, 0, -1, 1, 1]
-    assert sample.sampler_logprobs.tolist() == [-2.5, -3.5, -5.5, -6.5]
-    assert sample.policy_versions.tolist() == [3, 3, 4, 4]
-    assert (sample.reward, sample.task_id, sample.tokens) == (0.75, "t_1", 7)
-
-
-def test_an_episode_over_its_budget_is_paid_as_asked():
-    over, ended = (record([5, 6, 7], [(1, 3)], end_reason=reason) for reason in ("turn_limit", "completed"))
-    assert [Sample.from_rollout(over, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.0]
-    assert [Sample.from_rollout(ended, unfinished_return=pay).reward for pay in ("graded", "zero")] == [0.75, 0.75]
-
-
-def test_the_beginning_of_a_sample_is_that_of_the_record():
-    sample = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11], [(2, 4), (5, 7)]))
-    for length in range(3, 9):
-        spans = [(start, min(end, length)) for start, end in [(2, 4), (5, 7)] if start < length]
-        expected = Sample.from_rollout(record([5, 6, 7, 8, 9, 10, 11][:length], spans))
-        beginning = sample.beginning(length)
-        for name in ("token_ids", "mask", "turn_ids", "sampler_logprobs", "policy_versions"):
-            assert getattr(beginning, name).tolist() == getattr(expected, name).tolist()
-        assert beginning.reward == sample.reward
-    with pytest.raises(ValueError, match="no sampled token"):
-        sample.beginning(2)
-
-
-def test_sequences_that_begin_to_be_sampled_later_are_left_out():
-    ids, place = [5, 6, 7, 8, 9, 10, 11], {"episode_id": "c/t_1/0.0", "segments": 2}
-    first = record(ids, [(2, 4)], **place)
-    second = record(ids, [(5, 7)], rollout_id="c/t_1/0.0/1", segment=1, **place)
-    kept = {
-        length: [
-            (s.segment, s.tokens)
-            for s in training_samples([first, second], UpdateConfig(max_tokens_per_rollout=length))
-        ]
-        for length in (4, 6, 9, None)
-    }
-    assert kept == {4: [(0, 4)], 6: [(0, 6), (1, 6)], 9: [(0, 7), (1, 7)], None: [(0, 7), (1, 7)]}
-    late = record(ids, [(5, 7)], rollout_id="c/t_1/0.1")
-    learned = training_samples([first, second, late], UpdateConfig(max_tokens_per_rollout=4))
-    assert [sample.rollout_id for sample in learned] == [first.rollout_id]
-    with pytest.raises(ConfigError, match=r"max_tokens_per_rollout is 2, and none of 2 rollouts"):
-        training_samples([first, second], UpdateConfig(max_tokens_per_rollout=2))
-
-
-def test_samples_without_anything_to_learn_or_predict_from_are_refused():
-    (sample,) = make_samples([8])
-    with pytest.raises(ValueError, match="no sampled token"):
-        replace(sample, mask=torch.zeros(8, dtype=torch.bool))
-    with pytest.raises(ValueError, match="first token counts as sampled"):
-        replace(sample, mask=torch.ones(8, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -110,7 +21,7 @@ def test_samples_without_anything_to_learn_or_predict_from_are_refused():
 @settings(max_examples=40, deadline=None)
 def test_collate_points_at_the_right_tokens(packed, lengths, seed):
     samples = make_samples(lengths, seed)
-    batch = collate(samples, pad_id=VOCAB - 1, packed=packed)
+    batch = collate_step(samples, pad_id=VOCAB - 1, packed=packed)
     flat_tokens, flat_positions = batch.tokens.flatten(), batch.input_pos.flatten()
     position = 0
     for number, sample in enumerate(samples):
@@ -121,7 +32,7 @@ def test_collate_points_at_the_right_tokens(packed, lengths, seed):
             assert batch.rollout_index[position] == number
             assert batch.turn_rollout[batch.turn_index[position]] == number
             position += 1
-    assert position == len(batch.targets) == len(batch.old_logprobs) == len(batch.sampler_logprobs)
+    assert position == len(batch.targets) == len(batch.old_logprobs)
     turns = [len(set(s.turn_ids[s.mask].tolist())) for s in samples]
     assert torch.bincount(batch.turn_rollout).tolist() == turns
     assert batch.documents == (Documents.of(lengths) if packed else None)
@@ -156,11 +67,11 @@ def loss_and_gradient(model, batches):
 def test_any_budget_padded_or_packed_gives_one_loss_and_gradient(tied):
     model = attach_head(tiny_lora_model(tied), TiledLogProbs(token_tile=16, vocab_tile=32))
     samples = make_samples([31, 9, 50, 17, 5, 26, 44])
-    expected, gradient, per_rollout = loss_and_gradient(model, [collate([s], 0, False) for s in samples])
+    expected, gradient, per_rollout = loss_and_gradient(model, [collate_step([s], 0, False) for s in samples])
     assert gradient.abs().max() > 1e-3
     for packed in (False, True):
         for budget in (1, 60, 75, 120, 400):
-            batches = [*micro_batches(samples, budget, pad_id=3, packed=packed), collate([], 3, packed)]
+            batches = [*step_batches(samples, budget, pad_id=3, packed=packed), collate_step([], 3, packed)]
             total, other, values = loss_and_gradient(model, batches)
             assert total == pytest.approx(expected, abs=2e-5)
             assert values == pytest.approx(per_rollout, abs=2e-5)
@@ -226,4 +137,4 @@ def test_errors_name_the_cause():
     with pytest.raises(ValueError, match="token_budget must be at least 1"):
         micro_batches(samples, 0, 0, packed=False)
     with pytest.raises(ValueError, match="rollout-1 has no old_logprobs"):
-        collate([samples[0], replace(samples[1], old_logprobs=None)], 0, packed=False)
+        collate_step([samples[0], credited(samples[1:], 1.0)[0]], 0, packed=False)

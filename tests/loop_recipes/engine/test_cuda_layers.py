@@ -7,7 +7,7 @@ from torchtune.modules import MultiHeadAttention, RMSNorm
 
 from loop_formats.schema import ConfigError
 from loop_recipes.engine import cuda_layers
-from loop_recipes.engine.batching import collate
+from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear, FusedRMSNorm, PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.model import meta_model, new_adapter
@@ -50,8 +50,8 @@ def policy(folder, name):
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_packed_padded_and_one_by_one_are_the_same(tmp_path, name):
     samples, model = make_samples([31, 9, 50, 17]), policy(tmp_path, name)
-    packed, padded = (loss_and_gradient(model, collate(samples, 0, packed=packed)) for packed in (True, False))
-    alone = [loss_and_gradient(model, collate([sample], 0, packed=False)) for sample in samples]
+    packed, padded = (loss_and_gradient(model, collate_step(samples, 0, packed=packed)) for packed in (True, False))
+    alone = [loss_and_gradient(model, collate_step([sample], 0, packed=False)) for sample in samples]
     one_by_one = torch.cat([logprobs for logprobs, _ in alone]), sum(gradient for _, gradient in alone)
     for found in (padded, one_by_one):
         torch.testing.assert_close(found[0], packed[0], rtol=0, atol=2e-5)
@@ -60,7 +60,7 @@ def test_packed_padded_and_one_by_one_are_the_same(tmp_path, name):
 
 @pytest.mark.parametrize("name", [None, *ONE_EACH])
 def test_the_arithmetic_for_cuda_is_that_of_the_cpu(monkeypatch, tmp_path, name):
-    batch = collate(make_samples([31, 9, 50, 17]), 0, packed=True)
+    batch = collate_step(make_samples([31, 9, 50, 17]), 0, packed=True)
     model = attach_head(tiny_lora_model(True), TiledLogProbs()) if name is None else policy(tmp_path, name)
     expected = loss_and_gradient(model, batch)
     called = []
@@ -90,7 +90,7 @@ def test_an_older_torch_is_named_once_and_packed_rows_go_the_other_way(monkeypat
     with pytest.warns(UserWarning, match="varlen_attn takes no window_size or enable_gqa") as said:
         model = attach_head(tiny_lora_model(True), TiledLogProbs())
     assert len(said) == 1
-    batch = collate(make_samples([31, 9]), 0, packed=True)
+    batch = collate_step(make_samples([31, 9]), 0, packed=True)
     monkeypatch.setattr(PackedAttention, "packed", None)
     assert loss_and_gradient(model, batch)[0].isfinite().all()
 

@@ -8,7 +8,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop_recipes.engine import logprobs as logprobs_module
-from loop_recipes.engine.batching import collate
+from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
@@ -184,7 +184,7 @@ def test_tensor_cores_give_the_same_bits_every_time():
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_decoder_equals_log_softmax_of_the_plain_models_logits(tied):
     plain = tiny_lora_model(tied)
-    batch = collate(make_samples([21, 40, 9]), 0, packed=False)
+    batch = collate_step(make_samples([21, 40, 9]), 0, packed=False)
     logits = plain(batch.tokens, input_pos=batch.input_pos).flatten(0, 1)[batch.rows] / 0.8
     expected = logits.log_softmax(-1).gather(1, batch.targets[:, None]).squeeze(1)
     (expected * batch.old_logprobs).sum().backward()
@@ -211,7 +211,7 @@ def test_only_rows_that_predict_sampled_tokens_reach_the_head():
         seen.append(len(hidden))
         return TiledLogProbs()(hidden, weight, targets, temperature)
 
-    batch = collate(make_samples([30, 30]), 0, packed=True)
+    batch = collate_step(make_samples([30, 30]), 0, packed=True)
     attach_head(tiny_lora_model(True), head)(**batch.inputs())
     assert seen == [len(batch.targets)]
     assert seen[0] < 60
@@ -219,7 +219,7 @@ def test_only_rows_that_predict_sampled_tokens_reach_the_head():
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_activation_checkpointing_changes_nothing(packed):
-    batch = collate(make_samples([30, 12, 25]), 0, packed)
+    batch = collate_step(make_samples([30, 12, 25]), 0, packed)
     gradients = []
     for wrap in (False, True):
         decoder = attach_head(tiny_lora_model(True), TiledLogProbs())
@@ -233,12 +233,12 @@ def test_activation_checkpointing_changes_nothing(packed):
 
 def test_an_all_ignored_micro_batch_gives_zero_gradients():
     decoder = attach_head(tiny_lora_model(True), TiledLogProbs())
-    decoder(**collate([], 0, packed=False).inputs()).logprobs.sum().backward()
+    decoder(**collate_step([], 0, packed=False).inputs()).logprobs.sum().backward()
     assert adapter_gradient(decoder).abs().max() == 0
 
 
 def test_errors_name_the_cause():
-    batch = collate(make_samples([70]), 0, packed=True)
+    batch = collate_step(make_samples([70]), 0, packed=True)
     with pytest.raises(ValueError, match="70 tokens is longer than the model's max_seq_len 64"):
         attach_head(tiny_lora_model(True), TiledLogProbs())(**batch.inputs())
     with pytest.raises(ValueError, match="temperature must be above 0"):

@@ -56,7 +56,7 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
         ConfigError: of the config, the options, the logs or the critic; and the errors of the node.
     """
     # torch, which --help does without
-    from loop_recipes.engine.batching import Sample
+    from loop_recipes.engine.samples import Sample
     from loop_recipes.methods.sweet_rl.stored_critic import critic_adapter, critic_config, load_turn_critic
     from loop_recipes.methods.sweet_rl.turn_candidates import candidate_requests, pairs_of, sample_candidates
     from loop_recipes.rollouts.fixed_set import read_fixed_set

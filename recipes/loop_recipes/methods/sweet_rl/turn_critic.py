@@ -31,8 +31,8 @@ from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.config.components import build, check_component
 from loop_recipes.engine.adapter_versions import AdapterVersions
-from loop_recipes.engine.batching import Sample
 from loop_recipes.engine.model import check_context
+from loop_recipes.engine.samples import Sample
 
 HIDDEN_HEAD = "What the agent cannot see:\n"
 PerTurn = Literal["mean", "sum"]

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import ReturnPairs
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import Sample
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, by_turn
 
 

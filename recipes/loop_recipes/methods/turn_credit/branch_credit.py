@@ -16,7 +16,7 @@ from typing import Any, Literal
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest, losses
 from loop_formats.rollout import Rollout
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import Sample
 from loop_recipes.rollouts.branching import BRANCHES_OF_A_REQUEST, HowToSample, branch_requests, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
 from rollout_server.client import CollectionFailed

@@ -13,20 +13,19 @@ tokens of a collection the standard deviation that the A_k have over them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from loop_recipes.config.loop_config import TurnCreditConfig
-from loop_recipes.engine.batching import Sample
+from loop_recipes.engine.samples import CreditedSample
 from loop_recipes.methods.sweet_rl.turn_critic import TurnCritic
 
 
 def spreader(
     config: TurnCreditConfig | None, critic: TurnCritic | None, credits: Mapping[str, Sequence[float]]
-) -> Callable[[list[Sample]], list[Sample]] | None:
+) -> Callable[[Sequence[CreditedSample]], list[Tensor]] | None:
     """Return the function that spreads an update's advantages of rollouts with signal over their turns; None where
     advantages are not spread.
 
@@ -43,11 +42,12 @@ def spreader(
     return partial(spread, credits=of_turns, strength=strength, same_scale=False)
 
 
-def spread(samples: Sequence[Sample], credits: Mapping[str, Tensor], strength: float, same_scale: bool) -> list[Sample]:
-    """The samples with advantages of their tokens.
+def spread(
+    samples: Sequence[CreditedSample], credits: Mapping[str, Tensor], strength: float, same_scale: bool
+) -> list[Tensor]:
+    """Give each sampled token an advantage: [n] of each sample, float32.
 
     Args:
-        samples: with advantages.
         credits: [t] of each turn from the first on, by rollout id; a rollout without any keeps A_k for all its tokens.
         same_scale: the ``s`` above; False is 1.
     """
@@ -55,13 +55,10 @@ def spread(samples: Sequence[Sample], credits: Mapping[str, Tensor], strength: f
     if same_scale and samples:
         own = torch.cat([torch.full_like(each, s.advantage) for s, each in zip(samples, centred, strict=True)])
         strength *= (own.std(correction=0) / torch.cat(centred).std(correction=0).clamp(min=1e-12)).item()
-    return [
-        replace(sample, token_advantages=(sample.advantage + strength * each).float())
-        for sample, each in zip(samples, centred, strict=True)
-    ]
+    return [(sample.advantage + strength * each).float() for sample, each in zip(samples, centred, strict=True)]
 
 
-def _centred(sample: Sample, credits: Tensor | None) -> Tensor:
+def _centred(sample: CreditedSample, credits: Tensor | None) -> Tensor:
     """[n] float64: of each sampled token its turn's credit less their mean over the rollout."""
     turns = sample.turn_ids[sample.mask]
     if credits is None:

@@ -1,0 +1,237 @@
+"""A rollout on its way to the step, as one type for each stage: what it has, its type says.
+
+:class:`Sample` is a rollout as it came, :class:`CreditedSample` has the advantage of its episode, :class:`ScoredSample`
+what the learner computed for its tokens. :mod:`~loop_recipes.engine.batching` makes micro-batches of them.
+
+An episode is mostly one rollout. Where it is several, each is a sample with the episode's return and advantage, and
+what is a mean over an episode is divided by the episode's own counts: summed over its samples, it is that mean.
+
+Shapes: s tokens, n sampled tokens, t agent turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from loop_formats.rollout import Rollout
+from loop_formats.schema import require
+from loop_recipes.config.loop_config import UpdateConfig
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout as the learner sees it.
+
+    Attributes:
+        token_ids: [s], the served sequence.
+        mask: [s], true exactly where the policy sampled the token; never at position 0.
+        turn_ids: [s], 0..t-1 where the mask is true, -1 elsewhere.
+        sampler_logprobs: [n], what the sampler reported; only compared with, never trained on.
+        policy_versions: [n], the version that sampled each token.
+        reward: the return of the episode.
+        collection_id: of the collection that the rollout is from; empty for one that was made up.
+        episode_id: the same for all rollouts of an episode; empty for one that is an episode by itself.
+        segment: which of them it is, from 0.
+        hidden_tokens: tokens at the beginning that only a critic of turns may see (SWEET-RL); an actor does not train
+            on a sample that has any.
+    """
+
+    rollout_id: str
+    task_id: str
+    token_ids: Tensor
+    mask: Tensor
+    turn_ids: Tensor
+    sampler_logprobs: Tensor
+    policy_versions: Tensor
+    reward: float
+    collection_id: str = ""
+    episode_id: str = ""
+    segment: int = 0
+    hidden_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not bool(self.mask.any()):
+            raise ValueError(f"rollout {self.rollout_id}: no sampled token to learn from")
+        if bool(self.mask[0]):
+            raise ValueError(f"rollout {self.rollout_id}: the first token counts as sampled, but nothing predicts it")
+
+    @classmethod
+    def from_rollout(cls, rollout: Rollout, unfinished_return: Literal["graded", "zero"] = "graded") -> Sample:
+        """The learner's view of a validated record.
+
+        Args:
+            unfinished_return: "zero" replaces the reward of an episode that the agent did not end itself by 0.
+        """
+        unpaid = unfinished_return == "zero" and rollout.end_reason != "completed"
+        mask = torch.tensor(rollout.mask, dtype=torch.bool)
+        turn_ids = torch.full((len(rollout.mask),), -1, dtype=torch.long)
+        versions = torch.zeros(len(rollout.mask), dtype=torch.long)
+        for number, turn in enumerate(rollout.turns):
+            turn_ids[turn.start : turn.end] = number
+            versions[turn.start : turn.end] = turn.policy_version
+        return cls(
+            rollout_id=rollout.rollout_id,
+            task_id=rollout.task_id,
+            token_ids=torch.tensor(rollout.token_ids, dtype=torch.long),
+            mask=mask,
+            turn_ids=turn_ids,
+            sampler_logprobs=torch.tensor(rollout.sampler_logprobs, dtype=torch.float32)[mask],
+            policy_versions=versions[mask],
+            reward=0.0 if unpaid else rollout.reward,
+            collection_id=rollout.collection_id,
+            episode_id=rollout.episode_id,
+            segment=rollout.segment,
+        )
+
+    def beginning(self, length: int) -> Self:
+        """Cut to its first ``length`` tokens; the whole one if it is no longer.
+
+        Raises:
+            ValueError: none of them was sampled.
+        """
+        sampled = int(self.mask[:length].sum())
+        return replace(
+            self,
+            token_ids=self.token_ids[:length],
+            mask=self.mask[:length],
+            turn_ids=self.turn_ids[:length],
+            sampler_logprobs=self.sampler_logprobs[:sampled],
+            policy_versions=self.policy_versions[:sampled],
+        )
+
+    def only_turn(self, number: int) -> Self:
+        """Cut after the turn ``number`` of those it sampled (from 0), the only one that it then learns from."""
+        here = self.turn_ids == number
+        end, sampled = int(here.nonzero().max()) + 1, here[self.mask]
+        return replace(
+            self,
+            token_ids=self.token_ids[:end],
+            mask=here[:end],
+            turn_ids=torch.where(here, 0, -1)[:end],
+            sampler_logprobs=self.sampler_logprobs[sampled],
+            policy_versions=self.policy_versions[sampled],
+        )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def turns(self) -> int:
+        """Agent turns with a sampled token."""
+        return len(torch.unique(self.turn_ids[self.mask]))
+
+    @property
+    def episode(self) -> str:
+        """The id of its episode."""
+        return self.episode_id or self.rollout_id
+
+
+@dataclass(frozen=True)
+class CreditedSample(Sample):
+    """A sample whose group is complete.
+
+    Attributes:
+        advantage: of its episode; 1 or -1 in a preference pair.
+        episode_tokens, episode_turns: sampled tokens and agent turns of the whole episode.
+        pair: the preference pair that its episode is one half of; empty without one.
+    """
+
+    advantage: float = field(kw_only=True)
+    episode_tokens: int = field(kw_only=True)
+    episode_turns: int = field(kw_only=True)
+    pair: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
+class ScoredSample(CreditedSample):
+    """A sample that the learner has gone over; one that is imitated, whoever sampled it, need not be.
+
+    Attributes:
+        old_logprobs: [n], the learner's own log-probs under the sampling version, or those of the reference for a loss
+            on pairs.
+        ref_logprobs: [n], log-probs under the base model; None without a KL term.
+        token_advantages: [n], each token's own, in place of ``advantage``; None where all have that.
+    """
+
+    old_logprobs: Tensor = field(kw_only=True)
+    ref_logprobs: Tensor | None = field(default=None, kw_only=True)
+    token_advantages: Tensor | None = field(default=None, kw_only=True)
+
+
+AnySample = TypeVar("AnySample", bound=Sample)
+
+
+def episodes(samples: Iterable[AnySample]) -> list[list[AnySample]]:
+    """The samples of each episode together, episodes in the order in which the first of each comes."""
+    found: dict[str, list[AnySample]] = {}
+    for sample in samples:
+        found.setdefault(sample.episode, []).append(sample)
+    return list(found.values())
+
+
+def credited(members: Sequence[Sample], advantage: float, pair: str = "") -> list[CreditedSample]:
+    """The samples of one whole episode with its advantage."""
+    tokens, turns = sum(int(sample.mask.sum()) for sample in members), sum(sample.turns for sample in members)
+    return [
+        CreditedSample(
+            **_of_stage(sample, Sample), advantage=advantage, episode_tokens=tokens, episode_turns=turns, pair=pair
+        )
+        for sample in members
+    ]
+
+
+def scored(sample: CreditedSample, old_logprobs: Tensor, ref_logprobs: Tensor | None = None) -> ScoredSample:
+    """The sample with log-probs [n] of its sampled tokens."""
+    fields_before = _of_stage(sample, CreditedSample)
+    return ScoredSample(**fields_before, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+
+
+def _of_stage(sample: Sample, stage: type[Sample]) -> dict[str, Any]:
+    """Return the fields of ``stage`` alone: a sample that was trained on can be trained on again."""
+    return {each.name: getattr(sample, each.name) for each in fields(stage)}
+
+
+def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[Sample]:
+    """The samples of the rollouts, with the return and up to the length that ``config`` says.
+
+    A rollout with no sampled token within ``max_tokens_per_rollout`` has nothing to learn from and is left out.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    samples = [Sample.from_rollout(rollout, config.unfinished_return) for rollout in rollouts]
+    length = config.max_tokens_per_rollout
+    if length is None:
+        return samples
+    kept = [sample.beginning(length) for sample in samples if bool(sample.mask[:length].any())]
+    require(
+        kept,
+        f"update.max_tokens_per_rollout is {length}, and none of {len(samples)} rollouts has a sampled token so early; "
+        "it must be longer than their prompts",
+    )
+    return kept
+
+
+def check_token_ids(samples: Sequence[Sample], vocabulary: int, key: str) -> None:
+    """Check that the model in training knows every token id of the samples.
+
+    Args:
+        vocabulary: how many token ids the model in training knows.
+        key: of the config, which says where the samples are from.
+
+    Raises:
+        ConfigError: a sample holds an id beyond them.
+    """
+    for sample in samples:
+        largest = int(sample.token_ids.max())
+        require(
+            largest < vocabulary,
+            f"{key}: rollout {sample.rollout_id} holds the token id {largest}, but the config's model has a vocabulary "
+            f"of {vocabulary}; another model sampled it: name that one under `model` and `checkpointer`",
+        )

@@ -13,6 +13,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write the model")
     args = parser.parse_args()
     sys.path.append(str(args.packages))
-    from gguf import GGUFReader  # of the folder of packages
+    from gguf import GGUFReader, dequantize  # of the folder of packages
 
     file = GGUFReader(args.packages / FILE)
     header = {name: field.contents() for name, field in file.fields.items()}
+    stored = ((tensor.name, dequantize(tensor.data, tensor.tensor_type)) for tensor in file.tensors)
     with whole_folder(args.folder) as partial:
-        save_file(weights(file, header), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(weights(stored, header), partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(config(header), indent=2) + "\n", encoding="utf-8")
         tokenizer(header).save(str(partial / "tokenizer.json"))
         (partial / "tokenizer_config.json").write_text(
@@ -63,22 +65,18 @@ def main() -> None:
     print(f"{args.folder}: SmolLM2-135M-Instruct, from {FILE}")
 
 
-def weights(file: Any, header: dict[str, Any]) -> dict[str, Tensor]:
-    """Every tensor by its Hugging Face name, float32."""
-    from gguf.quants import dequantize
-
+def weights(stored: Iterable[tuple[str, np.ndarray]], header: dict[str, Any]) -> dict[str, Tensor]:
+    """Every tensor by its Hugging Face name, float32, from those of llama.cpp by its names."""
     heads = {"attn_q": header["llama.attention.head_count"], "attn_k": header["llama.attention.head_count_kv"]}
     found = {}
-    for stored in file.tensors:
-        values = torch.from_numpy(np.array(dequantize(stored.data, stored.tensor_type), dtype=np.float32))
-        if stored.name in OUTER:
-            found[OUTER[stored.name]] = values
+    for name, numbers in stored:
+        values = torch.from_numpy(np.array(numbers, dtype=np.float32))
+        if name in OUTER:
+            found[OUTER[name]] = values
             continue
-        _, layer, kind, _ = stored.name.split(".")
-        if kind in heads:
-            values = (
-                values.unflatten(0, (heads[kind], -1, 2)).transpose(1, 2).flatten(0, 2)
-            )  # llama.cpp turns neighbours
+        _, layer, kind, _ = name.split(".")
+        if kind in heads:  # llama.cpp turns neighbouring channels
+            values = values.unflatten(0, (heads[kind], -1, 2)).transpose(1, 2).flatten(0, 2)
         found[f"model.layers.{layer}.{IN_LAYER[kind]}.weight"] = values.contiguous()
     return found
 

@@ -11,7 +11,7 @@ from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.loop_config import GapConfig, LoopConfig, read_loop_config
 from loop_recipes.engine import peft_export
 from loop_recipes.engine.diagnostics import canary, tolerances
-from loop_recipes.engine.model import load_base, new_adapter
+from loop_recipes.engine.model import load_base
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.samples import Sample
 from rollout_server.client import RolloutClient, RolloutNodeError

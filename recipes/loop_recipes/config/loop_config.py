@@ -197,7 +197,7 @@ class GapConfig:
     ok: float = 1e-3
     """Up to here the verdict is "ok", above it "drift"; a canary's mean may be this large."""
     broken: float = 0.1
-    """Above this the verdict is "broken"; a canary's 90th percentile may be this large."""
+    """Above this the verdict is "broken", which ends a run; a canary's 90th percentile may be this large."""
 
 
 @dataclass(frozen=True, config=STRICT)

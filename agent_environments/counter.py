@@ -1,7 +1,7 @@
 """A complete environment in one small file: bring a counter to a number.
 
 It needs nothing but the standard library, starts in microseconds and is deterministic, so the rollout node's fast tests
-run on it, and `docs/bring_your_own_environment.md` explains environments with it.
+run on it, and `docs/your_own_task.md` explains environments with it.
 
 The agent writes calls in a fenced python block: ``add(n)`` with 1 <= n <= 9, ``show()`` and ``finish()``. The calls are
 read with :mod:`ast`, never executed.
@@ -13,6 +13,7 @@ import ast
 import asyncio
 from collections.abc import Sequence
 
+from agent_environments.description import NUMBERED, Description
 from agent_environments.extraction import extract_code
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.places import Places
@@ -126,6 +127,7 @@ class CounterPool:
     """Lends :class:`CounterEnvironment`, at most ``max_worlds`` at a time; every step takes ``step_seconds``."""
 
     dataset = "counter"
+    description = Description(group_pattern=NUMBERED, groups="groups of tasks")
 
     def __init__(
         self,

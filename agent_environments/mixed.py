@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_environments.description import Description, description_of, environment_of
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -34,23 +35,6 @@ from agent_environments.protocol import (
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _KEYS = ("name", "config", "splits")
-
-
-def environment_of(task_id: str) -> str:
-    """The name in front of the id of a mixed pool's task; "" for any other task.
-
-    What follows it may hold a slash too: the environment may be a mixture itself, or a service's.
-    """
-    name, slash, _ = task_id.partition("/")
-    return name if slash else ""
-
-
-def check_environments(names: Iterable[str], task_ids: Sequence[str]) -> None:
-    """Raise ValueError for the first of ``names`` that is no environment of these tasks."""
-    known = sorted(set(map(environment_of, task_ids)))
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{name} has no tasks; there are tasks of {', '.join(found or 'none' for found in known)}")
 
 
 class MixedEnvironment:
@@ -98,6 +82,15 @@ class MixedPool:
     Raises:
         ValueError: no environments, a bad name or key, or an environment that cannot be built; names it.
     """
+
+    @classmethod
+    def description(cls, config: Mapping[str, Any]) -> Description:
+        """Each environment's own; the scores are called as theirs are where these agree."""
+        sections = config["environments"]
+        members = {name: description_of(one["name"], one.get("config") or {}) for name, one in sections.items()}
+        words = {(member.score, member.group_score, member.groups) for member in members.values()}
+        score, group_score, groups = words.pop() if len(words) == 1 else ("success", "group success", "groups of tasks")
+        return Description(score=score, group_score=group_score, groups=groups, environments=members)
 
     def __init__(self, token_spans: TokenSpans, environments: Mapping[str, Mapping[str, Any]]) -> None:
         if not environments:

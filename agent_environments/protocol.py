@@ -189,7 +189,11 @@ class PoolStatus:
 
 @runtime_checkable
 class EnvironmentPool(Protocol):
-    """The environments of one node. ``dataset`` is the name printed beside every score."""
+    """The environments of one node. ``dataset`` is the name printed beside every score.
+
+    A class may also say how its tasks are grouped and what its scores are called
+    (:mod:`agent_environments.description`).
+    """
 
     dataset: str
 
@@ -227,6 +231,19 @@ class PoolByTask(Protocol):
         ...
 
 
+@runtime_checkable
+class PoolWithPreflight(Protocol):
+    """The further interface of a pool that knows its tasks before it is opened."""
+
+    def preflight(self, split: str | Sequence[str]) -> list[str]:
+        """The tasks of a split, or the given ones, if this machine has what the pool needs.
+
+        Raises:
+            ValueError, FileNotFoundError: something is missing; names it and the cure. UnknownTask: no such task.
+        """
+        ...
+
+
 async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
     """An environment for an episode of this task. Once it is there the episode waits for nobody, so a deadline that
     begins then is all the episode's own.
@@ -252,6 +269,10 @@ ENVIRONMENTS: dict[str, str] = {
     "tools": "agent_environments.tools.environment:ToolPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""
+
+
+DEFAULT_ENVIRONMENT = "appworld"
+"""The environment that a command means where it names none."""
 
 
 def is_harness(name: str) -> bool:

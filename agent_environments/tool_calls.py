@@ -40,6 +40,8 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 _SPACE = re.compile(r"\s*")
+_SECTION_OPENS, _SECTION_CLOSES = _SECTION.format(schemas="\0").split("\0")
+_RESULT_MARK = re.compile(r"<(/?)tool_response>")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,20 @@ def tools_section(schemas: Sequence[Mapping[str, Any]]) -> str:
             "parameters"}}``. Keys stay in their order.
     """
     return _SECTION.format(schemas="\n".join(_json(schema) for schema in schemas))
+
+
+def split_tools_section(content: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """A system message's own text, None if it has none, and the tools that :func:`tools_section` offers in it."""
+    before, opens, after = content.partition(_SECTION_OPENS)
+    if not opens or not after.endswith(_SECTION_CLOSES):
+        return content, []
+    try:
+        schemas = [json.loads(line) for line in after[: -len(_SECTION_CLOSES)].split("\n")]
+    except (ValueError, RecursionError):
+        return content, []
+    if tools_section(schemas) != content[len(before) :] or (before and not before.endswith("\n\n")):
+        return content, []
+    return (before[:-2], schemas) if before else (None, schemas)
 
 
 def parse_tool_calls(text: str) -> list[ToolCall | BadCall]:
@@ -98,8 +114,24 @@ def render_tool_call(call: ToolCall) -> str:
 
 
 def render_tool_response(*contents: str) -> str:
-    """The user message that answers a turn: the results of its calls, in their order."""
-    return "\n".join(f"<tool_response>\n{content}\n</tool_response>" for content in contents)
+    """The user message that answers a turn: the results of its calls, in their order.
+
+    The marks themselves, in a result, get a blank: no tool can write the result of another one.
+    """
+    return "\n".join(f"<tool_response>\n{_unmarked(content)}\n</tool_response>" for content in contents)
+
+
+def split_tool_responses(text: str) -> list[str] | None:
+    """The results that :func:`render_tool_response` has put into ``text``; None if it is another text."""
+    head, foot, between = "<tool_response>\n", "\n</tool_response>", "\n</tool_response>\n<tool_response>\n"
+    if not (text.startswith(head) and text.endswith(foot) and len(text) >= len(head) + len(foot)):
+        return None
+    results = text[len(head) : -len(foot)].split(between)
+    return results if render_tool_response(*results) == text else None
+
+
+def _unmarked(content: str) -> str:
+    return _RESULT_MARK.sub(r"<\1tool_response >", content)
 
 
 def _json(value: object) -> str:

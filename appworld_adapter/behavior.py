@@ -18,67 +18,70 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from typing import Any
 
 from agent_environments.agent_turns import AgentTurn
+from agent_environments.description import BehaviorFigure, Messages
 
 _ENDPOINT = re.compile(r"\bapis\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _SHOW_API_DOC = re.compile(r"\bapis\.api_docs\.show_api_doc\s*\(")
 _ASSUME = re.compile(r"assum(?:e|ing)")  # "assume" also finds "assumed", once
 
 
-@dataclass(frozen=True)
-class RolloutBehavior:
-    """Counts of one rollout; their sums over rollouts are all that the aggregate figures need."""
-
-    turns: int
-    code_characters: int
-    multiple_cell_turns: int
-    failed_turns: int
-    failed_calls: int
-    recovered_calls: int
-    show_api_doc_calls: int
-    assume: int
-    dummy: int
+def _figure(name: str, title: str, of: str, **how: Any) -> BehaviorFigure:
+    return BehaviorFigure(name, title, of, key=f"behavior_{name}", source="LOOP, appendix A.1", **how)
 
 
-@dataclass(frozen=True)
-class Behavior:
-    """Appendix A.1 over ``rollouts`` rollouts; ``give_up_rate`` is None where no call failed.
-
-    :data:`BEHAVIOR_FIGURES` says what each means.
-    """
-
-    rollouts: int
-    turns: float
-    code_characters: float
-    multiple_cells_per_turn: float
-    execution_errors_per_turn: float
-    give_up_rate: float | None
-    show_api_doc: float
-    assume: float
-    dummy: float
-
-    def as_metrics(self, prefix: str = "behavior_") -> dict[str, float]:
-        """Flat names for a metric logger; a rate that is not defined is left out."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {f"{prefix}{name}": float(value) for name, value in values.items() if value is not None}
+def _per_turn(name: str, title: str, of: str) -> BehaviorFigure:
+    """Return a share of the turns that were answered, 0 where there are none."""
+    return _figure(name, title, of, per="turns", empty=0.0)
 
 
-BEHAVIOR_FIGURES: dict[str, tuple[str, str]] = {
-    "turns": ("turns per rollout", "agent turns that were answered, per rollout"),
-    "code_characters": ("code characters per rollout", "characters of code per rollout"),
-    "multiple_cells_per_turn": ("turns with several code cells", "share of turns with more than one code block"),
-    "execution_errors_per_turn": ("execution errors per turn", "share of turns whose code failed"),
-    "give_up_rate": (
-        "failed-call give-up rate",
-        "share of failed API endpoints that were not called successfully later on",
-    ),
-    "show_api_doc": ("show_api_doc calls per rollout", "show_api_doc calls per rollout"),
-    "assume": ("'assume' per rollout", "occurrences of assume, assumed, assuming per rollout"),
-    "dummy": ("'dummy' per rollout", "occurrences of dummy per rollout"),
-}
-"""The figures of :class:`Behavior` by their names there: (title in tables and pictures, meaning)."""
+class AppWorldBehavior:
+    """Counts what the figures of appendix A.1 are made of."""
+
+    name = "code"
+    figures = (
+        _figure("turns", "turns per rollout", "turns"),
+        _figure("code_characters", "code characters per rollout", "code_characters"),
+        _per_turn("multiple_cells_per_turn", "turns with several code cells", "multiple_cell_turns"),
+        _per_turn("execution_errors_per_turn", "execution errors per turn", "failed_turns"),
+        _figure(
+            "give_up_rate",
+            "failed-call give-up rate",
+            "failed_calls",
+            less="recovered_calls",
+            per="failed_calls",
+            undefined="no call failed",
+        ),
+        _figure("show_api_doc", "show_api_doc calls per rollout", "show_api_doc_calls"),
+        _figure("assume", "'assume' per rollout", "assume"),
+        _figure("dummy", "'dummy' per rollout", "dummy"),
+    )
+
+    def concerns(self, messages: Messages) -> bool:
+        """Any conversation may hold code."""
+        return True
+
+    def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
+        """The counts of one episode."""
+        answered = [turn for turn in turns if turn.observation is not None]
+        failed, recovered = give_up_counts(answered)
+        return {
+            "turns": len(answered),
+            "code_characters": sum(len(block) for turn in turns for block in turn.blocks),
+            "multiple_cell_turns": sum(len(turn.blocks) > 1 for turn in answered),
+            "failed_turns": sum(turn.failed for turn in answered),
+            "failed_calls": failed,
+            "recovered_calls": recovered,
+            "show_api_doc_calls": sum(len(_SHOW_API_DOC.findall(block)) for turn in turns for block in turn.blocks),
+            "assume": sum(len(_ASSUME.findall(turn.text)) for turn in turns),
+            "dummy": sum(turn.text.count("dummy") for turn in turns),
+        }
+
+    def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
+        """The endpoints an agent named, ``app.api``, in order, with repetitions."""
+        return [call for turn in turns for call in _endpoints(turn)]
 
 
 def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
@@ -99,54 +102,6 @@ def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
             recovered += len(attempted & failing)
             failing -= attempted
     return failed, recovered
-
-
-def rollout_behavior(turns: Sequence[AgentTurn]) -> RolloutBehavior:
-    """Count one episode."""
-    answered = [turn for turn in turns if turn.observation is not None]
-    failed, recovered = give_up_counts(answered)
-    return RolloutBehavior(
-        turns=len(answered),
-        code_characters=sum(len(block) for turn in turns for block in turn.blocks),
-        multiple_cell_turns=sum(len(turn.blocks) > 1 for turn in answered),
-        failed_turns=sum(turn.failed for turn in answered),
-        failed_calls=failed,
-        recovered_calls=recovered,
-        show_api_doc_calls=sum(len(_SHOW_API_DOC.findall(block)) for turn in turns for block in turn.blocks),
-        assume=sum(len(_ASSUME.findall(turn.text)) for turn in turns),
-        dummy=sum(turn.text.count("dummy") for turn in turns),
-    )
-
-
-def aggregate(rollouts: Sequence[RolloutBehavior]) -> Behavior:
-    """The figures of appendix A.1 over a set of rollouts.
-
-    Raises:
-        ValueError: the set is empty.
-    """
-    if not rollouts:
-        raise ValueError("behaviour metrics need at least one rollout")
-
-    def total(name: str) -> int:
-        return sum(getattr(rollout, name) for rollout in rollouts)
-
-    count, turns, failed = len(rollouts), total("turns"), total("failed_calls")
-    return Behavior(
-        rollouts=count,
-        turns=turns / count,
-        code_characters=total("code_characters") / count,
-        multiple_cells_per_turn=total("multiple_cell_turns") / max(turns, 1),
-        execution_errors_per_turn=total("failed_turns") / max(turns, 1),
-        give_up_rate=(failed - total("recovered_calls")) / failed if failed else None,
-        show_api_doc=total("show_api_doc_calls") / count,
-        assume=total("assume") / count,
-        dummy=total("dummy") / count,
-    )
-
-
-def api_calls(turns: Iterable[AgentTurn]) -> tuple[str, ...]:
-    """The endpoints an agent named, in order: the sequence by which rollouts of one task are compared."""
-    return tuple(call for turn in turns for call in _endpoints(turn))
 
 
 def _endpoints(turn: AgentTurn) -> list[str]:

@@ -35,10 +35,11 @@ import aiohttp
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
 from agent_environments.counter import CounterPool
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
 from loop_formats.schema import from_mapping
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 from rollout_server.client import RolloutClient
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
@@ -57,7 +58,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class BareLoop:
     """Episodes with nothing around them."""
 
-    def __init__(self, server: VllmServer, model_name: str, tokens: ChatTokens) -> None:
+    def __init__(self, server: VllmServer, model_name: str, tokens: ChatFormat) -> None:
         self._server, self._model_name, self._tokens = server, model_name, tokens
         self._pool = CounterPool(tokens.spans, max_worlds=10**6)
 
@@ -92,13 +93,14 @@ class BareLoop:
             body = {"model": self._model_name, "token_ids": token_ids, "sampling_params": sampling}
             async with session.post(f"{self._server.url}/inference/v1/generate", json=body) as answer:
                 choice = (await answer.json())["choices"][0]
-            sampled = choice["token_ids"]
-            token_ids = token_ids + sampled
+            prompt, sampled = token_ids, choice["token_ids"]
+            token_ids = prompt + sampled
             spoken = sampled[:-1] if sampled[-1] in self._tokens.stop_ids else sampled
             result = await environment.step(self._tokens.decode(spoken))
             if result.done or turn + 1 == TURNS:
                 break
-            token_ids = token_ids + self._tokens.continuation(result.observation, sampled[-1] == self._tokens.im_end)
+            shown = self._tokens.heard(result.observation, ())
+            token_ids = token_ids + (self._tokens.extension(prompt, sampled, shown) or [])
         await environment.grade()
         await environment.close()
         return token_ids, turn + 1
@@ -152,7 +154,7 @@ async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: in
         assert pid is not None, "it has been started"
         await asyncio.to_thread(client.wait_ready, 120.0, process.check)
         published = await asyncio.to_thread(client.publish_policy, 0, folder / "adapter")
-        bare = BareLoop(server, published.name, ChatTokens(folder / "model"))
+        bare = BareLoop(server, published.name, open_chat(folder / "model"))
         tasks = (await asyncio.to_thread(client.tasks, "train")).tasks
         for number in range(repeats + 1):
             request = CollectionRequest(f"round{number}", tasks, ROLLOUTS, policy_version=0, seed=1, limits=LIMITS)

@@ -1,8 +1,8 @@
 """Learning curves of the algorithms on the tiny policy: several seeds of each, one table and one picture.
 
     python experiments/algorithms.py --output runs/algorithms            # all algorithms, rates and five seeds: days
-    python experiments/algorithms.py --table-only --records experiments/results/tiny_policy --iterations 10 \\
-        --ceiling 0.938 --docs docs/results.md -- collection.tasks_per_iteration=5      # the tables in the documents
+    python experiments/algorithms.py --table-only --records experiments/results/tiny_policy.jsonl --iterations 10 \\
+        --ceiling 0.938 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5      # the tables there
     python experiments/algorithms.py --only loop_token grpo --rate 3e-4 --seeds 0 1 2 --iterations 15
     python experiments/algorithms.py --only loop_token grpo --seeds 0 --rate 3e-4 --iterations 1 --held-out-tasks 3 \\
         -- collection.tasks_per_iteration=2                             # does it run?
@@ -15,7 +15,7 @@ that are there, on any machine. A record at the right rate stands for its run, w
 
 Each algorithm has its learning rate searched first (rate_search.py), unless ``--rate`` says it. The control and LOOP
 with credit for turns take LOOP's; the latter run if ``--only`` names them, and ``turn_credit`` needs the critic that
-its config names (docs/turn_credit.md). All runs start from the same policy on the same world and sample the same
+its config names (docs/algorithms.md). All runs start from the same policy on the same world and sample the same
 number of rollouts, but for the continuations of ``turn_branches``, which come on top; a seed draws other tasks,
 samples and minibatches. The numbers are means over the first and the last five iterations of each run, then over
 seeds, with the 95 % interval of Student's t. TGC is that of the last policies on held-out tasks at temperature 1,
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from rate_search import best_rate, next_trial, read_search, records_at, search_table
+from rate_search import best_rate, next_trial, read_search, search_table
 from records import Record, read_record, read_records
 from scored_runs import (
     ALGORITHMS,
@@ -178,7 +178,7 @@ def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"), help="folder of all runs")
-    parser.add_argument("--records", type=Path, help="folder of what is kept of them (OUTPUT/records)")
+    parser.add_argument("--records", type=Path, help="file of what is kept of them (OUTPUT/records.jsonl)")
     parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=BY_DEFAULT)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rate", type=float, help="of all these algorithms; else each one's is searched")
@@ -196,14 +196,14 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
     """Search the learning rates, train, score and write the records; returns what failed."""
     failures: list[str] = []
 
-    def attempt(name: str, run: Path, seed: int, rate: float, records: Path, score: bool) -> None:
+    def attempt(name: str, run: Path, seed: int, rate: float, score: bool) -> None:
         started, what = time.monotonic(), f"{name}, seed {seed} at {rate:g}"
         try:
             steps = train(name, run, seed, rate, args)
             evaluation = run / EVALUATION if score else None
             if evaluation:
                 held_out.score(steps, evaluation, newest_policy(run), seed, args.run_deadline_s)
-            Record.of_run(name, seed, args.budget, run, [run / "node"], evaluation).write(records)
+            Record.of_run(name, seed, args.budget, run, [run / "node"], evaluation).write(args.records)
         except (StepFailed, ConfigError) as error:
             failures.append(f"{what}: {error}")
             print(failures[-1], flush=True)
@@ -213,9 +213,9 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
         """The learning rate that the search finds; None if a run of it failed."""
         while (trial := next_trial(found := read_search(args.records, name, args.budget))) is not None:
             rate, seed = trial
-            run, records = args.output / "search" / f"{name}-lr{rate:g}-seed{seed}", records_at(args.records, rate)
-            attempt(name, run, seed, rate, records, score=False)
-            if read_record(records, name, seed, args.budget) is None:
+            run = args.output / "search" / f"{name}-lr{rate:g}-seed{seed}"
+            attempt(name, run, seed, rate, score=False)
+            if read_record(args.records, name, seed, args.budget, searched=rate) is None:
                 return None
         return best_rate(found)
 
@@ -228,7 +228,7 @@ def run_all(args: argparse.Namespace, held_out: HeldOut) -> list[str]:
             continue
         record = read_record(args.records, name, seed, args.budget)
         if record is None or record.rate != rate or run.exists():
-            attempt(name, run, seed, rate, args.records, score=True)
+            attempt(name, run, seed, rate, score=True)
     return failures
 
 
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
     words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     args.output, args.overrides = args.output.resolve(), overrides
-    args.records = args.records or args.output / "records"
+    args.records = args.records or args.output / "records.jsonl"
     try:
         config = compose("loop_appworld/tiny_cpu", overrides)
         args.rollouts_per_task = config.collection.rollouts_per_task

@@ -1,6 +1,6 @@
 """LOOP in worlds with an expert: tiny policies built, taught bad habits, trained and scored on held-out tasks.
 
-    python experiments/learn_worlds.py --worlds babyai --docs docs/world_policies.md
+    python experiments/learn_worlds.py --worlds babyai --docs docs/results/worlds.md
     python experiments/learn_worlds.py --worlds colbench --iterations 8 --json results.json
     python experiments/learn_worlds.py --worlds mixed --iterations 8          # one policy in two worlds at once
     python experiments/learn_worlds.py --worlds babyai --seeds 0 --iterations 2       # does it run?
@@ -30,7 +30,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
 from loop_recipes.evaluation.report import read_report
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.docs:
-        put_into(args.docs, "learn_worlds", text, image, f"LOOP in {', '.join(WORLDS[name] for name in args.worlds)}")
+        put_into(args.docs, image.stem, text, image, f"LOOP in {', '.join(WORLDS[name] for name in args.worlds)}")
 
 
 if __name__ == "__main__":

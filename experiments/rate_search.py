@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from records import Record, read_record
+from records import Record, of_budget, read_all
 from scored_runs import ALGORITHMS, WINDOW
 
 SEARCH_SEEDS = (1000, 1001)
@@ -21,16 +21,9 @@ SEARCH_SEEDS = (1000, 1001)
 FIRST_RATE = 6e-4
 CLOSE = 0.05
 """Success on dev by which a rate may be below the best and still be about as good: one of the 24 tasks."""
-FOLDER = "search"
-"""Of the search's records, in the folder of the other records."""
 
 Search = Mapping[float, Mapping[int, Record]]
 """What was tried for an algorithm: rate -> seed -> its run."""
-
-
-def records_at(records: Path, rate: float) -> Path:
-    """The folder of the records of the runs that tried ``rate``."""
-    return records / FOLDER / f"lr{rate:g}"
 
 
 def read_search(records: Path, name: str, budget: int) -> Search:
@@ -40,11 +33,10 @@ def read_search(records: Path, name: str, budget: int) -> Search:
         ConfigError: a record is of another budget.
     """
     search: dict[float, dict[int, Record]] = {}
-    for rate in sorted(float(folder.name.removeprefix("lr")) for folder in (records / FOLDER).glob("lr*")):
-        runs = {seed: read_record(records_at(records, rate), name, seed, budget) for seed in SEARCH_SEEDS}
-        if there := {seed: run for seed, run in runs.items() if run is not None}:
-            search[rate] = there
-    return search
+    tried = {key: one for key, one in read_all(records).items() if one.searched and one.name == name}
+    for _, seed, rate in sorted(key for key in tried if key[1] in SEARCH_SEEDS):
+        search.setdefault(rate, {})[seed] = of_budget(records, tried[name, seed, rate], budget)
+    return dict(sorted(search.items()))
 
 
 def merit(runs: Iterable[Record]) -> tuple[float, float]:

@@ -1,14 +1,15 @@
-"""What is kept of each policy that a benchmark made: one small file for each name and seed.
+"""What is kept of each policy that an experiment made: a line in one file.
 
 A run's folder is large and stays where it was made. Its record is a few kilobytes, and tables and pictures are made of
-records alone: they can be made again, and be completed, on another machine.
+records alone: they can be made again, and be completed, on another machine. Where a policy has several lines, the last
+one counts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from loop_formats.ids import parse_collection_id
-from loop_formats.run_files import find_logs, read_rollouts, write_whole
+from loop_formats.run_files import append_to, find_logs, read_lines, read_rollouts
 from loop_formats.schema import require
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import TaskResult
@@ -24,6 +25,9 @@ from loop_recipes.run.metrics import read_metrics
 
 KEPT_METRICS = ("iteration", "steps", "reward", "success", "dev_success")
 KEPT_OF_RESULTS = ("task_id", "run", "reward", "success", "end_reason")
+
+Key = tuple[str, int, float | None]
+"""Name, seed, and the rate that was tried, for a run of a search."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Record:
     ``policy`` is the digest of the weights that it began from. ``budget`` is the number of rollouts that it was
     allowed to sample to learn from, ``rollouts`` and ``sampled_tokens`` what it took. ``rate`` is its learning rate
     (None: nothing was learned). ``iterations`` are the lines of metrics.jsonl with :data:`KEPT_METRICS`, ``results``
-    the attempts at held-out tasks, none of a run that only chose a learning rate.
+    the attempts at held-out tasks. ``searched`` says that the run was one of a search for the rate, and is in no table.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Record:
     sampled_tokens: int
     iterations: list[dict[str, Any]]
     results: list[TaskResult]
+    searched: bool = False
 
     @classmethod
     def of_run(
@@ -57,7 +62,7 @@ class Record:
             run: the output folder of the training run; None for the base model.
             logs: the folders in which its nodes kept what they sampled; collections of dev are not counted.
             evaluation: the output folder of ``eval_appworld``, with one policy and one way of sampling; None for a run
-                that was not scored on held-out tasks.
+                of a search, which is not scored on held-out tasks.
         """
         config = None if run is None else OmegaConf.load(run / "config.yaml")
         lines = [] if run is None else read_metrics(run)
@@ -81,58 +86,69 @@ class Record:
             sampled_tokens=sum(rollout.sampled_tokens for rollout in rollouts),
             iterations=[{key: line[key] for key in KEPT_METRICS if key in line} for line in lines],
             results=results,
+            searched=evaluation is None,
         )
 
-    def write(self, folder: Path) -> None:
-        """Into ``folder``, an attempt a line."""
-        head = {key: value for key, value in asdict(self).items() if key not in ("iterations", "results")}
+    @property
+    def key(self) -> Key:
+        return self.name, self.seed, self.rate if self.searched else None
+
+    def write(self, file: Path) -> None:
+        """Add it to ``file``, a line."""
         attempts = [[getattr(result, key) for key in KEPT_OF_RESULTS] for result in self.results]
-        text = json.dumps(head, indent=1).removesuffix("\n}")
-        text += f',\n "iterations": {_rows(self.iterations)},\n "results": {_rows(attempts)}\n}}\n'
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(record_file(folder, self.name, self.seed), text)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with append_to(file) as lines:
+            lines.write(json.dumps(asdict(self) | {"results": attempts}) + "\n")
 
 
-def _rows(rows: Sequence[Any]) -> str:
-    return "[" + ",".join(f"\n  {json.dumps(row)}" for row in rows) + "\n ]"
+def read_all(file: Path) -> Mapping[Key, Record]:
+    """All records of ``file``; none where there is no file yet."""
+    records = [_record(line.record) for line in read_lines(file)] if file.exists() else []
+    return {record.key: record for record in records}
 
 
-def record_file(folder: Path, name: str, seed: int) -> Path:
-    return folder / f"{name}-seed{seed}.json"
-
-
-def read_record(folder: Path, name: str, seed: int, budget: int) -> Record | None:
-    """The record of a name and seed; None where there is none.
-
-    Raises:
-        ConfigError: it is of another budget.
-    """
-    file = record_file(folder, name, seed)
-    if not file.exists():
-        return None
-    data = json.loads(file.read_text())
-    own = data["budget"]
-    require(own == budget, f"{file} is of a budget of {own} rollouts, not {budget}: take another --records")
+def _record(data: dict[str, Any]) -> Record:
     attempts = [dict(zip(KEPT_OF_RESULTS, attempt, strict=True)) for attempt in data.pop("results")]
     return Record(**data, results=[TaskResult.from_dict(attempt) for attempt in attempts])
 
 
-def came_from_elsewhere(folder: Path, name: str, seed: int, budget: int, made_in: Path) -> bool:
+def read_record(file: Path, name: str, seed: int, budget: int, searched: float | None = None) -> Record | None:
+    """The record of a name and seed, or of its run of a search at the rate ``searched``; None where there is none.
+
+    Raises:
+        ConfigError: it is of another budget.
+    """
+    record = read_all(file).get((name, seed, searched))
+    return None if record is None else of_budget(file, record, budget)
+
+
+def of_budget(file: Path, record: Record, budget: int) -> Record:
+    """``record``; raises ConfigError if it is of another budget."""
+    own, what = record.budget, f"{record.name}, seed {record.seed}"
+    require(own == budget, f"{file}: {what} is of a budget of {own} rollouts, not {budget}: take another --records")
+    return record
+
+
+def came_from_elsewhere(file: Path, name: str, seed: int, budget: int, made_in: Path) -> bool:
     """Whether there is a record, but nothing of the run on this machine: it is then taken as it is.
 
     Raises:
         ConfigError: the record is of another budget.
     """
-    return read_record(folder, name, seed, budget) is not None and not made_in.exists()
+    return read_record(file, name, seed, budget) is not None and not made_in.exists()
 
 
-def read_records(folder: Path, names: Iterable[str], seeds: Sequence[int], budget: int) -> dict[str, list[Record]]:
+def read_records(file: Path, names: Iterable[str], seeds: Sequence[int], budget: int) -> dict[str, list[Record]]:
     """Of each name that has any, the records of the seeds that are there.
 
     Raises:
         ConfigError: one is of another budget, or they began from different policies.
     """
-    found = {name: [read_record(folder, name, seed, budget) for seed in seeds] for name in names}
-    policies = {one.policy: record_file(folder, one.name, one.seed) for some in found.values() for one in some if one}
-    require(len(policies) < 2, f"these began from different policies: {', '.join(map(str, policies.values()))}")
-    return {name: there for name, some in found.items() if (there := [one for one in some if one is not None])}
+    records = read_all(file)
+    found = {
+        name: [of_budget(file, records[key], budget) for seed in seeds if (key := (name, seed, None)) in records]
+        for name in names
+    }
+    policies = {one.policy: f"{one.name}, seed {one.seed}" for some in found.values() for one in some}
+    require(len(policies) < 2, f"{file}: these began from different policies: {'; '.join(policies.values())}")
+    return {name: there for name, there in found.items() if there}

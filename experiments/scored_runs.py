@@ -34,7 +34,8 @@ T_QUANTILE = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
 class Algorithm:
     """An algorithm of loop_appworld: its name in a table, the config it runs, what the small scale changes in it.
 
-    ``rate`` is its learning rate where none is searched, as docs/results.md found it; None: that of tiny_cpu, 6e-4.
+    ``rate`` is its learning rate where none is searched, by the search in docs/results/algorithms.md; None: that of
+    tiny_cpu, 6e-4.
     """
 
     label: str

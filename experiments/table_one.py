@@ -1,8 +1,8 @@
 """All rows of the LOOP paper's Table 1 on the tiny policy, with the same number of sampled rollouts each.
 
     python experiments/table_one.py --output runs/table_one        # every row, three seeds: hours
-    python experiments/table_one.py --table-only --records experiments/results/tiny_policy --seeds 0 1 2 3 4 \\
-        --budget 300 --docs docs/table_one.md -- collection.tasks_per_iteration=5      # the tables in the document
+    python experiments/table_one.py --table-only --records experiments/results/tiny_policy.jsonl --seeds 0 1 2 3 4 \\
+        --budget 300 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5      # the tables there
     python experiments/table_one.py --rows base rft loop_token --seeds 0 --budget 600
     python experiments/table_one.py --output runs/smoke --seeds 0 --budget 24 --epochs 1 --train-tasks 2 \\
         --held-out-tasks 3 --runs 1                               # does every row run?
@@ -250,7 +250,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=2, help="rollouts of a held-out task for each seed (2)")
     parser.add_argument("--train-tasks", type=int, help="the first of the training split only")
     parser.add_argument("--held-out-tasks", type=int, help="the first of test_normal only")
-    parser.add_argument("--records", type=Path, help="folder of what is kept of each row and seed (OUTPUT/records)")
+    parser.add_argument("--records", type=Path, help="file of what is kept of each row and seed (OUTPUT/records.jsonl)")
     parser.add_argument("--table-only", action="store_true", help="of the records that are there; run nothing")
     parser.add_argument("--step-deadline-s", type=float, default=7200.0, help="longest time of one command (7200)")
     parser.add_argument("--docs", type=Path, help="put the tables between the markers in this file")
@@ -303,7 +303,7 @@ def main(arguments: list[str] | None = None) -> None:
     words, overrides = split_words(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(words)
     args.output = args.output.resolve()
-    args.records = args.records or args.output / "records"
+    args.records = args.records or args.output / "records.jsonl"
     try:
         failures = [] if args.table_only else make_all(args, overrides)
         records = read_records(args.records, args.rows, args.seeds, args.budget)

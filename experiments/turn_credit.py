@@ -5,7 +5,7 @@
     python experiments/turn_credit.py --output runs/turn_credit --tasks 8 --episodes 8 --epochs 1 --seeds 1
 
 Reference solutions of the synthetic world, some with a deliberate flaw, are executed in the real environment. On those
-of train the critics of docs/turn_credit.md learn from pairs, a good episode and a flawed one, which name no turn.
+of train the critics of docs/algorithms.md learn from pairs, a good episode and a flawed one, which name no turn.
 ``found`` is the share of held-out flawed episodes, of other tasks, in which a critic gives its lowest advantage to the
 turn that the flaw is in; where the flaw is that a look-up was left out, to the turn that lacks its result.
 
@@ -36,7 +36,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))  # the rec
 from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import training_id
 from loop_formats.rollout import Rollout
@@ -55,6 +54,8 @@ from loop_recipes.methods.turn_credit.turn_values import read_turn_values, value
 from loop_recipes.rollouts.scripted import scripted_rollout
 from loop_recipes.warm_start.appworld import draw_scripts
 from loop_recipes.warm_start.demonstration import Demonstration, collect, load, save
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 from rollout_server.config import write_node_config
 from sft_appworld import SftAppWorldRecipe
 
@@ -95,13 +96,13 @@ def play(
     """Executed in the environment that the policy's node has; read again if they are there."""
     if not kept.is_file():
         environment = conf.rollout_node.child.environment
-        tokens = ChatTokens(conf.base_model)
+        tokens = open_chat(conf.base_model)
         pool = create_pool(environment.name, dict(environment.config), tokens.spans)
         save(asyncio.run(collect(pool, draw_scripts(world, tasks, count, seed, share), at_once=4)), kept)
     return load(kept)
 
 
-def as_rollout(played: Demonstration, index: int, collection: str, dataset: str, tokens: ChatTokens) -> Rollout:
+def as_rollout(played: Demonstration, index: int, collection: str, dataset: str, tokens: ChatFormat) -> Rollout:
     return scripted_rollout(
         tokens,
         played.opening,
@@ -124,7 +125,7 @@ class Experiment:
         self._folder = args.output / f"seed{seed}"
         self._conf = read_loop_config(extended(load_config("loop_appworld/tiny_cpu")))
         self._world = Path(self._conf.rollout_node.child.environment.config["root"])
-        self._tokens = ChatTokens(self._conf.base_model)
+        self._tokens = open_chat(self._conf.base_model)
         self._dataset = dataset_name(self._world)
 
     def training_log(self) -> Path:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.schema import STRICT, from_mapping, require
 
@@ -46,12 +46,18 @@ class Limits:
     max_turns: PositiveInt = 40
     """Turns of the agent."""
     max_tokens_per_turn: PositiveInt = 1500
-    """Tokens sampled in one turn."""
+    """Tokens sampled in one turn; where ``max_thinking_tokens`` is given, in its answer."""
+    max_thinking_tokens: PositiveInt | None = None
+    """Tokens that a model may think in one turn, before the limit of its answer counts; null counts both together."""
     max_context: Annotated[int, Field(ge=2)] = 32768
     """Tokens of the whole episode, prompt and sampled ones together."""
     episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
     """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
     counted: docs/rollout_node.md, "Time"."""
+
+    def given(self) -> dict[str, Any]:
+        """The limits that there are, as plain data. A kind that is new changes no protocol of earlier runs."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -160,7 +166,8 @@ class CollectionRequest:
     def protocol(self) -> dict[str, Any]:
         """Return as plain data what the rollouts depend on: all but which of them are asked for and when they are
         lost."""
-        return {name: value for name, value in self.to_dict().items() if name not in ("attempts", "max_lost", "only")}
+        asked = {name: value for name, value in self.to_dict().items() if name not in ("attempts", "max_lost", "only")}
+        return {**asked, "limits": self.limits.given()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:

@@ -45,7 +45,8 @@ class Turn:
     ``finish_reason`` is vLLM's: "stop" (the stop token is the last of the span) or "length"; or it is "cut", where an
     agent of somebody's own asked for a stop text and the span ends with the token that completed it. In a rollout of
     text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
-    ``message`` is its place in the rollout's messages.
+    ``message`` is its place in the rollout's messages. ``thinking_tokens`` of the span are the model's thinking, marks
+    included; ``cut_in_thinking``: the turn ended before its thinking did, and so has no answer.
     """
 
     start: int
@@ -58,6 +59,8 @@ class Turn:
     message: int
     failed: bool = False
     cached_tokens: int = 0
+    thinking_tokens: int = 0
+    cut_in_thinking: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class Rollout:
     A rollout with ``branch_of`` began inside another one. ``token_ids`` and ``messages`` hold the whole episode, but
     ``turns``, and with them the mask, only what was sampled here: the tokens before are trained with the rollout that
     sampled them.
+
+    A message is ``{"role", "content"}``; an assistant's that thought before it answered has its thinking beside it, as
+    ``reasoning``, which no environment is given.
 
     ``tampered``, ``ungradable``, ``broke`` (``{"where", "what"}``) and ``tools`` (of each ``{"tool", "calls", "raised",
     "what"}``) are the grade's (:class:`agent_environments.protocol.Grade`), mostly None and empty.
@@ -141,11 +147,6 @@ class Rollout:
     @property
     def sampled_tokens(self) -> int:
         return sum(turn.end - turn.start for turn in self.turns)
-
-    @property
-    def solved(self) -> bool:
-        """As evaluation counts: every requirement is met, and the agent ended the episode itself."""
-        return self.success and self.end_reason == "completed"
 
     @property
     def text_only(self) -> bool:
@@ -254,14 +255,13 @@ def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
     return [sorted(segments, key=lambda rollout: rollout.segment) for segments in episodes.values()]
 
 
-def episode_turns(sequences: Iterable[Rollout]) -> list[AgentTurn]:
-    """The turns of an episode, as text, with what answered each: those of all its sequences.
+def sequence_texts(sequences: Iterable[Rollout]) -> list[tuple[list[dict[str, str]], list[AgentTurn]]]:
+    """The messages of each sequence of an episode, with its turns and what answered them.
 
     Raises:
         ValueError: the messages lack a turn.
     """
     return [
-        turn
+        (rollout.messages, agent_turns(rollout.messages, [turn.message for turn in rollout.turns]))
         for rollout in sequences
-        for turn in agent_turns(rollout.messages, [turn.message for turn in rollout.turns])
     ]

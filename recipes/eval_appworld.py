@@ -18,16 +18,16 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agent_environments.mixed import check_environments
+from agent_environments.description import Description
 from agent_environments.protocol import UnknownTask
-from appworld_adapter.dataset import difficulty_of
+from agent_environments.unopened import difficulties_of
+from appworld_adapter.pool.experiments import FinalState, MissingState, write_experiments
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.files import extended
 from loop_recipes.engine.peft_export import write_empty_adapter
-from loop_recipes.evaluation.appworld_layout import MissingState, write_experiments
 from loop_recipes.evaluation.collect import (
     Cell,
     EvaluationTimeout,
@@ -49,7 +49,6 @@ from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
-    lost_rollouts,
     package_versions,
     score_cells,
     terminal_table,
@@ -58,6 +57,7 @@ from loop_recipes.evaluation.report import (
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
+from loop_recipes.run.environment_file import write_description
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
@@ -111,10 +111,12 @@ class EvalAppWorldRecipe:
         if any(policy.endpoint is not None for policy in self._policies):
             self._setup_endpoints()
         try:
-            check_environments(self._config.environment_turns, self._tasks)
+            self._environment.check_environments(self._config.environment_turns, self._tasks)
         except ValueError as error:
             raise ConfigError(f"environment_turns.{error}") from error
-        self._groups = task_groups(self._tasks, self._config.groups)
+        with writing(self._output_dir):
+            write_description(self._output_dir, self._environment)
+        self._groups = task_groups(self._tasks, self._config.groups, self._environment)
         self._store = ResultStore(self._output_dir / "journal.jsonl")
 
     def _setup_node(self) -> None:
@@ -128,6 +130,7 @@ class EvalAppWorldRecipe:
         self._nodes.wait_ready()
         health = self._nodes.health()
         self._dataset, self._model, self._model_digest = health["dataset"], health["model"], health["model_digest"]
+        self._environment: Description = self._nodes.description()
         self._tasks = list(self._config.tasks or self._nodes.tasks(str(self._config.split))[1])
 
     def _setup_endpoints(self) -> None:
@@ -140,6 +143,7 @@ class EvalAppWorldRecipe:
         if all(policy.endpoint is not None for policy in self._policies):
             self._model = f"none served here; observations cut by the tokenizer of {model}"
             self._model_digest = model_digest(model)
+            self._environment = self._endpoints.description
             self._tasks = self._config.tasks or self._endpoints.tasks(str(self._config.split))
 
     def evaluate(self) -> list[Path]:
@@ -204,6 +208,7 @@ class EvalAppWorldRecipe:
             self._nodes,
             cells,
             self._store,
+            environment=self._environment,
             retries=self._config.retries,
             deadline_s=self._config.deadline_s,
             on_result=on_result,
@@ -212,26 +217,24 @@ class EvalAppWorldRecipe:
 
     def _report(self, cells: list[Cell]) -> list[Path]:
         conf = self._config
-        environment = conf.environment.config if conf.environment is not None else {}
         protocol = Protocol(
+            environment=self._environment,
             dataset=self._dataset,
             split=conf.split_name,
             tasks=self._tasks,
             difficulties=self._difficulties(),
             model=self._model,
-            limits=vars(conf.limits),
+            limits=conf.limits.given(),
             environment_turns=conf.environment_turns,
             seed=conf.seed,
             level=conf.statistics.level,
             resamples=conf.statistics.resamples,
-            packages=package_versions(environment.get("python")),
+            packages=package_versions(conf.environment),
             groups=self._groups,
         )
         scored = score_cells([(cell, self._store.results(cell)) for cell in cells], protocol)
         comparisons = compare_cells(scored, protocol)
         terminal_table(protocol, scored, self._console)
-        for line in lost_rollouts(scored):
-            self._console.print(line)
         with writing(self._output_dir):
             files = write_report(self._output_dir, conf, protocol, scored, comparisons)
         if conf.appworld_experiments:
@@ -241,8 +244,12 @@ class EvalAppWorldRecipe:
     def _write_experiments(self, cells: list[Cell]) -> None:
         split = str(self._config.split or "chosen")
         for cell in cells:
+            states = [
+                FinalState(result.task_id, result.run, None if result.over_budget else result.rollout_id)
+                for result in self._store.results(cell)
+            ]
             for name in write_experiments(
-                self._store.results(cell),
+                states,
                 cell.policy.name,
                 cell.sampling.label,
                 split,
@@ -255,12 +262,7 @@ class EvalAppWorldRecipe:
     def _difficulties(self) -> dict[str, int]:
         """Difficulties where the dataset is on this machine; the real test splits may come without them."""
         root = self._config.metadata_root
-        if root is None:
-            return {}
-        try:
-            return {task: difficulty_of(root, task) for task in self._tasks}
-        except (FileNotFoundError, KeyError):
-            return {}
+        return {} if root is None else difficulties_of(self._environment.name, root, self._tasks)
 
     def _progress(self) -> Progress:
         return Progress(

@@ -24,7 +24,7 @@ from loop_formats.collection_request import CollectionRequest
 from loop_formats.folder_lock import lock_run
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
-from loop_formats.run_files import WriteFailed
+from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.policy_update import NonFiniteLoss
@@ -66,6 +66,7 @@ from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, check_versions, in_groups
+from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 
@@ -182,9 +183,10 @@ class LoopAppWorldRecipe:
         utils.log_rank_zero(log, "waiting for the rollout node to be ready")
         served = self._source.wait_ready()
         self._source.check_vocabulary(vocabulary(self._learner.model))
+        self._environment = self._source.description()
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
-        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks)
+        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment)
         if self._turn_critic is not None:
             self._turn_critic.check_room(conf.collection.tasks or tasks, conf.longest_rollout)
         if checkpoint is not None:
@@ -208,7 +210,9 @@ class LoopAppWorldRecipe:
         restore_generators(checkpoint.rng, self._rank)
 
     def _open_metrics(self) -> None:
-        self._metrics = self._learner.open_metrics(self._iterations_done)
+        with writing(self._output_dir / ENVIRONMENT_FILE):
+            write_description(self._output_dir, self._environment)
+        self._metrics = self._learner.open_metrics(self._iterations_done, self._environment.figures)
         self._cleanup.callback(self._metrics.close)
 
     def train(self) -> None:
@@ -315,7 +319,9 @@ class LoopAppWorldRecipe:
             self._canary = canary(self._learner.update.logprobs, samples, self._policy_version)
         self._idle_iterations = 0 if metrics["steps"] else self._idle_iterations + 1
         self._iterations_done = iteration
-        return rollout_metrics(rollouts) | environment_metrics(rollouts) | behavior_metrics(rollouts) | metrics
+        environment = self._environment
+        means = rollout_metrics(rollouts) | environment_metrics(rollouts, environment)
+        return means | behavior_metrics(rollouts, environment) | metrics
 
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""
@@ -352,7 +358,7 @@ class LoopAppWorldRecipe:
         due = self._unscored
         if due is None:
             return
-        scores = self._source.ask(lambda source: dev_scores(source, due))
+        scores = self._source.ask(lambda source: dev_scores(source, due, self._environment))
         if scores is None:  # asked to stop: a resumed run waits for it
             return
         self._unscored, iteration = None, parse_collection_id(due.id).iteration

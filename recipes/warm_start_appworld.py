@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agent_environments.protocol import EnvironmentFault, create_pool
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import to_json
 from loop_formats.schema import ConfigError, made_folder
@@ -38,6 +37,7 @@ from loop_recipes.warm_start.config import WarmStartConfig
 from loop_recipes.warm_start.demonstration import Demonstration
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from loop_recipes.warm_start.held_out import HeldOut, measure
+from model_families.chat import open_chat
 
 
 class WarmStartRecipe:
@@ -119,13 +119,13 @@ class WarmStartRecipe:
             texts = chain.from_iterable(map(self._demonstrator.texts, variants))
             sizes = self._config.tokenizer.vocab_size, self._config.tokenizer.min_frequency
             tiny_tokenizer.save(tiny_tokenizer.train(texts, *sizes), self._cache, self._config.model.max_seq_len)
-            spans = ChatTokens(self._cache).spans
+            spans = open_chat(self._cache).spans
             clean = self._play(options.held_out_split, options.held_out, spans)
             usual = self._play(options.split, options.count, spans, seed=1, flawed_share=options.flawed_share)
             habitual = self._play(options.split, options.habit_count, spans, seed=2, habits=options.habits)
             demonstration.save([*clean, *usual, *habitual], kept)
             mark.write_text(fingerprint, encoding="utf-8")
-        self._tokens = ChatTokens(self._cache)
+        self._tokens = open_chat(self._cache)
         played = demonstration.load(kept)
         self._held_out = played[: options.held_out]
         self._usual = played[options.held_out :][: options.count]
@@ -253,7 +253,7 @@ class WarmStartRecipe:
         print(f"tiny policy: {folder}")
 
     def _write_policy(self, folder: Path) -> None:
-        marks = {"pad_id": self._tokens.pad_id, "stop_id": self._tokens.im_end}
+        marks = {"pad_id": self._tokens.pad_id, "stop_id": self._tokens.turn_end}
         tiny_model.save(self._model, self._architecture, folder, **marks)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_bytes((self._cache / name).read_bytes())

@@ -57,6 +57,7 @@ def _build_app(node: Node, token: str) -> web.Application:
             web.get("/metrics", metrics),
             web.get("/v1/status", status),
             web.get("/v1/tasks", tasks),
+            web.get("/v1/environment", environment),
             web.post("/v1/collections", start_collection),
             web.get("/v1/collections/{id}/rollouts", stream_rollouts),
             web.delete("/v1/collections/{id}", cancel_collection),
@@ -152,6 +153,10 @@ async def tasks(request: web.Request) -> web.Response:
     if "split" not in request.query:
         raise RequestError(400, "say which split: /v1/tasks?split=train")
     return web.json_response({"dataset": node.pool.dataset, "tasks": node.tasks(request.query["split"])})
+
+
+async def environment(request: web.Request) -> web.Response:
+    return web.json_response(asdict(request.app[NODE].description))
 
 
 async def start_collection(request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import httpx
 
+from agent_environments.description import Description
 from agent_environments.retries import TRANSIENT, asked_to_wait
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
@@ -155,6 +156,10 @@ class RolloutClient:
 
     def tasks(self, split: str) -> TaskList:
         return TaskList(**self._call("GET", "/v1/tasks", params={"split": split}))
+
+    def description(self) -> Description:
+        """The node's environment, as it describes itself."""
+        return Description.from_dict(self._call("GET", "/v1/environment"))
 
     def status(self) -> dict[str, Any]:
         """The state of servers, policies and collections."""

@@ -41,6 +41,15 @@ class ModelConfig:
     """The longest sequence vLLM serves, in tokens, prompt and sampled ones together."""
     lora_rank: Annotated[int, Field(ge=1, le=HIGHEST_RANK)] = 16
     """The highest rank of an adapter that can be published."""
+    chat_format: str | None = None
+    """How messages become tokens: ``chatml``, ``qwen3`` or ``llama3`` (docs/chat_formats.md); null takes that of the
+    model's folder."""
+    thinking: Literal["kept", "stripped", "off"] | None = None
+    """Of a model that thinks: ``kept`` in its history, ``stripped`` from it as its template does at each user message
+    (one sequence a turn), or ``off``; null is ``kept``."""
+    observation_role: Literal["user", "tool"] | None = None
+    """The role in which the model reads the environment's answers; null is ``tool`` where thinking is kept, else
+    ``user``."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -91,12 +100,11 @@ class EnvironmentConfig:
     """The environment that the episodes run in."""
 
     name: str
-    """``appworld``, ``counter``, ``tools`` (functions of yours: docs/tools.md), a world or a service of
-    docs/environments.md, ``harness`` (an agent of yours: docs/train_your_agent.md), or ``package.module:Class`` of
-    your own (docs/bring_your_own_environment.md)."""
+    """A name of docs/environments.md, or of your own ``tools`` (functions), ``harness`` (an agent) or
+    ``package.module:Class``: docs/your_own_task.md."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Options of the environment's pool; those of ``appworld`` are in docs/environment.md, of ``tools`` in
-    docs/tools.md."""
+    """Options of the environment's pool; those of ``appworld`` are in docs/appworld.md, of ``tools`` in
+    docs/your_own_task.md."""
 
 
 @dataclass(frozen=True, config=STRICT)

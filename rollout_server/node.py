@@ -15,15 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent_environments.harness.pool import HarnessPool, Offer
+from agent_environments.description import description_of
+from agent_environments.program_protocol import Offer, ProgramPool
 from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.branch import Branch, BranchStart
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
 from loop_formats.schema import made_folder
 from model_families.base_model import model_digest
+from model_families.chat import open_chat
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -70,9 +71,11 @@ class Node:
             made_folder("root", self.root / name)
         self._lock = lock_folder(self.root, "node.lock", "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
-        self.tokens = ChatTokens(config.model.path)
+        model = config.model
+        self.tokens = open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
+        self.description = description_of(config.environment.name, config.environment.config)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
         self.policies = PolicyStore(
             self.servers, config.model, config.servers, self.root / "policies", config.policy_root
@@ -287,7 +290,7 @@ class Node:
 
     def _check_branch(self, branch: Branch) -> None:
         """Refuse a rollout of another world or of another tokenizer, which no replay would bring back."""
-        if isinstance(self.pool, HarnessPool):
+        if isinstance(self.pool, ProgramPool):
             raise RequestError(400, "the episodes of a program cannot be gone on from: it would have to be replayed")
         if branch.dataset != self.pool.dataset:
             raise RequestError(400, f"{branch.rollout_id} is of dataset {branch.dataset}, not {self.pool.dataset}")
@@ -301,14 +304,14 @@ class Node:
         self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None, start: BranchStart | None
     ) -> Attempt:
         """Of the environment's kind: the node's own loop, or a program's."""
-        if isinstance(self.pool, HarnessPool):
+        if isinstance(self.pool, ProgramPool):
             return HarnessEpisode(key, draw, request, model, self._services, self.sessions)
-        speaker = PolicySpeaker(request, model, self._services, None if start is None else start.token_ids)
+        speaker = PolicySpeaker(request, model, self._services, start)
         return Episode(key, draw, request, self.pool, speaker, self.metrics.phase, start)
 
     async def take_episode(self, task_id: str | None, wait_s: float) -> Offer | None:
         """The oldest episode that waits for a program elsewhere; None if none comes in time."""
-        if not isinstance(self.pool, HarnessPool) or self.pool.command is not None:
+        if not (isinstance(self.pool, ProgramPool) and self.pool.runs_elsewhere):
             raise RequestError(
                 409, "no episode waits for a program elsewhere: that needs environment harness, no command"
             )

@@ -17,7 +17,7 @@
 # Seconds the rollout node may take to become healthy: loading 32B twice from a shared file system takes minutes.
 : "${LOOP_READY_TIMEOUT:=1800}"
 # Seconds the trainer may take for the update in hand when it is asked to save (USR1, or a rollout node that died).
-# An update of the 32B config takes about 500 s by arithmetic (docs/scaling.md); this leaves room for twice that.
+# An update of the 32B config takes about 500 s by arithmetic (docs/operations.md); this leaves room for twice that.
 # Give sbatch --signal=B:USR1@N with N at least 120 above this; in train_loop.sbatch it is 1320. A time limit of less than
 # an hour needs both lower: LOOP_SAVE_TIMEOUT=240 and --signal=B:USR1@360.
 : "${LOOP_SAVE_TIMEOUT:=1200}"

@@ -16,6 +16,7 @@ ROOTS = {
 OTHER_INTERPRETERS = ("appworld_adapter/worker/", "agent_environments/worlds/workers/", "agent_environments/sandbox/")
 ELSEWHERE = {
     "agent_environments/colbench/test_grader.py": ["agent_environments/colbench/run_calls"],
+    "agent_environments/harness/test_pool.py": ["agent_environments/program_protocol"],
     "agent_environments/colbench/test_pool.py": ["agent_environments/colbench/expert"],
     "agent_environments/services/test_server.py": [
         "agent_environments/services/cli",
@@ -45,9 +46,7 @@ ELSEWHERE = {
     "recipes/test_eval_appworld.py": [
         "rollouts/open",
         "evaluation/config",
-        "evaluation/report",
     ],
-    "integration/test_eval_reference.py": ["evaluation/appworld_layout"],
     "loop_recipes/launch/test_job_check.py": ["launch/check_cli"],
     "integration/test_collect_solved.py": ["methods/rft/collect_solved"],
     "recipes/test_dpo_mcts.py": ["methods/dpo_mcts/search_trees"],
@@ -108,6 +107,8 @@ ELSEWHERE = {
     ],
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],
+    "model_families/chat/test_chatml.py": ["model_families/chat/tokenizer"],
+    "model_families/chat/test_rendered.py": ["model_families/chat/control", "model_families/chat/format"],
     "integration/test_adapter_pool.py": ["appworld_adapter/pool/base"],
     "integration/test_cpu_lora.py": ["rollout_server/inference/cpu_lora"],
     "appworld_adapter/pool/test_forked.py": ["appworld_adapter/pool/bubblewrap"],

@@ -1,4 +1,4 @@
-"""An agent in forty lines: OpenAI's client, and a world that the rollout node opens (docs/train_your_agent.md)."""
+"""An agent in forty lines: OpenAI's client, and a world that the rollout node opens (docs/your_own_task.md)."""
 
 import os
 

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_environments.harness.program import Ended, run_program
+from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
+from agent_environments.harness.program import run_program
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
+from agent_environments.program_protocol import Connection, Ended, Offer
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -46,24 +48,13 @@ LEAVE_S = 10.0
 """Seconds that a program has to end once its episode is over."""
 
 
-@dataclass(frozen=True)
-class Connection:
-    """The address at which the policy answers, for one episode."""
-
-    base_url: str
-    api_key: str
-
-
 @dataclass(eq=False)
-class Offer:
-    """An episode for a program elsewhere."""
-
+class _Offer:
     task_id: str
     connection: Connection
     pool: HarnessPool
 
     def give_back(self) -> None:
-        """Whoever took it has gone; another may have it."""
         self.pool.offer_again(self)
 
 
@@ -88,7 +79,7 @@ class HarnessEnvironment:
     async def run(self, connection: Connection) -> Ended | None:
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
         if self._pool.command is None:
-            await self._pool.offer(Offer(self._task_id, connection, self._pool), self._finished)
+            await self._pool.offer(_Offer(self._task_id, connection, self._pool), self._finished)
             return None
         program = asyncio.create_task(
             run_program(self._pool.command, self._variables(connection), self._folder), name=self._episode_id
@@ -190,6 +181,13 @@ class HarnessPool:
         ValueError: nothing grades, or there are no tasks.
     """
 
+    @classmethod
+    def description(cls, config: Mapping[str, Any]) -> Description:
+        """The world's own, if there is one; and the program may have tools of its own."""
+        world = config.get("world")
+        own = Description() if world is None else description_of(world["name"], world.get("config") or {})
+        return own.with_behavior(TOOLS_BEHAVIOR)
+
     def __init__(
         self,
         token_spans: TokenSpans,
@@ -250,6 +248,11 @@ class HarnessPool:
         for task_id in task_ids:
             if task_id not in known:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether there is no command."""
+        return self.command is None
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))

@@ -6,11 +6,11 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent_environments import process_guard
+from agent_environments.program_protocol import Ended
 
 GRACE_S = 2.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
@@ -21,14 +21,6 @@ NO_PROXY = ("no_proxy", "NO_PROXY")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 READ_REST_S = 2.0
 """How long after the end of a command its last output is read, if a process that it left holds the pipe open."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed."""
-
-    status: int | None
-    output: str
 
 
 async def run_program(

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
@@ -56,6 +57,8 @@ class ServicePool(RemotePool):
         step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
         start_timeout_s: time for a task to start, and for a service that went away, or cuts connections, to come back.
     """
+
+    description = Description(behavior=(TOOLS_BEHAVIOR,))
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.breakage import Raised, told
+from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
 from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
@@ -124,6 +125,8 @@ class ToolPool:
     Raises:
         ValueError: anything wrong with the module or the tasks; one line.
     """
+
+    description = Description(group_pattern=NUMBERED, groups="groups of tasks", behavior=(TOOLS_BEHAVIOR,))
 
     def __init__(
         self,

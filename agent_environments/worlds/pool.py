@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agent_environments.description import NUMBERED, Description
 from agent_environments.losses import Loss, WorldLost
 from agent_environments.observation import printable
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
@@ -68,6 +69,7 @@ class WorldPool(RemotePool):
     """
 
     kind: ClassVar[WorldKind]
+    description = Description(group_pattern=NUMBERED, groups="groups of tasks")
 
     def __init__(
         self,

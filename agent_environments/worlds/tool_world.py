@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent_environments.description import TOOLS_BEHAVIOR
 from agent_environments.observation import printable
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import (
@@ -28,6 +29,7 @@ class ToolWorldPool(WorldPool):
     (``workers/worker_loop.py``).
     """
 
+    description = WorldPool.description.with_behavior(TOOLS_BEHAVIOR)
     no_command = NO_CALL
     _schemas: tuple[dict[str, Any], ...] = ()
 

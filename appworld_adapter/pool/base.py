@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent_environments.description import UNSAID, Description
 from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
+from agent_environments.observation import observation
 from agent_environments.places import Places
 from agent_environments.protocol import (
     EnvironmentCrashed,
@@ -19,11 +22,13 @@ from agent_environments.protocol import (
     Requirement,
     TokenSpans,
 )
+from agent_environments.unopened import Solution
 from appworld_adapter import dataset as task_lists
+from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.pool.episode import AppWorldEnvironment, EpisodeRules, World
 from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
 from appworld_adapter.pool.run_folder import RunFolder
-from appworld_adapter.prompt import Prompt, TaskCard
+from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +59,14 @@ class DatasetPool:
         max_worlds: places; who asks while all are taken waits.
         execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
         paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
-            signed with the engine's published constant. Costs: docs/sandbox.md.
+            signed with the engine's published constant. Costs: docs/appworld.md.
         keep_experiments: leave the worlds' states and logs in ``experiments_root``.
         experiments_root: folder for states and sockets; None: a tmpfs where there is one.
     """
+
+    description: Description = replace(
+        UNSAID, behavior=("appworld_adapter.behavior:AppWorldBehavior",), environments={}
+    )
 
     def __init__(
         self,
@@ -97,6 +106,56 @@ class DatasetPool:
         self._server_locks = {"world": asyncio.Lock(), "grader": asyncio.Lock()}
         self._restarts = 0
         self._closing = False
+
+    @classmethod
+    def packages(cls, config: Mapping[str, Any]) -> dict[str, str]:
+        """The version of the engine under ``python``, where there is one."""
+        site = Path(str(config.get("python"))).parent.parent / "lib"
+        names = [
+            info.name.removesuffix(".dist-info") for info in site.glob("python*/site-packages/appworld-*.dist-info")
+        ]
+        return {name: number for name, _, number in (text.partition("-") for text in names)}
+
+    @classmethod
+    def difficulties(cls, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
+        """Difficulty of each task; {} where one has none: the real test splits may come without them."""
+        try:
+            return {task: task_lists.difficulty_of(root, task) for task in task_ids}
+        except (FileNotFoundError, KeyError):
+            return {}
+
+    @classmethod
+    def keeping_states(cls, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """The options with which worlds leave their final states in ``folder``."""
+        return {**config, "keep_experiments": True, "experiments_root": str(folder)}
+
+    @classmethod
+    def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
+        """Name of the dataset, and its ground-truth solutions of a split, all of whose turns succeed.
+
+        Raises:
+            ValueError, OSError, UnknownTask: no such dataset, split or prompt, or no solution of a task.
+        """
+        template, found = Prompt(prompt), []
+        for task in task_lists.load_split(root, split):
+            card = TaskCard.load(root, task)
+            shown = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), token_spans)
+            steps = [(turn.action, shown) for turn in load_solution(root, task)]
+            found.append(Solution(task, template.messages(card), steps))
+        return task_lists.dataset_name(root), found
+
+    def preflight(self, split: str | Sequence[str]) -> list[str]:
+        """The tasks of a split, or the given ones.
+
+        Raises:
+            FileNotFoundError: no engine there.
+            UnknownTask: no such split or task.
+        """
+        if not Path(self._python).exists():
+            raise FileNotFoundError(
+                f"config.python: {self._python} does not exist; run make setup, or set APPWORLD_PYTHON"
+            )
+        return task_lists.load_split(self.root, split)
 
     @property
     def run_folder(self) -> RunFolder:

@@ -1,6 +1,6 @@
 """The library behind the recipes that train and evaluate agents with LOOP.
 
-The recipes themselves are the files beside this package; `docs/development.md` gives the reading order of one
+The recipes themselves are the files beside this package; `docs/architecture.md` gives the reading order of one
 iteration. The wings, each using only those below it:
 
     cli                                 the command `loop`

@@ -31,7 +31,7 @@ VERBS = {
         "loop_recipes.methods.sweet_rl.rank_turns:main",
     ),
     "method evol": ("CONFIG", "collect and train in rounds (AgentEvol)", "loop_recipes.methods.agent_evol:main"),
-    "method ground-truth": ("WORLD", "write AppWorld's solutions (SFT-GT)", "loop_recipes.methods.ground_truth:main"),
+    "method ground-truth": ("WORLD", "write reference solutions (SFT-GT)", "loop_recipes.methods.ground_truth:main"),
     "method turn-values": (
         "RUN",
         "value turns by Monte Carlo",

@@ -26,6 +26,7 @@ from agent_environments.protocol import (
 )
 from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionRequest
+from loop_formats.ids import segment_id
 from loop_formats.rollout import Turn
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
@@ -38,6 +39,8 @@ from rollout_server.collecting.speaker import (
 )
 
 SHOWN_CHARACTERS = 60
+CUT_IN_THINKING = "Your turn ended before your thinking did, so there is no answer in it. Think less, then answer."
+"""The observation after such a turn, which no environment is given: there is nothing in it to act on."""
 
 
 class Episode(Attempt):
@@ -64,7 +67,8 @@ class Episode(Attempt):
         self._start = start
         self._turns_before = 0 if start is None else start.origin.turns
         self._speaker = speaker
-        self._turns: list[Turn] = []
+        self._turns: list[tuple[int, Turn]] = []
+        """Each with the number of its sequence."""
         self._messages: list[dict[str, str]] = []
 
     @property
@@ -93,11 +97,12 @@ class Episode(Attempt):
             turn = self._turns_before + len(self._turns)
             spoken = await self._speaker.speak(derive_seed(self.seed, turn))
             self._on_phase("node", time.monotonic() - answered - spoken.seconds)
-            self._messages.append({"role": "assistant", "content": spoken.text})
+            thought = {"reasoning": spoken.reasoning} if spoken.reasoning else {}
+            self._messages.append({"role": "assistant", "content": spoken.text, **thought})
             asked = time.monotonic()
             try:
                 async with self._own_time.running():
-                    result = await environment.step(spoken.text)
+                    result = await self._step(environment, spoken)
             except (TimeoutError, EnvironmentTimeout):
                 self._note_turn(spoken, time.monotonic() - asked, failed=True)
                 return "deadline"
@@ -109,6 +114,12 @@ class Episode(Attempt):
             if turn + 1 == self._request.max_turns(self.key.task_id):
                 return "turn_limit"
             self._speaker.hear(result.observation)
+
+    @staticmethod
+    async def _step(environment: Environment, spoken: SpokenTurn) -> StepResult:
+        if spoken.cut_in_thinking:
+            return StepResult(CUT_IN_THINKING, done=False, failed=True, empty_action=True)
+        return await environment.step(spoken.text)
 
     async def _replay(self, environment: Environment, opening: Sequence[Message], start: BranchStart) -> list[Message]:
         """Bring the world to where the stored rollout had it; returns the messages of the turns replayed.
@@ -122,6 +133,9 @@ class Episode(Attempt):
         others_time = OwnTime(self._limits.episode_deadline_s)  # of the agent that took these turns
         try:
             for turn, exchange in enumerate(start.exchanges):
+                messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]
+                if exchange.observation == CUT_IN_THINKING and not exchange.action:
+                    continue
                 try:
                     async with others_time.running():
                         result = await environment.step(exchange.action)
@@ -130,7 +144,6 @@ class Episode(Attempt):
                     raise BranchRefused(f"turn {turn} of {rollout_id} now takes too long: {error}") from error
                 if result.done or result.observation != exchange.observation:
                     raise BranchRefused(_difference(start.branch.rollout_id, turn, exchange.observation, result))
-                messages += [Message("assistant", exchange.action), Message("user", exchange.observation)]
         except TimeoutError:
             raise EpisodeFailed("environment_timeout", "the turns were not replayed before the deadline") from None
         finally:
@@ -138,26 +151,49 @@ class Episode(Attempt):
         return messages
 
     def _note_turn(self, spoken: SpokenTurn, environment_seconds: float, failed: bool) -> None:
-        self._turns.append(
-            Turn(
-                start=spoken.start,
-                end=spoken.end,
-                policy_version=spoken.policy_version,
-                finish_reason=spoken.finish_reason,
-                server=spoken.server,
-                sampling_seconds=spoken.seconds,
-                environment_seconds=environment_seconds,
-                failed=failed,
-                cached_tokens=spoken.cached_tokens,
-                message=len(self._messages) - 1,
-            )
+        turn = Turn(
+            start=spoken.start,
+            end=spoken.end,
+            policy_version=spoken.policy_version,
+            finish_reason=spoken.finish_reason,
+            server=spoken.server,
+            sampling_seconds=spoken.seconds,
+            environment_seconds=environment_seconds,
+            failed=failed,
+            cached_tokens=spoken.cached_tokens,
+            message=len(self._messages) - 1,
+            thinking_tokens=spoken.thinking_tokens,
+            cut_in_thinking=spoken.cut_in_thinking,
         )
+        self._turns.append((spoken.sequence, turn))
         self._on_phase("environment", environment_seconds)
 
     def _sequences(self) -> list[dict[str, Any]]:
-        spoken = self._speaker.record()
         origin = self._start.origin if self._start is not None else None
-        return [{**vars(spoken), "turns": self._turns, "messages": self._messages, "branch_of": origin}]
+        records = self._speaker.record()
+        fields = []
+        for number, record in enumerate(records):
+            turns = [turn for sequence, turn in self._turns if sequence == number]
+            own = {turn.message for turn in turns}
+            # Up to the answer to its last turn; what was thought in turns of other sequences is not in this one's ids.
+            shown = self._messages if number + 1 == len(records) else self._messages[: turns[-1].message + 2]
+            messages = [
+                message if place in own else {key: text for key, text in message.items() if key != "reasoning"}
+                for place, message in enumerate(shown)
+            ]
+            fields.append(
+                {
+                    **vars(record),
+                    "turns": turns,
+                    "messages": messages,
+                    "branch_of": origin,
+                    "rollout_id": segment_id(self.rollout_id, number),
+                    "episode_id": self.rollout_id,
+                    "segment": number,
+                    "segments": len(records),
+                }
+            )
+        return fields
 
     async def _let_go(self) -> None:
         self._speaker.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_environments.protocol import EnvironmentPool
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import Limits, Sampling
+from model_families.chat.format import ChatFormat
+from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.speaker import TURN_LIMIT_S, EpisodeFailed
 from rollout_server.inference.router import (
     BadLogprob,
@@ -26,7 +27,7 @@ class EpisodeServices:
     """The services that the episodes of a node share."""
 
     pool: EnvironmentPool
-    tokens: ChatTokens
+    tokens: ChatFormat
     router: Router
     policies: PolicyStore
     metrics: NodeMetrics
@@ -62,7 +63,9 @@ class PolicySampler:
             EpisodeFailed: nothing can come of this attempt any more.
         """
         services = self._services
-        most = min(self._limits.max_tokens_per_turn, self._limits.max_context - len(token_ids))
+        room = self._limits.max_context - len(token_ids)
+        if max_tokens is not None:
+            room = min(room, max_tokens)
         try:
             if self._pinned_model is not None:
                 version, model = self._version, self._pinned_model
@@ -70,18 +73,7 @@ class PolicySampler:
                 version = services.policies.latest()
                 model = services.policies.acquire(version)
             try:
-                generation = await services.router.generate(
-                    episode_id=episode_id,
-                    token_ids=token_ids,
-                    model=model,
-                    max_tokens=most if max_tokens is None else min(most, max_tokens),
-                    temperature=self._sampling.temperature,
-                    top_p=self._sampling.top_p,
-                    top_k=self._sampling.top_k,
-                    seed=seed,
-                    stop_token_ids=services.tokens.stop_ids,
-                    deadline=time.monotonic() + TURN_LIMIT_S,
-                )
+                generation = await self._turn(episode_id, token_ids, model, room, seed)
             finally:
                 if self._pinned_model is None:
                     services.policies.release(version)
@@ -91,3 +83,42 @@ class PolicySampler:
             raise EpisodeFailed("server_error", str(error)) from error
         services.metrics.turn(len(generation.token_ids), len(token_ids), generation.cached_tokens, generation.seconds)
         return version, generation
+
+    async def _turn(self, episode_id: str, token_ids: Sequence[int], model: str, room: int, seed: int) -> Generation:
+        """Thinking and answer in one request, or, where each has a limit of its own, in two."""
+        tokens, limits = self._services.tokens, self._limits
+        if limits.max_thinking_tokens is None or tokens.thinking_end is None:
+            most = min(limits.max_tokens_per_turn, room)
+            return await self._request(episode_id, token_ids, model, most, seed, tokens.stop_ids)
+        stops = (*tokens.stop_ids, tokens.thinking_end)
+        thought = await self._request(episode_id, token_ids, model, min(limits.max_thinking_tokens, room), seed, stops)
+        turn = tokens.read(token_ids, thought.token_ids, with_tools=False)
+        answer = len(thought.token_ids) - turn.thinking_tokens
+        left = min(limits.max_tokens_per_turn - answer, room - len(thought.token_ids))
+        if thought.token_ids[-1] in tokens.stop_ids or turn.cut_in_thinking or left <= 0:
+            return thought
+        served = [*token_ids, *thought.token_ids]
+        rest = await self._request(episode_id, served, model, left, derive_seed(seed, "answer"), tokens.stop_ids)
+        return replace(
+            rest,
+            token_ids=thought.token_ids + rest.token_ids,
+            logprobs=thought.logprobs + rest.logprobs,
+            cached_tokens=thought.cached_tokens,
+            seconds=thought.seconds + rest.seconds,
+        )
+
+    async def _request(
+        self, episode_id: str, token_ids: Sequence[int], model: str, most: int, seed: int, stops: Sequence[int]
+    ) -> Generation:
+        return await self._services.router.generate(
+            episode_id=episode_id,
+            token_ids=token_ids,
+            model=model,
+            max_tokens=most,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            top_k=self._sampling.top_k,
+            seed=seed,
+            stop_token_ids=stops,
+            deadline=time.monotonic() + TURN_LIMIT_S,
+        )

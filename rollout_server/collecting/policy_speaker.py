@@ -1,7 +1,8 @@
 """The node's own policy as a speaker: token in, token out.
 
 Sampled ids are appended as they came from the server. Only observations are encoded, so the sequence in the rollout is
-the sequence that was served, token for token.
+the sequence that was served, token for token. Where the chat format cannot go on from a turn (its template drops the
+thinking of earlier turns), the conversation is encoded anew, and a new sequence begins.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_environments.protocol import Message
+from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionRequest
+from model_families.chat.messages import ChatMessage, Tools, as_texts, opening_messages
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collecting.speaker import ContextFull, SpokenRecord, SpokenTurn
 
@@ -18,8 +21,8 @@ class PolicySpeaker:
     """A policy version that the node serves, or, in mode "latest", whichever is newest at each turn.
 
     ``pinned_model`` is the name that the servers know the collection's version by, which whoever started the collection
-    has acquired; None in mode "latest". ``prefix`` are the ids that a branch goes on from, as they were served; with
-    None, the opening messages are encoded.
+    has acquired; None in mode "latest". ``start`` is the point that a branch goes on from, whose ids stay as they were
+    served; with None, the opening messages are encoded.
     """
 
     def __init__(
@@ -27,68 +30,88 @@ class PolicySpeaker:
         request: CollectionRequest,
         pinned_model: str | None,
         services: EpisodeServices,
-        prefix: list[int] | None = None,
+        start: BranchStart | None = None,
     ):
         self._request = request
         self._sampler = PolicySampler(request.sampling, request.limits, request.policy_version, pinned_model, services)
         self._services = services
-        self._prefix = prefix
+        self._start = start
         self._episode_id = ""
-        self._token_ids: list[int] = []
-        self._mask: list[bool] = []
-        self._logprobs: list[float] = []
-        self._closed_by_policy = True
+        self._messages: list[ChatMessage] = []
+        self._tools: Tools = ()
+        self._sequences: list[SpokenRecord] = []
+        self._turn_start = 0
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(self._mask)
+        return sum(sum(sequence.mask) for sequence in self._sequences)
 
     def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
         self._episode_id = episode_id
         tokens, most = self._services.tokens, self._request.limits.max_context
-        if self._prefix is None and tokens.overfill((message.content for message in messages), most):
+        opening = len(messages) if self._start is None else len(self._start.branch.opening)
+        self._messages, self._tools = opening_messages(messages[:opening])
+        for message in messages[opening:]:
+            if message.role == "assistant":
+                self._messages.append(ChatMessage("assistant", message.content))
+            else:
+                self._messages += tokens.heard(message.content, self._tools)
+        if self._start is None and self._overfill(self._messages, most):
             raise ContextFull(f"the prompt's tokens fill max_context {most}")
-        prompt = self._prefix if self._prefix is not None else tokens.prompt(messages)
+        prompt = tokens.opening(self._messages, self._tools) if self._start is None else self._start.token_ids
         if len(prompt) >= most:
             raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {most}")
-        self._append(prompt)
+        self._sequences = [SpokenRecord.of_context(prompt)]
 
     async def speak(self, seed: int) -> SpokenTurn:
-        version, generation = await self._sampler.sample(self._episode_id, self._token_ids, seed)
-        services, start = self._services, len(self._token_ids)
-        self._token_ids += generation.token_ids
-        self._mask += [True] * len(generation.token_ids)
-        self._logprobs += generation.logprobs
-        last = generation.token_ids[-1]
-        spoken = generation.token_ids[:-1] if last in services.tokens.stop_ids else generation.token_ids
-        self._closed_by_policy = last == services.tokens.im_end
+        sequence, tokens = self._sequences[-1], self._services.tokens
+        version, generation = await self._sampler.sample(self._episode_id, sequence.token_ids, seed)
+        start = self._turn_start = len(sequence.token_ids)
+        turn = tokens.read(sequence.token_ids, generation.token_ids, bool(self._tools))
+        sequence.token_ids.extend(generation.token_ids)
+        sequence.mask.extend([True] * len(generation.token_ids))
+        sequence.sampler_logprobs.extend(generation.logprobs)
+        self._messages.append(ChatMessage("assistant", turn.answer, reasoning=turn.reasoning))
         return SpokenTurn(
-            text=services.tokens.decode(spoken),
+            text=turn.answer,
             policy_version=version,
             finish_reason=generation.finish_reason,
             server=generation.server,
             seconds=generation.seconds,
             start=start,
-            end=len(self._token_ids),
+            end=len(sequence.token_ids),
             cached_tokens=generation.cached_tokens,
+            reasoning=turn.reasoning,
+            thinking_tokens=turn.thinking_tokens,
+            cut_in_thinking=turn.cut_in_thinking,
+            sequence=len(self._sequences) - 1,
         )
 
     def hear(self, observation: str) -> None:
-        tokens, most = self._services.tokens, self._request.limits.max_context
-        full = tokens.overfill([observation], most - len(self._token_ids))
-        continuation = [] if full else tokens.continuation(observation, self._closed_by_policy)
-        if full or len(self._token_ids) + len(continuation) >= most:
-            raise ContextFull(f"the observation fills max_context {most}")
-        self._append(continuation)
+        sequence, tokens, most = self._sequences[-1], self._services.tokens, self._request.limits.max_context
+        new = tokens.heard(observation, self._tools)
+        self._messages += new
+        full = ContextFull(f"the observation fills max_context {most}")
+        if tokens.overfill([observation], most):
+            raise full
+        served = sequence.token_ids
+        prompt, sampled = served[: self._turn_start], served[self._turn_start :]
+        between = tokens.extension(prompt, sampled, new, self._tools)
+        if between is not None:
+            if len(served) + len(between) >= most:
+                raise full
+            sequence.append_context(between)
+            return
+        begun = tokens.opening(self._messages, self._tools)
+        if len(begun) >= most:
+            raise full
+        self._sequences.append(SpokenRecord.of_context(begun))
 
-    def record(self) -> SpokenRecord:
-        return SpokenRecord(self._token_ids, self._mask, self._logprobs)
+    def record(self) -> list[SpokenRecord]:
+        return [sequence for sequence in self._sequences if any(sequence.mask)]
 
     def close(self) -> None:
         self._services.router.release(self._episode_id)
 
-    def _append(self, token_ids: list[int]) -> None:
-        """Ids that nobody sampled."""
-        self._token_ids += token_ids
-        self._mask += [False] * len(token_ids)
-        self._logprobs += [0.0] * len(token_ids)
+    def _overfill(self, messages: Sequence[ChatMessage], most: int) -> bool:
+        return self._services.tokens.overfill((text for _, text in as_texts(messages, self._tools)), most)

@@ -43,8 +43,10 @@ class ContextFull(Exception):
 class SpokenTurn:
     """One turn as it was spoken.
 
-    ``[start, end)`` is its span in the speaker's token ids; empty where the speaker has none. ``server`` names who
-    sampled it, ``seconds`` is from the request to the answer, failed tries included.
+    ``text`` is what the environment is given, ``reasoning`` the thinking before it. ``[start, end)`` is its span in the
+    token ids of the speaker's sequence ``sequence``; empty where the speaker has none. ``server`` names who sampled it,
+    ``seconds`` is from the request to the answer, failed tries included. ``thinking_tokens`` and ``cut_in_thinking``
+    are those of :class:`~loop_formats.rollout.Turn`.
     """
 
     text: str
@@ -55,11 +57,15 @@ class SpokenTurn:
     start: int = 0
     end: int = 0
     cached_tokens: int = 0
+    reasoning: str = ""
+    thinking_tokens: int = 0
+    cut_in_thinking: bool = False
+    sequence: int = 0
 
 
 @dataclass(frozen=True)
 class SpokenRecord:
-    """The part of a rollout that a speaker records; the fields are those of :class:`~loop_formats.rollout.Rollout`.
+    """The part of a sequence that a speaker records; the fields are those of :class:`~loop_formats.rollout.Rollout`.
 
     Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a speaker of text alone.
     """
@@ -68,6 +74,19 @@ class SpokenRecord:
     mask: list[bool] = field(default_factory=list)
     sampler_logprobs: list[float] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_context(cls, token_ids: Sequence[int]) -> SpokenRecord:
+        """A sequence that begins with ids that nobody sampled."""
+        record = cls()
+        record.append_context(token_ids)
+        return record
+
+    def append_context(self, token_ids: Sequence[int]) -> None:
+        """Append ids that nobody sampled."""
+        self.token_ids.extend(token_ids)
+        self.mask.extend([False] * len(token_ids))
+        self.sampler_logprobs.extend([0.0] * len(token_ids))
 
 
 class Speaker(Protocol):
@@ -103,8 +122,8 @@ class Speaker(Protocol):
         """
         ...
 
-    def record(self) -> SpokenRecord:
-        """Return the record of everything that was served, from the first token to the last."""
+    def record(self) -> list[SpokenRecord]:
+        """Return the records of the sequences that a turn was sampled in, mostly one, from first token to last."""
         ...
 
     def close(self) -> None:

@@ -1,136 +1,146 @@
-"""The conversations of one episode as token ids: a tree whose sampled nodes hold the ids just as they were sampled.
+"""The conversations of one episode as token ids: a tree of turns that hold the ids just as they were sampled.
 
 A harness sends its whole history with every call. Encoding it again would give other ids than were sampled, in a few
-turns of a hundred. So each message is looked up among those that have followed the same beginning before: what is found
-has its ids, and only what is new is encoded. A history that was changed, cut or summarised leaves the tree at the first
-difference and grows a branch. So do sub-agents, and calls made at the same time.
+turns of a hundred. So the longest beginning of it that ends in a turn sampled here is looked up, and only what is new
+is encoded. A history that was changed, cut or summarised leaves the tree at the first difference and grows a branch. So
+do sub-agents, and calls made at the same time. Where the chat format cannot go on from a turn, the whole history is
+encoded, and a new sequence begins.
 
-At the end each way from the root to a leaf is one sequence that was served, token for token.
+At the end each way from a first turn to a last one is one sequence that was served, token for token.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.rollout import Turn
-from rollout_server.endpoint.messages import ChatMessage
+from model_families.chat.format import ChatFormat, SampledTurn
+from model_families.chat.messages import ChatMessage, Tools, as_texts
 from rollout_server.inference.router import Generation
-
-
-@dataclass(eq=False)
-class _Node:
-    """A message after its parent's. ``token_ids`` are its own ids; ``sampled`` says what of them the policy spoke."""
-
-    parent: _Node | None
-    role: str
-    text: str
-    token_ids: list[int]
-    sampled: _Sampled | None = None
-    ending: list[int] = field(default_factory=list)
-    """Ids that nobody sampled, between this message and one that follows."""
-    children: dict[Hashable, _Node] = field(default_factory=dict)
-    continued: bool = False
-    """Something was sampled further down."""
-
-    def path(self) -> list[_Node]:
-        """From the root's child to this node."""
-        nodes: list[_Node] = []
-        node: _Node | None = self
-        while node is not None and node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-
-@dataclass(frozen=True)
-class _Sampled:
-    """Of a sampled node, whose ids end in those of ``generation``."""
-
-    policy_version: int
-    generation: Generation
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: the part that is in the tree already, and new messages; ``token_ids`` is the whole prompt."""
+    """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from."""
 
     token_ids: list[int]
-    _found: _Node
-    _new: tuple[ChatMessage, ...]
+    messages: tuple[ChatMessage, ...]
+    tools: Tools
+    goes_on_from: _SampledTurn | None
+    new: tuple[ChatMessage, ...]
+
+
+@dataclass(eq=False)
+class _SampledTurn:
+    """A turn after its prompt, of which ``between`` are the ids that are not those of the turn before."""
+
+    before: _SampledTurn | None
+    between: list[int]
+    said: list[tuple[str, str]]
+    spoken: ChatMessage
+    turn: SampledTurn
+    version: int
+    generation: Generation
+    continued: bool = False
+    """Something was sampled after it."""
+
+    def path(self) -> list[_SampledTurn]:
+        """From the first turn of its sequence to this one."""
+        turns, turn = [], self
+        while turn.before is not None:
+            turns.append(turn)
+            turn = turn.before
+        return [turn, *turns[::-1]]
+
+    def prompt(self) -> list[int]:
+        """The ids that it was sampled after."""
+        *before, _ = self.path()
+        return [token for turn in before for token in (*turn.between, *turn.generation.token_ids)] + self.between
 
 
 @dataclass(frozen=True)
 class Segment:
     """One sequence; the fields are those of :class:`~loop_formats.rollout.Rollout`."""
 
-    token_ids: list[int]
-    mask: list[bool]
-    sampler_logprobs: list[float]
-    turns: list[Turn]
-    messages: list[dict[str, str]]
+    token_ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    sampler_logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
 
 
 class Conversations:
     """The tree of one episode. Looking up and adding are separate, so that calls may overlap."""
 
-    def __init__(self, tokens: ChatTokens):
+    def __init__(self, tokens: ChatFormat):
         self._tokens = tokens
-        self._root = _Node(None, "", "", [])
-        self._sampled: list[_Node] = []
+        self._places: dict[tuple[int, Hashable], int] = {}
+        """(place of a history, the next message) -> place of the longer history; place 0 is before all messages."""
+        self._turns: dict[int, _SampledTurn] = {}
+        """The turn that was sampled last at a place."""
+        self._sampled: list[_SampledTurn] = []
 
     @property
     def turns(self) -> int:
         """Turns sampled so far."""
         return len(self._sampled)
 
-    def prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
-        """The ids to sample after; nothing is kept until :meth:`add`."""
-        node, number = self._root, 0
-        while number < len(messages) and (child := node.children.get(messages[number].key)) is not None:
-            node, number = child, number + 1
-        token_ids: list[int] = []
-        for step in node.path():
-            token_ids += step.token_ids
-            token_ids += step.ending
-        for message in messages[number:]:
-            token_ids += self._tokens.message(message.role, message.text)
-        return Prompt(token_ids + self._tokens.assistant_header, node, tuple(messages[number:]))
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> Prompt:
+        """The ids to sample after; nothing is kept until :meth:`add`.
 
-    def add(self, prompt: Prompt, spoken: ChatMessage, text: str, version: int, generation: Generation) -> None:
+        Raises:
+            ValueError: the chat format has no form for these messages.
+        """
+        known, found, place = list(messages), None, self._places.get((0, _offered(tools)))
+        end = 0
+        for number, message in enumerate(messages):
+            place = None if place is None else self._places.get((place, message.key))
+            if place is None:
+                break
+            if message.role == "assistant" and (turn := self._turns.get(place)) is not None:
+                found, end = turn, number + 1
+                known[number] = replace(message, reasoning=turn.spoken.reasoning)
+        new = tuple(messages[end:])
+        if found is not None:
+            prompt, sampled = found.prompt(), found.generation.token_ids
+            between = self._tokens.extension(prompt, sampled, new, tools)
+            if between is not None:
+                return Prompt([*prompt, *sampled, *between], tuple(messages), tools, found, new)
+        return Prompt(self._tokens.opening(known, tools), tuple(messages), tools, None, tuple(known))
+
+    def add(self, prompt: Prompt, spoken: ChatMessage, turn: SampledTurn, version: int, generation: Generation) -> None:
         """Keep what was sampled after a prompt.
 
         Args:
             spoken: the turn as the harness is told it, by which it is known when it comes back.
-            text: all of it.
+            turn: all of it.
         """
-        node = prompt._found
-        for message in prompt._new:
-            ids = self._tokens.message(message.role, message.text)
-            following = node.children.get(message.key)
-            # While this call was under way, another may have sampled these very words, or brought them with other
-            # blanks: with ids not served here.
-            if following is None or following.sampled is not None or following.token_ids != ids:
-                following = _Node(node, message.role, message.text, ids)
-                node.children.setdefault(message.key, following)
-            node = following
-        ids = self._tokens.assistant_header + generation.token_ids
-        ending = self._tokens.ending(closed=generation.token_ids[-1] == self._tokens.im_end)
-        turn = _Node(node, "assistant", text, ids, _Sampled(version, generation), ending)
+        before = prompt.goes_on_from
+        served = 0 if before is None else len(before.prompt()) + len(before.generation.token_ids)
+        said = list(as_texts(prompt.new, prompt.tools if before is None else ()))
+        sampled = _SampledTurn(before, prompt.token_ids[served:], said, spoken, turn, version, generation)
+        place = self._place(0, _offered(prompt.tools))
+        for message in prompt.messages:
+            place = self._place(place, message.key)
         # The same words said twice are two turns; who goes on from them goes on from the later one.
-        node.children[spoken.key] = turn
-        node.children.setdefault(spoken.key_without_thought, turn)
-        self._sampled.append(turn)
-        for before in node.path():
+        at = self._place(place, spoken.key)
+        self._places.setdefault((place, spoken.key_without_thought), at)
+        self._turns[at] = sampled
+        self._sampled.append(sampled)
+        if before is not None:
             before.continued = True
+
+    def _place(self, place: int, key: Hashable) -> int:
+        return self._places.setdefault((place, key), len(self._places) + 1)
 
     def segments(self) -> list[Segment]:
         """The sequences that were served, in the order in which their last turns were sampled.
 
         Each sampled turn is a turn of the first sequence that holds it, and context in all others.
         """
-        recorded: set[_Node] = set()
+        recorded: set[_SampledTurn] = set()
         segments = []
         for leaf in self._sampled:
             if not leaf.continued:
@@ -139,17 +149,20 @@ class Conversations:
         return segments
 
 
-def _segment(path: Sequence[_Node], recorded: set[_Node]) -> Segment:
-    segment = Segment([], [], [], [], [])
-    for number, node in enumerate(path):
-        if number:
-            _append_context(segment, path[number - 1].ending)
-        segment.messages.append({"role": node.role, "content": node.text})
-        if node.sampled is None or node in recorded:
-            _append_context(segment, node.token_ids)
+def _offered(tools: Tools) -> str:
+    return json.dumps(list(tools), sort_keys=True)
+
+
+def _segment(path: Sequence[_SampledTurn], recorded: set[_SampledTurn]) -> Segment:
+    segment = Segment()
+    for sampled in path:
+        _append_context(segment, sampled.between)
+        segment.messages.extend({"role": role, "content": text} for role, text in sampled.said)
+        segment.messages.append(sampled.turn.message)
+        generation = sampled.generation
+        if sampled in recorded:
+            _append_context(segment, generation.token_ids)
             continue
-        generation = node.sampled.generation
-        _append_context(segment, node.token_ids[: -len(generation.token_ids)])
         start = len(segment.token_ids)
         segment.token_ids.extend(generation.token_ids)
         segment.mask.extend([True] * len(generation.token_ids))
@@ -158,13 +171,15 @@ def _segment(path: Sequence[_Node], recorded: set[_Node]) -> Segment:
             Turn(
                 start=start,
                 end=len(segment.token_ids),
-                policy_version=node.sampled.policy_version,
+                policy_version=sampled.version,
                 finish_reason=generation.finish_reason,
                 server=generation.server,
                 sampling_seconds=generation.seconds,
                 environment_seconds=0.0,
                 cached_tokens=generation.cached_tokens,
-                message=number,
+                message=len(segment.messages) - 1,
+                thinking_tokens=sampled.turn.thinking_tokens,
+                cut_in_thinking=sampled.turn.cut_in_thinking,
             )
         )
     return segment

@@ -7,9 +7,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from agent_environments.harness.pool import Connection, HarnessEnvironment
-from agent_environments.harness.program import Ended
 from agent_environments.no_voiding import NoVoiding
+from agent_environments.program_protocol import Connection, Ended, ProgramEnvironment
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
 from rollout_server.collecting.attempt import Attempt
@@ -52,7 +51,7 @@ class HarnessEpisode(Attempt):
 
     async def _play(self, environment: NoVoiding) -> str:
         harness = environment.inner
-        if not isinstance(harness, HarnessEnvironment):
+        if not isinstance(harness, ProgramEnvironment):
             raise TypeError("the environment of a harness episode is a harness")
         opening = await self._start_world(environment)
         limits = replace(self._limits, max_turns=self._request.max_turns(self.key.task_id))
@@ -73,7 +72,7 @@ class HarnessEpisode(Attempt):
             raise EpisodeFailed("environment_error", f"the harness ended without a turn: {self._notes}")
         return end_reason
 
-    async def _until_it_ends(self, session: Session, harness: HarnessEnvironment, connection: Connection) -> str:
+    async def _until_it_ends(self, session: Session, harness: ProgramEnvironment, connection: Connection) -> str:
         running = asyncio.ensure_future(self._run_program(harness, connection))
         try:
             waits: list[asyncio.Future[Any]] = [running, session.failure]
@@ -95,7 +94,7 @@ class HarnessEpisode(Attempt):
                 logger.info("%s: the harness ended with %s: %s", self.rollout_id, ended.status, ended.output[-300:])
         return session.refused or "completed"
 
-    async def _run_program(self, harness: HarnessEnvironment, connection: Connection) -> Ended | None:
+    async def _run_program(self, harness: ProgramEnvironment, connection: Connection) -> Ended | None:
         async with self._own_time.running():
             return await harness.run(connection)
 

@@ -1,121 +1,51 @@
-"""Messages of a chat request as the policy reads them, and when two of them are the same message.
-
-OpenAI's API has roles, parts, tool calls and tool results; the policy reads ChatML turns of text. What stands in a turn
-is Qwen2.5's own form (:mod:`agent_environments.tool_calls`): tools are offered in the system message, calls stand in
-the assistant's text, and results that follow each other share one user message.
+"""Messages of a chat request, read: OpenAI's roles, parts, tool calls and tool results.
 
 A harness hands a policy's turn back as it understood it: calls with other blanks in their arguments, without its white
-space at the ends, without its thoughts. :meth:`ChatMessage.key` does not see such differences.
+space at the ends, without its thoughts. :meth:`~model_families.chat.messages.ChatMessage.key` does not see such
+differences.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_environments.observation import printable
-from agent_environments.tool_calls import (
-    CALL_OPENS,
-    BadCall,
-    ToolCall,
-    parse_tool_calls,
-    render_tool_call,
-    render_tool_response,
-    tools_section,
-)
+from agent_environments.tool_calls import ToolCall
+from model_families.chat.messages import ChatMessage
 
 MAX_NESTING = 100
 """Of a call's arguments and of tools: they are written as JSON again, which fails at some depth."""
-_THOUGHT_OPENS, _THOUGHT_CLOSES = "<think>", "</think>"
 
 
 class BadMessages(ValueError):
     """Messages that no policy can be asked with; one line."""
 
 
-@dataclass(frozen=True)
-class ChatMessage:
-    """One ChatML turn: ``content`` is what stands in it, ``calls`` the tool calls of an assistant's."""
-
-    role: str
-    content: str
-    calls: tuple[ToolCall, ...] = ()
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for the same message."""
-        if self.role != "assistant":
-            return self.role, self.content
-        calls = tuple((call.name, json.dumps(call.arguments, sort_keys=True)) for call in self.calls)
-        return self.role, self.content.strip(), calls
-
-    @property
-    def key_without_thought(self) -> Hashable:
-        """The key of the same message handed back without the ``<think>`` that it begins with."""
-        opens = self.content.find(_THOUGHT_OPENS)
-        closes = self.content.find(_THOUGHT_CLOSES, opens)
-        if opens < 0 or closes < 0:
-            return self.key
-        content = self.content[:opens].rstrip() + self.content[closes + len(_THOUGHT_CLOSES) :]
-        return ChatMessage(self.role, content, self.calls).key
-
-    @property
-    def text(self) -> str:
-        """The text between the header of its turn and ``<|im_end|>``."""
-        parts = [self.content, *(render_tool_call(call) for call in self.calls)]
-        return printable("\n".join(part for part in parts if part))
-
-
 def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
-    """The turns of a request's ``messages``, ``tools`` offered in the first.
+    """The messages of a request that offers ``tools``.
 
     Raises:
-        BadMessages: no message, an unknown role, or content that is no text.
+        BadMessages: no message, an unknown role, content that is no text, or tools that cannot be written.
     """
     if not messages:
         raise BadMessages("messages must hold at least one message")
-    turns: list[ChatMessage] = []
-    results: list[str] = []
-    for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        role, content = message.get("role"), _text(message.get("content"), where)
-        if role == "tool":
-            results.append(content)
-            continue
-        if results:
-            turns.append(ChatMessage("user", render_tool_response(*results)))
-            results = []
-        match role:
-            case "system" | "developer":
-                turns.append(ChatMessage("system", content))
-            case "user":
-                turns.append(ChatMessage("user", content))
-            case "assistant":
-                calls = message.get("tool_calls") or []
-                turns.append(ChatMessage("assistant", content, tuple(_call(call, where) for call in calls)))
-            case _:
-                raise BadMessages(f"{where}.role {role!r} is none of system, developer, user, assistant, tool")
-    if results:
-        turns.append(ChatMessage("user", render_tool_response(*results)))
-    if not tools:
-        return turns
     if _nests_deeply(tools):
         raise BadMessages(f"tools must not be nested more than {MAX_NESTING} times")
-    section = tools_section(tools)
-    if turns[0].role == "system":
-        return [ChatMessage("system", f"{turns[0].content}\n\n{section}"), *turns[1:]]
-    return [ChatMessage("system", section), *turns]
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def spoken_message(text: str, with_tools: bool) -> ChatMessage:
-    """Return the policy's text as a message for the harness. A turn with a block that is no call becomes text alone."""
-    calls = parse_tool_calls(text) if with_tools else []
-    sound = tuple(call for call in calls if isinstance(call, ToolCall))
-    if not calls or any(isinstance(call, BadCall) for call in calls):
-        return ChatMessage("assistant", text)
-    return ChatMessage("assistant", text[: text.index(CALL_OPENS)].strip(), sound)
+def _message(message: Mapping[str, Any], where: str) -> ChatMessage:
+    role, content = message.get("role"), _text(message.get("content"), where)
+    match role:
+        case "system" | "developer":
+            return ChatMessage("system", content)
+        case "user" | "tool":
+            return ChatMessage(role, content)
+        case "assistant":
+            calls = message.get("tool_calls") or []
+            return ChatMessage("assistant", content, tuple(_call(call, where) for call in calls))
+    raise BadMessages(f"{where}.role {role!r} is none of system, developer, user, assistant, tool")
 
 
 def _text(content: object, where: str) -> str:

@@ -14,16 +14,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agent_environments.harness.pool import HarnessEnvironment
 from agent_environments.own_time import OwnTime
+from agent_environments.program_protocol import ProgramEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import Limits
+from model_families.chat.format import ChatFormat
+from model_families.chat.messages import ChatMessage, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
-from rollout_server.endpoint.messages import BadMessages, ChatMessage, read_messages, spoken_message
+from rollout_server.endpoint.messages import read_messages
 from rollout_server.endpoint.wire import ApiError, ChatRequest, Completion
 from rollout_server.inference.router import Generation
 
@@ -44,7 +45,7 @@ class World:
 
     task_id: str
     opening: list[Message]
-    harness: HarnessEnvironment
+    harness: ProgramEnvironment
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Session:
         limits: Limits,
         own_time: OwnTime,
         sampler: PolicySampler,
-        tokens: ChatTokens,
+        tokens: ChatFormat,
         record: bool = True,
     ):
         self.episode_id = episode_id
@@ -136,7 +137,7 @@ class Session:
             raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
         return await self._outcome(self._begin(self._step(harness, action)))
 
-    async def _step(self, harness: HarnessEnvironment, action: str) -> StepResult:
+    async def _step(self, harness: ProgramEnvironment, action: str) -> StepResult:
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
             if not self.turns:
@@ -273,10 +274,11 @@ class Session:
                 self.failure.set_result(error)
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
         self.refused = self._unread = None
-        generation, said, text = self._cut(generation, request.stops)
-        spoken = spoken_message(said, with_tools=bool(request.tools))
+        generation = self._cut(generation, request.stops)
+        turn = self._tokens.read(prompt.token_ids, generation.token_ids, bool(request.tools))
+        spoken = spoken_message(_before(turn.answer, request.stops), bool(request.tools), turn.reasoning)
         if self._record:
-            self._conversations.add(prompt, spoken, text, version, generation)
+            self._conversations.add(prompt, spoken, turn, version, generation)
             self._note(request)
         self._sampled_tokens += len(generation.token_ids)
         return Completion(
@@ -296,17 +298,18 @@ class Session:
             raise self._over(f"the episode has had its {self._limits.max_turns} turns")
 
     async def _prompt(self, request: ChatRequest) -> Prompt:
-        try:
-            messages = read_messages(request.messages, request.tools or [])
-        except BadMessages as error:
-            raise ApiError(400, "invalid_request", str(error)) from error
-        texts, most = [message.text for message in messages], self._limits.max_context
+        tools, most = request.tools or [], self._limits.max_context
 
         def encoded() -> Prompt | None:
-            return None if self._tokens.overfill(texts, most) else self._conversations.prompt(messages)
+            return None if self._tokens.overfill(texts, most) else self._conversations.prompt(messages, tools)
 
-        small = sum(map(len, texts)) <= ENCODED_AT_ONCE
-        prompt = encoded() if small else await asyncio.to_thread(encoded)
+        try:
+            messages = read_messages(request.messages, tools)
+            texts = [text for _, text in as_texts(messages, tools)]
+            small = sum(map(len, texts)) <= ENCODED_AT_ONCE
+            prompt = encoded() if small else await asyncio.to_thread(encoded)
+        except ValueError as error:  # BadMessages, or what the chat format has no form for
+            raise ApiError(400, "invalid_request", str(error)) from error
         if prompt is None or len(prompt.token_ids) >= most:
             self.refused = "context_limit"
             said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
@@ -314,23 +317,19 @@ class Session:
             raise ApiError(400, "context_length_exceeded", f"{said} {count} tokens.")
         return prompt
 
-    def _cut(self, generation: Generation, stops: list[str]) -> tuple[Generation, str, str]:
-        """The generation up to the first stop text, the text before that, and the text of all that is kept."""
-        token_ids = generation.token_ids
-        if token_ids[-1] in self._tokens.stop_ids:
-            token_ids = token_ids[:-1]
-        text = self._tokens.decode(token_ids)
-        found = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
-        if found is None:
-            return generation, text, text
+    def _cut(self, generation: Generation, stops: list[str]) -> Generation:
+        """The generation up to the token that completes the first stop text."""
+        token_ids = self._tokens.without_stop(generation.token_ids)
+        text = self._tokens.decode(token_ids) if stops else ""
+        if not any(stop in text for stop in stops):
+            return generation
 
         def holds_stop(count: int) -> bool:
             beginning = self._tokens.decode(token_ids[:count])
             return any(stop in beginning for stop in stops)
 
         kept = bisect_left(range(len(token_ids)), True, lo=1, key=holds_stop)
-        cut = replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
-        return cut, text[:found], self._tokens.decode(token_ids[:kept])
+        return replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
 
     def _note(self, request: ChatRequest) -> None:
         self._counts["answered"] += 1
@@ -341,6 +340,11 @@ class Session:
     @staticmethod
     def _over(why: str) -> ApiError:
         return ApiError(410, "episode_over", why)
+
+
+def _before(text: str, stops: list[str]) -> str:
+    """``text`` up to the first stop text in it."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
 
 
 def _finish_reason(spoken: ChatMessage, generation: Generation) -> str:

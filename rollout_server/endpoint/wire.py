@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_environments.http_server import read_agents_json
-from rollout_server.endpoint.messages import ChatMessage
+from model_families.chat.messages import ChatMessage
 
 MODEL = "policy"
 """The name under which the policy is listed; a request may name any model."""
@@ -151,6 +151,8 @@ class Completion:
     def body(self) -> dict[str, Any]:
         """The answer to a call that does not stream."""
         message: dict[str, Any] = {"role": "assistant", "content": self.spoken.content}
+        if self.spoken.reasoning:
+            message["reasoning_content"] = self.spoken.reasoning
         if self.spoken.calls:
             message |= {"content": self.spoken.content or None, "tool_calls": self._tool_calls()}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish_reason}
@@ -159,6 +161,8 @@ class Completion:
     def events(self, include_usage: bool) -> Iterator[bytes]:
         """The same as server-sent events."""
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if self.spoken.reasoning:
+            deltas.append({"reasoning_content": self.spoken.reasoning})
         if self.spoken.content:
             deltas.append({"content": self.spoken.content})
         deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(self._tool_calls())]

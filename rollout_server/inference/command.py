@@ -133,6 +133,9 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         # server either way, runs the model, and the number of threads is ours.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         environment.setdefault("OMP_NUM_THREADS", "1")
+        # Two small kernels are compiled, and kept for the next start. A precompiled header is not kept: each start
+        # would spend ten seconds of a core on it, and 150 MB of the temporary folder.
+        environment.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if servers.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = _visible(servers.gpus[index], os.environ.get("CUDA_VISIBLE_DEVICES"))
     return {**environment, **servers.env}

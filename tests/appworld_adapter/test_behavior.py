@@ -3,19 +3,20 @@
 import pytest
 
 from agent_environments.agent_turns import AgentTurn
-from appworld_adapter.behavior import (
-    aggregate,
-    api_calls,
-    give_up_counts,
-    rollout_behavior,
-)
+from appworld_adapter.behavior import AppWorldBehavior, give_up_counts
 
+BEHAVIOR = AppWorldBehavior()
 FAILED = "Execution failed. Traceback:\n  boom"
 
 
 def episode(*pairs):
     """The behaviour of an agent that wrote the first text of each pair and got the second."""
-    return rollout_behavior([AgentTurn(*pair) for pair in pairs])
+    return BEHAVIOR.counts([AgentTurn(*pair) for pair in pairs])
+
+
+def aggregate(*episodes):
+    """The figures over some episodes, by name."""
+    return {figure.name: figure.value(episodes) for figure in BEHAVIOR.figures}
 
 
 def code(*lines, language="python"):
@@ -56,15 +57,13 @@ def test_give_up_ignores_failures_without_endpoints_and_prose():
 def test_give_up_rate_is_pooled_over_rollouts_not_averaged():
     first = episode((code("apis.x.a(); apis.x.b(); apis.x.c()"), FAILED), (code("apis.x.a()"), "ok"))
     second = episode((code("apis.x.a()"), FAILED), (code("apis.x.a()"), "ok"))
-    assert (first.failed_calls, first.recovered_calls) == (3, 1)
-    assert (second.failed_calls, second.recovered_calls) == (1, 1)
-    assert aggregate([first, second]).give_up_rate == pytest.approx((4 - 2) / 4)  # the mean of rates would be 1/3
+    assert (first["failed_calls"], first["recovered_calls"]) == (3, 1)
+    assert (second["failed_calls"], second["recovered_calls"]) == (1, 1)
+    assert aggregate(first, second)["give_up_rate"] == pytest.approx((4 - 2) / 4)  # the mean of rates would be 1/3
 
 
 def test_give_up_rate_is_undefined_without_failures():
-    behavior = aggregate([episode((code("apis.x.a()"), "ok"))])
-    assert behavior.give_up_rate is None
-    assert "behavior_give_up_rate" not in behavior.as_metrics()
+    assert aggregate(episode((code("apis.x.a()"), "ok")))["give_up_rate"] is None
 
 
 def test_every_count_of_a_rollout():
@@ -81,24 +80,24 @@ def test_every_count_of_a_rollout():
         (first, "ok\nExecution failed. is not at the start"), (second, FAILED), (third, ""), (unanswered, None)
     )
     lines = "print(apis.api_docs.show_api_doc(app='x'))\ny = apis.api_docs.show_api_doc (1)"
-    assert behavior.turns == 3
-    assert behavior.code_characters == len(lines) + len("dummy = 1") + len("apis.x.a()") + len("apis.x.b(")
-    assert behavior.multiple_cell_turns == 1  # the json fence of the second turn is no code cell
-    assert behavior.failed_turns == 1
-    assert (behavior.failed_calls, behavior.recovered_calls) == (1, 0)
-    assert behavior.show_api_doc_calls == 2
-    assert behavior.assume == 4  # assumed, assuming, assumes; and assume in the third turn
-    assert behavior.dummy == 3  # one in code, two in prose
+    assert behavior["turns"] == 3
+    assert behavior["code_characters"] == len(lines) + len("dummy = 1") + len("apis.x.a()") + len("apis.x.b(")
+    assert behavior["multiple_cell_turns"] == 1  # the json fence of the second turn is no code cell
+    assert behavior["failed_turns"] == 1
+    assert (behavior["failed_calls"], behavior["recovered_calls"]) == (1, 0)
+    assert behavior["show_api_doc_calls"] == 2
+    assert behavior["assume"] == 4  # assumed, assuming, assumes; and assume in the third turn
+    assert behavior["dummy"] == 3  # one in code, two in prose
 
 
 def test_aggregate_divides_by_rollouts_and_by_turns():
     one = episode((code("a") + code("b"), "ok"), (code("c"), FAILED))
     other = episode((code("d"), "ok"), (code("e"), "ok"))
-    behavior = aggregate([one, other])
-    assert behavior.turns == 2.0
-    assert behavior.code_characters == (3 * 1 + 2 * 1) / 2
-    assert behavior.multiple_cells_per_turn == 1 / 4
-    assert behavior.execution_errors_per_turn == 1 / 4
+    behavior = aggregate(one, other)
+    assert behavior["turns"] == 2.0
+    assert behavior["code_characters"] == (3 * 1 + 2 * 1) / 2
+    assert behavior["multiple_cells_per_turn"] == 1 / 4
+    assert behavior["execution_errors_per_turn"] == 1 / 4
 
 
 def test_api_calls_keep_order_and_repetitions_across_blocks_and_turns():
@@ -106,9 +105,13 @@ def test_api_calls_keep_order_and_repetitions_across_blocks_and_turns():
         AgentTurn(code("apis.b.x(apis.a.y())") + code("map(apis.c.z, [])"), "ok"),
         AgentTurn(code("apis.a.y()"), "ok"),
     ]
-    assert api_calls(turns) == ("b.x", "a.y", "c.z", "a.y")
+    assert BEHAVIOR.calls(turns) == ["b.x", "a.y", "c.z", "a.y"]
 
 
-def test_no_rollouts_are_refused():
-    with pytest.raises(ValueError, match="at least one rollout"):
-        aggregate([])
+def test_shares_of_turns_are_zero_where_there_are_none():
+    silent = aggregate(episode(("no code", None)))
+    assert silent["execution_errors_per_turn"] == silent["multiple_cells_per_turn"] == 0.0
+
+
+def test_no_rollouts_have_no_figures():
+    assert set(aggregate().values()) == {None}

@@ -100,7 +100,7 @@ def test_a_rate_is_chosen_on_dev_and_seeds_are_scored_on_held_out_tasks(
     with pytest.raises(SystemExit, match=r"6 run\(s\) failed"):
         run(algorithms, monkeypatch, tmp_path, world, again, "--rate", "0.003")
     assert "was begun with another rate" in capsys.readouterr().out
-    elsewhere = ["--output", str(tmp_path / "empty"), "--records", str(tmp_path / "runs/records")]
+    elsewhere = ["--output", str(tmp_path / "empty"), "--records", str(tmp_path / "runs/records.jsonl")]
     run(algorithms, monkeypatch, tmp_path, world, again, *words, *elsewhere)
     assert again.commands == [], "records of another machine need no search either"
 
@@ -140,12 +140,12 @@ def test_one_seed_has_no_interval_and_two_rates_are_not_one(algorithms):
 
 def test_tables_are_made_of_records_alone(algorithms, monkeypatch, tmp_path, capsys):
     """On a machine that has neither the runs nor the world."""
-    made_up_record("grpo", 1, lines_of([0.1, 0.3]), rate=7e-4, budget=120).write(tmp_path / "runs/records")
+    made_up_record("grpo", 1, lines_of([0.1, 0.3]), rate=7e-4, budget=120).write(tmp_path / "runs/records.jsonl")
     played = Commands({})
     run(algorithms, monkeypatch, tmp_path, tmp_path / "nowhere", played, "--table-only")
     assert played.commands == []
     assert "| GRPO | 1 | 0.0007 | 4 | 0.200 |" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"grpo-seed1.json is of a budget of 120 rollouts, not 180"):
+    with pytest.raises(SystemExit, match=r"grpo, seed 1 is of a budget of 120 rollouts, not 180"):
         run(algorithms, monkeypatch, tmp_path, tmp_path / "nowhere", played, "--table-only", "--iterations", "3")
 
 

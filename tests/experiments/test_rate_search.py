@@ -1,5 +1,7 @@
 """experiments/rate_search.py: which learning rate is tried next, and which is chosen."""
 
+import dataclasses
+
 import pytest
 
 from support.experiment_scripts import load_experiment, made_up_record
@@ -14,7 +16,7 @@ def run_at(rate, dev, reward=0.5, seed=1000):
     """A run of the search; ``dev`` is its success there at the end."""
     lines = [{"iteration": i, "reward": reward, "success": 0.5, "steps": 2} for i in range(1, 4)]
     lines[-1]["dev_success"] = dev
-    return made_up_record("grpo", seed, lines, rate=rate)
+    return dataclasses.replace(made_up_record("grpo", seed, lines, rate=rate), searched=True)
 
 
 def searched(rate_search, dev):
@@ -78,12 +80,13 @@ def test_as_many_tasks_over_other_runs_are_equal_success(rate_search):
 
 
 def test_a_search_is_read_from_its_records(rate_search, tmp_path):
-    assert rate_search.read_search(tmp_path, "grpo", 600) == {}
+    records = tmp_path / "records.jsonl"
+    assert rate_search.read_search(records, "grpo", 600) == {}
     search = {3e-4: [1000], 6e-4: [1000, 1001]}
-    for rate, seeds in search.items():
-        for seed in seeds:
-            run_at(rate, 0.25, seed=seed).write(rate_search.records_at(tmp_path, rate))
-    read = rate_search.read_search(tmp_path, "grpo", 600)
+    for rate, seed in [(6e-4, 1001), (6e-4, 1000), (6e-4, 0), (3e-4, 1000)]:
+        run_at(rate, 0.25, seed=seed).write(records)
+    dataclasses.replace(run_at(1.2e-3, 0.25), searched=False).write(records)
+    read = rate_search.read_search(records, "grpo", 600)
     assert {rate: list(runs) for rate, runs in read.items()} == search
     assert {run.rate for run in read[6e-4].values()} == {6e-4}
-    assert rate_search.read_search(tmp_path, "rloo", 600) == {}
+    assert rate_search.read_search(records, "rloo", 600) == {}

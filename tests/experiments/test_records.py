@@ -1,5 +1,6 @@
 """experiments/records.py: what is counted, and that the tables in the documents are those of the committed records."""
 
+import dataclasses
 import re
 import shlex
 
@@ -20,30 +21,55 @@ def test_rollouts_of_dev_are_not_counted(tmp_path):
     record = records.Record.of_run("base", 0, 24, None, [tmp_path / "node"], tmp_path / "evaluation")
     assert record.rollouts == 4
     assert record.sampled_tokens == sum(rollout.sampled_tokens for rollout in rollouts)
-    record.write(tmp_path)
-    read = records.read_record(tmp_path, "base", 0, 24)
+    file = tmp_path / "records.jsonl"
+    record.write(file)
+    read = records.read_record(file, "base", 0, 24)
     assert [result.solved for result in read.results] == [True, False]
     assert read == record
-    assert records.read_record(tmp_path, "base", 1, 24) is None
+    assert records.read_record(file, "base", 1, 24) is None
+
+
+def test_of_several_lines_the_last_counts_and_a_search_has_its_own(tmp_path):
+    records, file = load_experiment("records"), tmp_path / "records.jsonl"
+    first, last = (made_up_record("grpo", 0, [], rate=rate) for rate in (1e-3, 2e-3))
+    tried = dataclasses.replace(first, searched=True)
+    for record in (first, tried, last):
+        record.write(file)
+    assert records.read_record(file, "grpo", 0, 600).rate == last.rate
+    assert records.read_record(file, "grpo", 0, 600, searched=1e-3).searched
+    assert records.read_record(file, "grpo", 0, 600, searched=2e-3) is None
+    with file.open("a") as lines:
+        lines.write('{"name": "grp')  # its writer was killed
+    last.write(file)
+    assert len(file.read_text().splitlines()) == 4
+
+
+def test_the_committed_records_are_read():
+    records = load_experiment("records")
+    kept = records.read_all(FOLDER / "results/tiny_policy.jsonl")
+    assert len(kept) == 126
+    assert len({record.policy for record in kept.values()}) == 1
+    assert sum(record.searched for record in kept.values()) == 59
 
 
 def test_records_of_different_base_policies_do_not_make_one_table(tmp_path):
     records = load_experiment("records")
-    made_up_record("grpo", 0, []).write(tmp_path)
-    made_up_record("grpo", 1, [], policy="another").write(tmp_path)
-    assert [one.seed for one in records.read_records(tmp_path, ["grpo"], [1], 600)["grpo"]] == [1]
-    with pytest.raises(ConfigError, match=r"began from different policies: .*grpo-seed0\.json, .*grpo-seed1\.json"):
-        records.read_records(tmp_path, ["grpo"], [0, 1], 600)
+    file = tmp_path / "records.jsonl"
+    made_up_record("grpo", 0, []).write(file)
+    made_up_record("grpo", 1, [], policy="another").write(file)
+    assert [one.seed for one in records.read_records(file, ["grpo"], [1], 600)["grpo"]] == [1]
+    with pytest.raises(ConfigError, match="began from different policies: grpo, seed 0; grpo, seed 1"):
+        records.read_records(file, ["grpo"], [0, 1], 600)
 
 
-@pytest.mark.parametrize(("script", "page"), [("algorithms", "results.md"), ("table_one", "table_one.md")])
-def test_the_tables_in_the_documents_are_those_of_the_records(script, page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("script", ["algorithms", "table_one"])
+def test_the_tables_in_the_documents_are_those_of_the_records(script, tmp_path, monkeypatch):
     """By the command that the document gives."""
     monkeypatch.chdir(FOLDER.parent)
-    document, copy = FOLDER.parent / "docs" / page, tmp_path / page
+    document, copy = FOLDER.parent / "docs/results/algorithms.md", tmp_path / "algorithms.md"
     (command,) = re.findall(rf"^python experiments/{script}.py (--table-only .*)$", document.read_text(), re.MULTILINE)
     words = shlex.split(command, comments=True)
-    assert words[words.index("--docs") + 1] == f"docs/{page}"
+    assert words[words.index("--docs") + 1] == "docs/results/algorithms.md"
     numbers = FOLDER / f"results/{script}.json"
     assert words[words.index("--json") + 1] == str(numbers.relative_to(FOLDER.parent))
     copy.write_text(document.read_text())

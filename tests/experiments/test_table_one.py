@@ -127,8 +127,8 @@ def test_a_budget_that_suffices_for_no_iteration_is_refused(table_one, monkeypat
 def test_a_record_is_not_made_again_and_suffices_for_the_table(table_one, monkeypatch, tmp_path, world, capsys):
     """Of algorithms.py, say, or of another machine."""
     steps_of = [{"iteration": 1, "steps": 3}, {"iteration": 2, "steps": 4}]
-    made_up_record("loop_token", 0, steps_of, budget=24).write(tmp_path / "others")
-    played, words = Commands(), ["--rows", "loop_token", "--records", str(tmp_path / "others")]
+    made_up_record("loop_token", 0, steps_of, budget=24).write(tmp_path / "others.jsonl")
+    played, words = Commands(), ["--rows", "loop_token", "--records", str(tmp_path / "others.jsonl")]
     run(table_one, monkeypatch, tmp_path, world, played, *words, "--seeds", "0")
     assert played.commands == []
     assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out
@@ -138,5 +138,5 @@ def test_a_record_is_not_made_again_and_suffices_for_the_table(table_one, monkey
     assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out, "with the seed that is there"
     run(table_one, monkeypatch, tmp_path, tmp_path / "nowhere", played, *words, "--table-only")
     assert "| LOOP (token) | 1 | 24 | 1200 | 7 | " in capsys.readouterr().out, "with the seed that is there"
-    with pytest.raises(SystemExit, match=r"loop_token-seed0.json is of a budget of 24 rollouts, not 12: take another"):
+    with pytest.raises(SystemExit, match=r"loop_token, seed 0 is of a budget of 24 rollouts, not 12: take another"):
         run(table_one, monkeypatch, tmp_path, world, played, *words, "--budget", "12")

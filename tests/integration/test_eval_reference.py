@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 
 from appworld_adapter.dataset import load_split
 from eval_appworld import EvalAppWorldRecipe
-from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.evaluation.config import find_policies, read_eval_config
 from loop_recipes.paths import loop_home
+from model_families.chat.chatml import ChatML
 from support.random_policy import write_adapter, write_model
 from support.scripted_vllm import ScriptedVllm
 from support.waiting import COMMAND_S
@@ -38,7 +38,7 @@ _spoken: contextvars.ContextVar[str] = contextvars.ContextVar("spoken")
 class ScriptedAgents(ScriptedVllm):
     """Recognises the task by its text, the turn by the number of assistant turns, the agent by the model asked for."""
 
-    def __init__(self, tokens: ChatTokens):
+    def __init__(self, tokens: ChatML):
         super().__init__(tokens)
         self.agents: dict[str, str] = {}
         self.speak = lambda rng: _spoken.get()
@@ -80,7 +80,7 @@ def evaluation(tmp_path_factory):
     agents = ("solver", "idle", "mixed")
     for seed, agent in enumerate(agents):
         write_adapter(folder / agent, seed)
-    vllm = ScriptedAgents(ChatTokens(folder / "model"))
+    vllm = ScriptedAgents(ChatML(folder / "model"))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

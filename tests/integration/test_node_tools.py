@@ -3,9 +3,8 @@
 import pytest
 
 from agent_environments.protocol import create_pool
-from agent_environments.tools.behavior import tool_metrics
-from loop_formats.chat_tokens import ChatTokens
-from loop_formats.rollout import episode_turns
+from loop_recipes.run.metrics import behavior_metrics
+from model_families.chat.chatml import ChatML
 from support.adapter_support import word_spans
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.scripted_policy import collect
@@ -41,7 +40,7 @@ async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):
         pool, tmp_path, tasks, 2, lambda rng: call("add", amount=rng.randint(0, 3)), at_once=64, max_turns=3
     )
     assert collector.outcome == "complete"
-    tokens = ChatTokens(tmp_path)
+    tokens = ChatML(tmp_path)
     for rollout in rollouts:
         shown = [message["content"] for message in rollout.messages if message["role"] == "user"]
         values = [int(text.split()[-2]) for text in shown[1:]]
@@ -51,7 +50,7 @@ async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):
         assert tokens.decode(rollout.token_ids).count("<tool_response>") == 2, "the last answer is heard by nobody"
     assert any(rollout.success for rollout in rollouts)
     assert pool.status().details["instances"] == 16
-    assert tool_metrics([episode_turns([rollout]) for rollout in rollouts])["tool_calls"] == 3.0
+    assert behavior_metrics(rollouts)["tool_calls"] == 3.0
     await pool.close()
 
 
@@ -67,7 +66,7 @@ def test_tools_and_a_mixture_on_a_real_server(shared_vllm, tmp_path):
         rollouts, end = Reader(client, "tools").finish()
     assert (end.reason, len(rollouts)) == ("complete", 9)
     assert largest_gap(shared_vllm.model, rollouts, [shared_vllm.adapter(0)]) < 1e-3
-    tokens = ChatTokens(shared_vllm.model)
+    tokens = ChatML(shared_vllm.model)
     for rollout in rollouts:
         if rollout.task_id == "sums/sum_1":
             assert len(rollout.turns) == 2

@@ -102,7 +102,7 @@ def test_the_sequences_of_an_episode_are_found_together():
 
 
 PROJECT = Path(__file__).parents[2]
-PAGES = [PROJECT / "README.md", PROJECT / "loop_formats/rollout.py", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [PROJECT / "README.md", PROJECT / "loop_formats/rollout.py", *sorted((PROJECT / "docs").rglob("*.md"))]
 TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 ONE_LINERS = sorted(set(re.findall(r"read_json\(.*?\)", TEXT)))
 
@@ -116,3 +116,13 @@ def test_the_documented_line_reads_what_was_written(tmp_path, one_liner):
     call = re.sub(r'\(("[^"]*"|path)', "(path", one_liner)
     table = eval(f"pandas.{call}", {"pandas": pandas, "path": path})
     assert [table[key].tolist() for key in ("task_id", "started_at", "seed")] == [ids, [1.7e9] * 5, [1] * 5]
+
+
+def test_the_documented_count_of_reasons_tells_them_apart(tmp_path):
+    page = (PROJECT / "docs/troubleshooting.md").read_text()
+    read, count = re.search(r"```python\nrecords = (.*)\n(.*)\n```", page).groups()
+    broke, path = {"where": "grade", "what": "ValueError"}, tmp_path / "log.jsonl"
+    written = [rollout(reward=0.0, success=False, rollout_id=f"c/t_1/{n}.0", broke=broke) for n in range(2)]
+    path.write_text("".join(f"{one.to_json()}\n" for one in [*written, rollout(reward=1.0)]))
+    records = eval(read.replace('"RUN/node/collections/<id>.jsonl"', "path"), {"pandas": pandas, "path": path})
+    assert eval(count, {"records": records}).tolist() == [2]

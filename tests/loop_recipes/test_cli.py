@@ -99,7 +99,7 @@ def test_a_mistake_in_a_config_is_said_before_anything_heavy_is_imported(words, 
 
 def shown_commands() -> list[list[str]]:
     """Words of the commands that pages, heads of configs and docstrings show, without ``loop`` and the environment."""
-    sources = [*CHECKOUT.glob("docs/*.md"), CHECKOUT / "README.md", *CHECKOUT.glob("recipes/configs/*/*.yaml")]
+    sources = [*CHECKOUT.glob("docs/**/*.md"), CHECKOUT / "README.md", *CHECKOUT.glob("recipes/configs/*/*.yaml")]
     modules = {entry.partition(":")[0] for _, _, entry in VERBS.values()}
     sources += [Path(importlib.import_module(module).__file__ or "") for module in modules]
     found = []

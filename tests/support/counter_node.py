@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.http_server import Site
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Limits
 from loop_formats.rollout import Rollout
 from loop_formats.schema import from_mapping
+from model_families.chat.chatml import ChatML
 from rollout_server.app import build_runner
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.config import NodeConfig
@@ -65,7 +65,7 @@ def counter_request(collection_id: str = "c1", **changes: Any) -> CollectionRequ
 @contextlib.asynccontextmanager
 async def local_node(policy: Path, root: Path, publish: bool = True, **changes: Any) -> AsyncIterator[LocalNode]:
     """A node on ``root``; ``changes`` replace keys of its configuration."""
-    vllm = ScriptedVllm(ChatTokens(policy / "model"))
+    vllm = ScriptedVllm(ChatML(policy / "model"))
     vllm_url = await vllm.start()
     config = {
         "root": str(root),

@@ -72,7 +72,7 @@ class Critic(nn.Module):
 
 
 def token_advantages(values: Tensor, batch: MicroBatch) -> Tensor:
-    """[n]: return less value, the value clipped to the range of AppWorld's returns, [0, 1]; no gradient."""
+    """[n]: return less value, the value clipped to the range of returns, [0, 1]; no gradient."""
     return batch.rewards[batch.rollout_index] - values.detach().clamp(0.0, 1.0)
 
 

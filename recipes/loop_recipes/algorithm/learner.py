@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
+from agent_environments.description import BehaviorFigure
 from loop_formats.run_files import writing
 from loop_recipes.algorithm.critic import place_critic
 from loop_recipes.algorithm.policy_update import PolicyUpdate
@@ -112,15 +113,19 @@ class Learner:
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])
 
-    def open_metrics(self, after_iteration: int) -> RunMetrics:
-        """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0."""
+    def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
+        """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0.
+
+        Args:
+            figures: the environment's, of behaviour.
+        """
         config = as_config(asdict(self.conf))
         with writing(self._output_dir / "config.yaml"):
             OmegaConf.save(config, self._output_dir / "config.yaml")
         loggers = [build(logger) for logger in self.conf.metric_logger]
         for logger in loggers:
             logger.log_config(config)
-        return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration)
+        return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration, figures)
 
     def end_iteration(self) -> None:
         """Move the learning rate's schedule on, which goes by iterations."""

@@ -79,7 +79,7 @@ class CollectionConfig:
     split: str = "train"
     """Tasks to train on: a split of the dataset, with difficulties as in ``train:1,2``."""
     task_order: Literal["passes", "uniform"] = "passes"
-    """``passes`` visits every task once before any a second time, all scenarios in turn; ``uniform`` draws each
+    """``passes`` visits every task once before any a second time, all groups in turn; ``uniform`` draws each
     iteration's tasks from all of them, whatever was drawn before (the paper)."""
     tasks: list[str] | None = None
     """Task ids to train on instead of a split."""

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchtune.training import FormattedCheckpointFiles
 
-from agent_environments.protocol import UnknownTask, create_pool
-from appworld_adapter.dataset import load_split
+from agent_environments.protocol import PoolWithPreflight, UnknownTask, create_pool, pool_class
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build, check_component
@@ -145,7 +144,7 @@ def _check_components(config: LearnerConfig) -> None:
     require(
         not lacking,
         f"loss: {config.loss['_component_']} has no {', '.join(lacking)}; derive it from "
-        'loop_recipes.algorithm.losses.PolicyLoss (docs/development.md, "How to add")',
+        'loop_recipes.algorithm.losses.PolicyLoss (docs/architecture.md, "How to add")',
     )
     require(
         callable(built["advantage"]),
@@ -260,8 +259,7 @@ def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None
         f"rollout_node.config.model.path is {served}, but the model in training is {trained}; both must be the same "
         "base model",
     )
-    if node.environment.name == "appworld":
-        appworld_tasks(config, node)
+    tasks_ahead(config, node)
     problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
     require(
         problem is None,
@@ -270,21 +268,21 @@ def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None
     )
 
 
-def appworld_tasks(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]]:
-    """The name of the dataset and the ids of the tasks to train on, where ``node`` serves AppWorld.
+def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] | None:
+    """The name of the dataset and the ids of the tasks to train on, where the environment knows them before it opens.
 
     Raises:
-        ConfigError: an option that AppWorld does not take, no dataset, no such task, or no engine.
+        ConfigError: an option that the environment does not take, no such task, or something that this machine lacks.
     """
-    settings = node.environment.config
+    environment = node.environment
     try:
-        dataset = create_pool("appworld", settings, lambda text: []).dataset
-        tasks = load_split(settings["root"], config.collection.tasks or config.collection.split)
+        if not hasattr(pool_class(environment.name), "preflight"):
+            return None
+    except ValueError as error:
+        raise ConfigError(f"rollout_node.config.environment.name: {error}") from error
+    try:
+        pool = create_pool(environment.name, environment.config, lambda text: [])
+        assert isinstance(pool, PoolWithPreflight), "its class has the method"
+        return pool.dataset, pool.preflight(config.collection.tasks or config.collection.split)
     except (ValueError, FileNotFoundError, UnknownTask) as error:
         raise ConfigError(f"rollout_node.config.environment: {error}") from error
-    require(
-        Path(settings["python"]).exists(),
-        f"rollout_node.config.environment.config.python: {settings['python']} does not exist; run make setup, or set "
-        "APPWORLD_PYTHON",
-    )
-    return dataset, tasks

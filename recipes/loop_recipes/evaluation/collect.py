@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import (
     CollectionEnd,
     CollectionRequest,
@@ -84,7 +85,7 @@ def evaluation_request(
         identity: what else the result depends on, JSON-able: the adapter's digest, the base model, the environment.
         environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
-    protocol: list[Any] = [list(tasks), version, asdict(sampling), asdict(limits), seed, identity]
+    protocol: list[Any] = [list(tasks), version, asdict(sampling), limits.given(), seed, identity]
     if environment_turns:  # without them the ids are those of evaluations that knew no such turns
         protocol.append(dict(environment_turns))
     content = json.dumps(protocol, sort_keys=True)
@@ -170,6 +171,7 @@ def run_cells(
     cells: Sequence[Cell],
     store: ResultStore,
     *,
+    environment: Description = UNSAID,
     retries: int,
     deadline_s: float,
     on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
@@ -194,7 +196,7 @@ def run_cells(
         for _, request in asked:
             nodes.start(request)
         for cell, request in asked:
-            found = _read(nodes, cell, request, store, give_up, on_result)
+            found = _read(nodes, cell, request, store, environment, give_up, on_result)
             if found and not store.results(cell):
                 raise NoScore.of(cell, losses(found, request.episodes))
             lost[cell.request.id] |= {(each.task_id, each.index): f"{each.reason}: {each.message}" for each in found}
@@ -222,6 +224,7 @@ def _read(
     cell: Cell,
     request: CollectionRequest,
     store: ResultStore,
+    environment: Description,
     give_up: float,
     on_result: Callable[[Cell, TaskResult], None],
 ) -> list[LostRollout]:
@@ -242,7 +245,7 @@ def _read(
                 continue
             sequences.append(event)
             if event.segment + 1 == event.segments:
-                result = TaskResult.from_rollout(*sequences)
+                result = TaskResult.from_rollout(*sequences, environment=environment)
                 sequences = []
                 if store.add(cell, result):
                     on_result(cell, result)

@@ -21,6 +21,7 @@ from loop_formats.run_files import to_json
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
+from loop_recipes.run.environment_file import read_description
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, dict[str, Any]]:
+    environment = read_description(folders[0])
     reports, scores = [], []
     for folder, name in zip(folders, _names(folders), strict=True):
         report, named = read_report(folder)
@@ -65,14 +67,16 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
                 f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"
             )
     groups = reports[0].get("groups")
-    comparisons = compare_with_first(scores, groups, level=level, resamples=resamples)
+    comparisons = compare_with_first(scores, groups, environment, level=level, resamples=resamples)
     if not comparisons:
         held = ", ".join(f"{item.name} ({item.sampling})" for item in scores)
         raise ValueError(f"nothing to compare: no two policies were sampled the same way; there are {held}")
     first = reports[0]
     header = {"dataset": first["dataset"], "split": f"{first['split']} ({len(first['tasks'])} tasks)"}
-    header["intervals"] = f"{level:.0%} bootstrap, p-values by permutation, both over scenarios; in percentage points"
-    return comparison_markdown(comparisons, header), {
+    header["intervals"] = (
+        f"{level:.0%} bootstrap, p-values by permutation, both over {environment.groups}; in percentage points"
+    )
+    return comparison_markdown(comparisons, header, environment), {
         **header,
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }

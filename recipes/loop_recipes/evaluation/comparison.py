@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from appworld_adapter.dataset import scenario_of
+from agent_environments.description import UNSAID, Description
+from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import DIFFERENCE_COLUMNS, GroupDifference, compare_groups, difference_row
-from loop_recipes.evaluation.scores import TaskResult, scenario_rates, score_bounds, success_rates, success_table
+from loop_recipes.evaluation.scores import TaskResult, group_rates, score_bounds, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, paired_difference
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Second minus first; TGC and SGC in percentage points.
+    """Second minus first; both scores in percentage points.
 
     Over the tasks of which both have a rollout, ``tasks`` of them. ``gained`` and ``lost`` hold (task id, success rate
     of the first, of the second), largest change first. ``lost_rollouts`` is how many either side is without, and
@@ -52,15 +53,17 @@ def compare(
     first: NamedResults,
     second: NamedResults,
     groups: Mapping[str, Sequence[str]] | None = None,
+    environment: Description = UNSAID,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare paired by task (TGC) and by scenario (SGC); rates over several runs are averaged per task first.
+    """Compare paired by task, and by group of tasks; rates over several runs are averaged per task first.
 
     Args:
-        groups: group -> its tasks, which are compared by themselves too.
+        groups: name -> its tasks, which are compared by themselves too.
+        environment: says which group a task belongs to.
 
     Raises:
         ValueError: the two are not over the same tasks, or have no task in common that was not lost.
@@ -76,23 +79,23 @@ def compare(
         raise ValueError(f"{first.name} and {second.name} have no task in common that was not lost")
     tables = [[{task: run[task] for task in run if task in both} for run in table] for table in tables]
     before, after = (success_rates(table) for table in tables)
-    scenarios_before, scenarios_after = (scenario_rates(table) for table in tables)
+    groups_before, groups_after = (group_rates(table, environment) for table in tables)
     lost = tuple(sum(result.lost for result in side.results) for side in (first, second))
-    bounds = [score_bounds(side.results) for side in (first, second)] if any(lost) else []
+    bounds = [score_bounds(side.results, environment) for side in (first, second)] if any(lost) else []
     bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
     tasks = {task: after[task] - before[task] for task in before}
-    scenarios = {name: scenarios_after[name] - scenarios_before[name] for name in scenarios_before}
+    whole_groups = {name: groups_after[name] - groups_before[name] for name in groups_before}
     changes = sorted(tasks, key=lambda task: (-abs(tasks[task]), task))
     return Comparison(
         first=first.name,
         second=second.name,
         sampling=first.sampling,
         tasks=len(tasks),
-        tgc=paired_difference(tasks, scenario_of, **bootstrap).scaled(100.0),
-        sgc=paired_difference(scenarios, str, **bootstrap).scaled(100.0),
+        tgc=paired_difference(tasks, environment.group_of, **bootstrap).scaled(100.0),
+        sgc=paired_difference(whole_groups, str, **bootstrap).scaled(100.0),
         gained=[(task, before[task], after[task]) for task in changes if tasks[task] > 0],
         lost=[(task, before[task], after[task]) for task in changes if tasks[task] < 0],
-        groups=compare_groups(first.results, second.results, groups or {}, **bootstrap),
+        groups=compare_groups(first.results, second.results, groups or {}, environment, **bootstrap),
         lost_rollouts=(lost[0], lost[1]),
         tgc_bounds=_difference_bounds(*(each.tgc for each in bounds)) if bounds else None,
         sgc_bounds=_difference_bounds(*(each.sgc for each in bounds)) if bounds else None,
@@ -103,22 +106,28 @@ def _difference_bounds(first: tuple[float, float], second: tuple[float, float]) 
     return second[0] - first[1], second[1] - first[0]
 
 
-def lost_lines(comparisons: Sequence[Comparison]) -> list[str]:
+def lost_lines(comparisons: Sequence[Comparison], environment: Description = UNSAID) -> list[str]:
     """Return a line for each difference with the bounds that the losses of either side leave; none where nothing was
     lost."""
+    names = score_names(environment)
+
+    def ranges(item: Comparison) -> str:
+        bounds = {name: getattr(item, f"{key}_bounds") for key, name in names.items()}
+        said = ", ".join(f"the {name} difference in [{low:+.1f}, {high:+.1f}]" for name, (low, high) in bounds.items())
+        return said.replace(" difference in ", " difference would lie in ", 1)
+
     return [
         f"- {item.second} against {item.first}, {item.sampling}: {item.lost_rollouts[1]} and {item.lost_rollouts[0]} "
-        f"rollouts lost, compared on {item.tasks} tasks; had they all failed or succeeded, the TGC difference would "
-        f"lie in [{item.tgc_bounds[0]:+.1f}, {item.tgc_bounds[1]:+.1f}], the SGC difference in "
-        f"[{item.sgc_bounds[0]:+.1f}, {item.sgc_bounds[1]:+.1f}]"
+        f"rollouts lost, compared on {item.tasks} tasks; had they all failed or succeeded, {ranges(item)}"
         for item in comparisons
-        if item.tgc_bounds is not None and item.sgc_bounds is not None
+        if item.tgc_bounds is not None
     ]
 
 
 def compare_with_first(
     scores: Sequence[NamedResults],
     groups: Mapping[str, Sequence[str]] | None = None,
+    environment: Description = UNSAID,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -128,18 +137,20 @@ def compare_with_first(
     for entry in scores:
         samplings.setdefault(entry.sampling, []).append(entry)
     return [
-        compare(first, other, groups, level=level, resamples=resamples)
+        compare(first, other, groups, environment, level=level, resamples=resamples)
         for first, *others in samplings.values()
         for other in others
     ]
 
 
-def comparison_markdown(comparisons: Sequence[Comparison], header: Mapping[str, str]) -> str:
+def comparison_markdown(
+    comparisons: Sequence[Comparison], header: Mapping[str, str], environment: Description = UNSAID
+) -> str:
     """A document: what is compared, a table of differences, tasks gained and lost."""
     lines = ["# Comparison on " + header["dataset"], ""]
     lines += [f"- {name}: {value}" for name, value in header.items()]
-    lines += ["", *comparison_table(comparisons)]
-    if lost := lost_lines(comparisons):
+    lines += ["", *comparison_table(comparisons, environment)]
+    if lost := lost_lines(comparisons, environment):
         lines += ["", *lost]
     for item in comparisons:
         lines += group_table(item)
@@ -165,15 +176,15 @@ def group_table(item: Comparison) -> list[str]:
     ]
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> list[str]:
+def comparison_table(comparisons: Sequence[Comparison], environment: Description = UNSAID) -> list[str]:
     """Markdown rows: one per comparison."""
-    rows = [
-        "| second against first | sampling | TGC difference | p | SGC difference | p | tasks gained / lost |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    names = score_names(environment)
+    columns = [column for name in names.values() for column in (f"{name} difference", "p")]
+    columns = ["second against first", "sampling", *columns, "tasks gained / lost"]
+    rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for item in comparisons:
         cells = [f"{item.second} against {item.first}", item.sampling]
-        for difference in (item.tgc, item.sgc):
+        for difference in (getattr(item, key) for key in names):
             interval = difference.interval
             cells.append(f"{interval.estimate:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
             cells.append(f"{difference.p_value:.3g}")

@@ -16,11 +16,13 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from agent_environments.chat_client import url_problem
+from agent_environments.unopened import keeping_states, keeps_states
 from loop_formats.collection_request import Limits
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
+from loop_recipes.run.environment_file import read_description
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
 _WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
@@ -115,7 +117,7 @@ class StatisticsConfig:
     level: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """Confidence of an interval."""
     resamples: Annotated[int, Field(ge=100)] = 10_000
-    """How often the scenarios are drawn again."""
+    """How often the groups of tasks are drawn again."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -154,7 +156,8 @@ class EvalConfig:
     dataset_root: str | None = None
     """The folder that holds ``data/``, where difficulties are read; null takes the root of a launched node."""
     appworld_experiments: bool = False
-    """Also writes every run in AppWorld's own layout, from the final states that a launched node then keeps."""
+    """Also writes every run in the layout that `appworld evaluate` reads, from the final states that a launched
+    node then keeps."""
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
@@ -177,8 +180,9 @@ class EvalConfig:
                 f"limits.max_context is {self.limits.max_context}, more than the node's "
                 f"rollout_node.config.model.max_context, {served.max_context}",
             )
-            sound = not self.appworld_experiments or environment == "appworld"
-            require(sound, f"appworld_experiments: the environment is {environment!r}, not 'appworld'")
+            if self.appworld_experiments:
+                sound = keeps_states(environment)
+                require(sound, f"appworld_experiments: environment {environment!r} keeps no final states")
         else:
             require(
                 not any(policy.endpoint for policy in self.policies),
@@ -207,7 +211,10 @@ class EvalConfig:
         if not self.rollout_node.launch:
             return []
         node = self.rollout_node.child
-        return [node.model.dtype, node.environment.name, _without_where(node.environment.config)]
+        model = node.model
+        chat = [model.chat_format, model.thinking, model.observation_role]
+        # What is not given leaves the ids of evaluations as they were when it could not be given.
+        return [model.dtype, node.environment.name, _without_where(node.environment.config), *([chat] * any(chat))]
 
     @property
     def metadata_root(self) -> Path | None:
@@ -228,8 +235,8 @@ def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
     node = config.rollout_node.child
     if not config.appworld_experiments:
         return node
-    kept = {"keep_experiments": True, "experiments_root": str(worlds)}
-    return replace(node, environment=replace(node.environment, config=node.environment.config | kept))
+    kept = keeping_states(node.environment.name, node.environment.config, worlds)
+    return replace(node, environment=replace(node.environment, config=kept))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,4 +331,4 @@ def _best_of_report(folder: Path, report: Mapping[str, Any], key: str) -> tuple[
     )
     score = next(score for score in report["scores"] if score["policy"] == report["best"])
     how = f"best of {len(report['policies'])} on {report['split']} of {report['dataset']}: {report['best']}, "
-    return adapter, f"{how}TGC {score['tgc']['mean']:.1f} at {score['sampling']['label']}"
+    return adapter, f"{how}{read_description(folder).score} {score['tgc']['mean']:.1f} at {score['sampling']['label']}"

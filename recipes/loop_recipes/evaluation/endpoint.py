@@ -18,9 +18,9 @@ import aiohttp
 
 from agent_environments import chat_client
 from agent_environments.chat_client import ChatClient
+from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, create_pool
 from agent_environments.retries import pauses
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
 from loop_formats.run_files import append_to, log_path, writing
 from loop_formats.schema import ConfigError
@@ -28,6 +28,7 @@ from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, Re
 from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.evaluation.scores import TaskResult
+from model_families.chat import open_chat
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.speaker import EpisodeFailed
@@ -49,10 +50,11 @@ class EndpointEpisodes:
     """
 
     def __init__(self, environment: EnvironmentConfig, model_dir: str, log_folder: Path) -> None:
-        tokens = ChatTokens(model_dir)
+        tokens = open_chat(model_dir)
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._pool: EnvironmentPool = create_pool(environment.name, environment.config, tokens.spans)
+        self.description = description_of(environment.name, environment.config)
         self._runner = asyncio.Runner()
         self._closed = False
         try:
@@ -185,7 +187,7 @@ class EndpointEpisodes:
             with writing(log), append_to(log) as file:
                 file.write(rollout.to_json() + "\n")
             return replace(
-                TaskResult.from_rollout(rollout),
+                TaskResult.from_rollout(rollout, environment=self.description),
                 tokens=rollout.extra["tokens"],
                 sampled_tokens=rollout.extra["completion_tokens"],
             )

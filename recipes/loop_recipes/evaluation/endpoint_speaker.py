@@ -15,6 +15,7 @@ from agent_environments.protocol import Message
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.schema import ConfigError
 from loop_recipes.evaluation.config import EndpointConfig
+from model_families.chat.messages import split_thought
 from rollout_server.collecting.speaker import TURN_LIMIT_S, ContextFull, EpisodeFailed, SpokenRecord, SpokenTurn
 
 REACHED_WITHIN_S = 60.0
@@ -60,12 +61,17 @@ class EndpointSpeaker:
             raise EpisodeFailed("server_error", str(error)) from error
         self._replies.append(reply)
         self._messages.append({"role": "assistant", "content": reply.text})
+        reasoning, answer, cut = split_thought(reply.text)
+        if reply.reasoning:  # the service has told it apart
+            reasoning, answer, cut = reply.reasoning, reply.text, not reply.text and reply.finish_reason == "length"
         return SpokenTurn(
-            text=reply.text,
+            text=answer,
             policy_version=self._request.policy_version,
             finish_reason=reply.finish_reason,
             server=self._endpoint.model,
             seconds=reply.seconds,
+            reasoning=reasoning,
+            cut_in_thinking=cut,
         )
 
     def hear(self, observation: str) -> None:
@@ -74,15 +80,14 @@ class EndpointSpeaker:
             raise ContextFull(f"the conversation fills max_context {most}")
         self._messages.append({"role": "user", "content": observation})
 
-    def record(self) -> SpokenRecord:
-        return SpokenRecord(
-            extra={
-                "endpoint": self._endpoint.url,
-                "model": self._endpoint.model,
-                "tokens": max((r.prompt_tokens + r.completion_tokens for r in self._replies), default=0),
-                "completion_tokens": self.sampled_tokens,
-            }
-        )
+    def record(self) -> list[SpokenRecord]:
+        extra = {
+            "endpoint": self._endpoint.url,
+            "model": self._endpoint.model,
+            "tokens": max((r.prompt_tokens + r.completion_tokens for r in self._replies), default=0),
+            "completion_tokens": self.sampled_tokens,
+        }
+        return [SpokenRecord(extra=extra)]
 
     def close(self) -> None:
         """Nothing is held: the session is everybody's."""

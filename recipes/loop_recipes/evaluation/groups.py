@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from agent_environments.mixed import environment_of
-from appworld_adapter.dataset import scenario_of
+from agent_environments.description import UNSAID, Description
 from loop_formats.schema import require
 from loop_recipes.evaluation.scores import TaskResult, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
@@ -36,7 +35,9 @@ class GroupDifference:
     reward: Difference
 
 
-def task_groups(tasks: Sequence[str], patterns: Mapping[str, str]) -> dict[str, list[str]]:
+def task_groups(
+    tasks: Sequence[str], patterns: Mapping[str, str], environment: Description = UNSAID
+) -> dict[str, list[str]]:
     """Group -> its tasks: :data:`ALL`, each environment of a mixture, each pattern of task ids; {} if there is nothing
     but all tasks.
 
@@ -45,8 +46,8 @@ def task_groups(tasks: Sequence[str], patterns: Mapping[str, str]) -> dict[str, 
     """
     groups: dict[str, list[str]] = {}
     for task in tasks:
-        if environment := environment_of(task):
-            groups.setdefault(environment, []).append(task)
+        if name := environment.environment_of(task):
+            groups.setdefault(name, []).append(task)
     for name, pattern in patterns.items():
         require(name not in groups and name != ALL, f"groups.{name}: there is a group of this name without it")
         groups[name] = [task for task in tasks if fnmatchcase(task, pattern)]
@@ -55,7 +56,10 @@ def task_groups(tasks: Sequence[str], patterns: Mapping[str, str]) -> dict[str, 
 
 
 def score_groups(
-    results: Sequence[TaskResult], groups: Mapping[str, Sequence[str]], **bootstrap: Any
+    results: Sequence[TaskResult],
+    groups: Mapping[str, Sequence[str]],
+    environment: Description = UNSAID,
+    **bootstrap: Any,
 ) -> list[GroupScore]:
     """The score of each group that has a rollout.
 
@@ -66,8 +70,8 @@ def score_groups(
         GroupScore(
             group,
             len(tasks),
-            rate_interval(_of(tasks, success), scenario_of, **bootstrap).scaled(100.0),
-            rate_interval(_of(tasks, reward), scenario_of, **bootstrap),
+            rate_interval(_of(tasks, success), environment.group_of, **bootstrap).scaled(100.0),
+            rate_interval(_of(tasks, reward), environment.group_of, **bootstrap),
         )
         for group, tasks in _with_rollouts(groups, success)
     ]
@@ -77,6 +81,7 @@ def compare_groups(
     first: Sequence[TaskResult],
     second: Sequence[TaskResult],
     groups: Mapping[str, Sequence[str]],
+    environment: Description = UNSAID,
     **bootstrap: Any,
 ) -> list[GroupDifference]:
     """The difference on each group, paired by task, over the tasks of which both have a rollout."""
@@ -91,8 +96,8 @@ def compare_groups(
         GroupDifference(
             group,
             len(tasks),
-            paired_difference(_of(tasks, success), scenario_of, **bootstrap).scaled(100.0),
-            paired_difference(_of(tasks, reward), scenario_of, **bootstrap),
+            paired_difference(_of(tasks, success), environment.group_of, **bootstrap).scaled(100.0),
+            paired_difference(_of(tasks, reward), environment.group_of, **bootstrap),
         )
         for group, tasks in _with_rollouts(groups, success)
     ]

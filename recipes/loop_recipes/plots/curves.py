@@ -22,10 +22,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from appworld_adapter.behavior import BEHAVIOR_FIGURES
+from agent_environments.description import BehaviorFigure
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.plots.rollouts import write_rollout_figures
-from loop_recipes.plots.style import COLOURS, save
+from loop_recipes.plots.style import COLOURS, panels, save
+from loop_recipes.run.environment_file import read_description
 from loop_recipes.run.metrics import read_metrics
 
 PHASES = {
@@ -35,15 +36,17 @@ PHASES = {
     "seconds_publishing": "publishing the policy",
 }
 
-BEHAVIOR = {"turns" if key == "turns" else f"behavior_{key}": title for key, (title, _) in BEHAVIOR_FIGURES.items()}
-
 
 @dataclass(frozen=True)
 class Curve:
-    """One setting: a label and the metrics of its runs (seeds), each a list of lines in the order of iterations."""
+    """One setting: a label and the metrics of its runs (seeds), each a list of lines in the order of iterations.
+
+    ``figures`` are those of behaviour that their environment has.
+    """
 
     label: str
     runs: list[list[dict[str, Any]]]
+    figures: Sequence[BehaviorFigure] = ()
 
     @property
     def datasets(self) -> set[str]:
@@ -73,7 +76,7 @@ def parse_curve(text: str) -> Curve:
     for path, lines in zip(paths, runs, strict=True):
         if not lines:
             raise ValueError(f"{path} holds no metrics yet")
-    return Curve(label or paths[0].resolve().name, runs)
+    return Curve(label or paths[0].resolve().name, runs, read_description(paths[0]).figures)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -185,15 +188,20 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
 
 
 def behavior(curves: Sequence[Curve], window: int) -> Figure:
-    """The behaviour metrics of LOOP's appendix A.1 over iterations."""
-    figure, grid = plt.subplots(2, 4, figsize=(15, 6.5), sharex=True)
-    for axes, (key, title) in zip(grid.flat, BEHAVIOR.items(), strict=True):
+    """The environment's figures of behaviour over iterations."""
+    titles = {"turns": "turns per rollout"}  # also of rollouts without texts
+    known = [
+        each for curve in curves for each in curve.figures if each.name != "turns" and len(curve.series(each.key)[0])
+    ]
+    titles |= {each.key: each.title for each in known}
+    figure, grid = panels(len(titles), sharex=True)
+    for axes, (key, title) in zip(grid.flat, titles.items(), strict=False):
         drawn = [draw(axes, curve, key, _colour(number), window) for number, curve in enumerate(curves)]
         axes.set_title(title, fontsize=10)
         _from_zero(axes)
         if not any(drawn):
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color="#666666")
-    for axes in grid[1]:
+    for axes in grid[-1]:
         axes.set_xlabel("iteration")
     if len(curves) > 1:
         _legend(grid[0][0])

@@ -1,7 +1,7 @@
 """Pictures of what agents wrote: behaviour early against late in training, and how much the rollouts of a task differ.
 
-Reads the logs of collections. For a training run, compares the first tenth of its iterations with the last (LOOP,
-figure on behaviour, and appendix A.1); for anything else, the collection that began first with the last one that was
+Reads the logs of collections. For a training run, compares the first tenth of its iterations with the last (as LOOP
+does, in its figure on behaviour); for anything else, the collection that began first with the last one that was
 sampled at the same temperature.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -21,17 +21,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.typing import ColorType
 
 from agent_environments.agent_turns import agent_turns
-from appworld_adapter.behavior import (
-    BEHAVIOR_FIGURES,
-    Behavior,
-    RolloutBehavior,
-    aggregate,
-    api_calls,
-    rollout_behavior,
-)
+from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_lines
-from loop_recipes.plots.style import COLOURS, save
+from loop_recipes.plots.style import COLOURS, panels, save
+from loop_recipes.run.environment_file import read_description
 
 MAX_DEPTH = 24
 RESAMPLES = 2000
@@ -39,12 +33,12 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Attempt:
-    """The part of one rollout that a picture needs; ``index`` counts those of its task."""
+    """The part of one rollout that a picture needs; ``index`` counts those of its task, ``behavior`` holds counts."""
 
     task_id: str
     index: int
     success: bool
-    behavior: RolloutBehavior
+    behavior: dict[str, int]
     calls: tuple[str, ...]
 
 
@@ -58,17 +52,18 @@ class Period:
 
 def read_attempts(log: Path) -> list[Attempt]:
     """The episodes of a collection's log. Raises ValueError for a damaged line; names it."""
+    environment = read_description(log)
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
-        sequences = [line.record for line in lines]
-        turns = [
-            turn
-            for record in sequences
-            for turn in agent_turns(record["messages"], [turn["message"] for turn in record["turns"]])
+        records = [line.record for line in lines]
+        sequences = [
+            (record["messages"], agent_turns(record["messages"], [turn["message"] for turn in record["turns"]]))
+            for record in records
         ]
-        first = sequences[0]
-        key = first["task_id"], first["index"]
-        attempts.append(Attempt(*key, first["success"], rollout_behavior(turns), api_calls(turns)))
+        task, first = records[0]["task_id"], records[0]
+        calls = [call for messages, turns in sequences for call in environment.calls(task, messages, turns)]
+        counts = environment.counts(task, sequences)
+        attempts.append(Attempt(task, first["index"], first["success"], counts, tuple(calls)))
     return attempts
 
 
@@ -115,42 +110,37 @@ def _each_once(attempts: Sequence[Attempt]) -> list[Attempt]:
     return list({(item.task_id, item.index): item for item in reversed(attempts)}.values())[::-1]
 
 
-def behavior_interval(attempts: Sequence[Attempt], key: str, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap over tasks (each with all its rollouts) of one of the figures of appendix A.1."""
+def behavior_interval(attempts: Sequence[Attempt], figure: BehaviorFigure, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap over tasks (each with all its rollouts) of a figure."""
+    attempts = [attempt for attempt in attempts if figure.of in attempt.behavior]
     tasks = sorted({attempt.task_id for attempt in attempts})
-    names = [field.name for field in fields(RolloutBehavior)]
-    sums = np.zeros((len(tasks), len(names) + 1))
+    sums = np.zeros((len(tasks), 2))
     for attempt in attempts:
-        sums[tasks.index(attempt.task_id)] += [*(getattr(attempt.behavior, name) for name in names), 1]
+        counts = attempt.behavior
+        part = counts[figure.of] - (counts[figure.less] if figure.less else 0)
+        sums[tasks.index(attempt.task_id)] += [part, counts[figure.per] if figure.per else 1]
     draws = np.random.default_rng(0).multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), size=RESAMPLES)
-    total = dict(zip([*names, "rollouts"], (draws @ sums).T, strict=True))
-    turns, failed = np.maximum(total["turns"], 1), total["failed_calls"]
-    values = {
-        "multiple_cells_per_turn": total["multiple_cell_turns"] / turns,
-        "execution_errors_per_turn": total["failed_turns"] / turns,
-        "give_up_rate": (failed - total["recovered_calls"])[failed > 0] / failed[failed > 0],
-    }.get(key)
-    if values is None:
-        values = total["show_api_doc_calls" if key == "show_api_doc" else key] / total["rollouts"]
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    parts, wholes = (draws @ sums).T
+    if figure.empty is None:
+        parts, wholes = parts[wholes > 0], wholes[wholes > 0]
+    low, high = np.quantile(parts / np.maximum(wholes, 1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-def behavior_change(periods: Sequence[Period], dataset: str) -> Figure:
-    """One panel per metric, one bar per period, with its interval; the change in the title."""
-    figure, grid = plt.subplots(2, 4, figsize=(14, 6.5))
-    measured: list[Behavior] = [aggregate([item.behavior for item in period.attempts]) for period in periods]
-    for axes, (key, (title, _)) in zip(grid.flat, BEHAVIOR_FIGURES.items(), strict=True):
-        values = [getattr(behavior, key) for behavior in measured]
+def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[BehaviorFigure]) -> Figure:
+    """One panel per measured figure, one bar per period, with its interval; the change in the title."""
+    figure, grid = panels(len(measured), width=14, height=3.25)
+    for axes, each in zip(grid.flat, measured, strict=False):
+        values = [each.value([item.behavior for item in period.attempts]) for period in periods]
         for place, (period, value) in enumerate(zip(periods, values, strict=True)):
             if value is None:
-                axes.text(place, 0, "no call failed", ha="center", va="bottom", fontsize=8, color="#666666")
+                axes.text(place, 0, each.undefined, ha="center", va="bottom", fontsize=8, color="#666666")
                 continue
-            low, high = behavior_interval(period.attempts, key)
+            low, high = behavior_interval(period.attempts, each)
             error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
             axes.bar(place, value, 0.6, color=COLOURS[place], yerr=error, capsize=4, ecolor="#444444")
             axes.annotate(f"{value:.3g}", (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=9)
-        axes.set_title(title + _change(values), fontsize=10)
+        axes.set_title(each.title + _change(values), fontsize=10)
         axes.set_xticks(range(len(periods)), [period.name for period in periods], fontsize=9)
         axes.set_xlim(-0.6, len(periods) - 0.4)
         axes.margins(y=0.15)
@@ -196,7 +186,7 @@ def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure
 
 
 def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> list[Path]:
-    """Write both pictures as PNG and SVG; returns the paths.
+    """Write both pictures as PNG and SVG, that of behaviour where there is something measured; returns the paths.
 
     Args:
         task: whose sequences; None for a task of both periods, if there is one, with most rollouts and sequences.
@@ -214,8 +204,10 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
         task = max(sorted(sequences), key=lambda name: (held[name], len(sequences[name]), len(set(sequences[name]))))
     if task not in sequences:
         raise ValueError(f"no rollout of task {task!r} in {' or '.join(period.name for period in periods)} of {run}")
+    counted = {name for period in periods for item in period.attempts for name in item.behavior}
+    measured = [figure for figure in read_description(run).figures if figure.of in counted]
     return [
-        *save(behavior_change(periods, dataset), output, "behavior_change"),
+        *(save(behavior_change(periods, dataset, measured), output, "behavior_change") if measured else []),
         *save(call_sequences(periods, task, dataset), output, "call_sequences"),
     ]
 

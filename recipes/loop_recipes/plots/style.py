@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -12,8 +14,21 @@ from matplotlib.figure import Figure
 
 from loop_formats.run_files import whole_file
 
+mpl.rcParams["text.parse_math"] = False  # a task id may hold dollars
+
 # Okabe and Ito's colours, told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+
+
+def panels(count: int, width: float = 15.0, height: float = 3.25, **options: Any) -> tuple[Figure, np.ndarray]:
+    """A figure with room for ``count`` panels, at most four in a row; those of the last row that are left over are
+    hidden."""
+    columns = min(max(count, 1), 4)
+    rows = -(-max(count, 1) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, height * rows), squeeze=False, **options)
+    for axes in grid.flat[count:]:
+        axes.set_visible(False)
+    return figure, grid
 
 
 def save(figure: Figure, output: Path, name: str) -> list[Path]:

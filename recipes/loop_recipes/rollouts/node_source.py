@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
 from loop_recipes.rollouts.source import Collected, NoRollouts
@@ -86,6 +87,9 @@ class NodeSource:
     def tasks(self, split: str) -> tuple[str, list[str]]:
         listing = self._client.tasks(split)
         return listing.dataset, list(listing.tasks)
+
+    def description(self) -> Description:
+        return self._client.description()
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
         with self._waiting(f"publishing policy version {version}"):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.mixed import check_environments
+from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.ids import dev_id, training_id
 from loop_formats.run_files import write_whole
@@ -42,12 +42,21 @@ class CollectionPlan:
         name: of the run; it begins the ids of all collections.
         tasks: those of the training split.
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
+        environment: the tasks' environment.
 
     Raises:
         ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
     """
 
-    def __init__(self, config: LoopConfig, name: str, tasks: Sequence[str], dev_tasks: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: LoopConfig,
+        name: str,
+        tasks: Sequence[str],
+        dev_tasks: Sequence[str] = (),
+        environment: Description = UNSAID,
+    ) -> None:
+        self._environment = environment
         self._config = config.collection
         self._evaluation = config.dev_evaluation
         self._dev_tasks = list(dev_tasks)
@@ -59,7 +68,7 @@ class CollectionPlan:
             raise ConfigError(f"collection: {error}") from error
         try:
             if dev_tasks:
-                check_environments(self._evaluation.environment_turns, dev_tasks)
+                environment.check_environments(self._evaluation.environment_turns, dev_tasks)
         except ValueError as error:
             raise ConfigError(f"dev_evaluation.environment_turns.{error}") from error
 
@@ -67,9 +76,9 @@ class CollectionPlan:
         conf = self._config
         kind = UniformTaskSampler if conf.task_order == "uniform" else TaskSampler
         if not conf.environments:
-            return kind(tasks, conf.tasks_per_iteration, self._seed)
+            return kind(tasks, conf.tasks_per_iteration, self._seed, self._environment)
         shares = {name: part.share for name, part in conf.environments.items()}
-        return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind)
+        return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind, self._environment)
 
     def horizon(self, iteration: int) -> int:
         """Turns an episode may take: of the last stage begun, else ``limits.max_turns``.

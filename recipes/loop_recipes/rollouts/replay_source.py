@@ -8,12 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
 from loop_formats.run_files import only_logs, read_rollouts
 from loop_formats.schema import ConfigError, require
 from loop_recipes.rollouts.source import Collected, NoRollouts
+from loop_recipes.run.environment_file import read_description
 
 
 class ReplaySource:
@@ -51,6 +53,9 @@ class ReplaySource:
         rollouts = [rollout for log in self._logs for rollout in self._read_log(log)]
         require(rollouts, "rollout_node.replay: its logs hold no rollout")
         return rollouts[0].dataset, sorted({rollout.task_id for rollout in rollouts})
+
+    def description(self) -> Description:
+        return read_description(self._logs[0])
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
         pass

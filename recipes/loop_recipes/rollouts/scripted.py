@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_environments.protocol import Message
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import Rollout, Turn
+from model_families.chat.format import ChatFormat
 
 
 def scripted_rollout(
-    tokens: ChatTokens,
+    tokens: ChatFormat,
     opening: Sequence[Message],
     steps: Sequence[tuple[str, str]],
     *,
@@ -30,19 +30,14 @@ def scripted_rollout(
         speaker: what the turns name as their server.
     """
     messages = [{"role": message.role, "content": message.content} for message in opening]
-    token_ids, spans = tokens.prompt(opening), []
-    for number, (action, _) in enumerate(steps):
+    token_ids, spans = tokens.scripted(opening, steps)
+    mask, turns = [False] * len(token_ids), []
+    for number, (start, end) in enumerate(spans):
         if number:
-            shown = steps[number - 1][1]
-            token_ids += tokens.continuation(shown, closed=True)
-            messages.append({"role": "user", "content": shown})
-        start = len(token_ids)
-        token_ids += [*tokens.encode_text(action), tokens.im_end]
-        messages.append({"role": "assistant", "content": action})
-        spans.append(Turn(start, len(token_ids), 0, "stop", speaker, 0.0, 0.0, message=len(messages) - 1))
-    mask = [False] * len(token_ids)
-    for span in spans:
-        mask[span.start : span.end] = [True] * (span.end - span.start)
+            messages.append({"role": "user", "content": steps[number - 1][1]})
+        messages.append({"role": "assistant", "content": steps[number][0]})
+        turns.append(Turn(start, end, 0, "stop", speaker, 0.0, 0.0, message=len(messages) - 1))
+        mask[start:end] = [True] * (end - start)
     return Rollout(
         rollout_id=rollout_id(collection, task_id, index, 0),
         collection_id=collection,
@@ -54,7 +49,7 @@ def scripted_rollout(
         token_ids=token_ids,
         mask=mask,
         sampler_logprobs=[0.0] * len(token_ids),
-        turns=spans,
+        turns=turns,
         messages=messages,
         reward=reward,
         success=success,

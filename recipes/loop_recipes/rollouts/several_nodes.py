@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_environments.description import Description
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress, too_many_lost
 from loop_formats.ids import share_id
@@ -79,6 +80,16 @@ class SeveralNodes:
         self._check_alike("have different datasets", [dataset for dataset, _ in listings])
         self._check_alike(f"serve different tasks of {split}", [tasks for _, tasks in listings], show=False)
         return listings[0]
+
+    def description(self) -> Description:
+        """The environment that every node serves.
+
+        Raises:
+            NoRollouts: two nodes describe theirs differently.
+        """
+        described = self._each(lambda node: node.description())
+        self._check_alike("describe their environments differently", described, show=False)
+        return described[0]
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
         self._each(lambda node: node.publish(version, folder, canary))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agent_environments.description import Description
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.run_files import adapter_digest
 from loop_recipes.engine.process_group import on_main_rank
@@ -39,6 +41,10 @@ class SharedSource:
         """Name of the dataset and the tasks of a split."""
         dataset, tasks = on_main_rank(lambda: self._source.tasks(split))
         return dataset, tasks
+
+    def description(self) -> Description:
+        """The environment, as it describes itself."""
+        return Description.from_dict(on_main_rank(lambda: asdict(self._source.description())))
 
     def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> str:
         """Have ``version`` served once it has proved itself; returns the digest of the adapter.

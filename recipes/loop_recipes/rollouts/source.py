@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent_environments.description import Description
 from loop_formats.collection_request import (
     RARE_FAILURES,
     CollectionEnd,
@@ -88,6 +89,10 @@ class CollectionSource(Protocol):
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Name of the dataset and the tasks of a split."""
+        ...
+
+    def description(self) -> Description:
+        """The environment, as it describes itself."""
         ...
 
     def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:

@@ -8,21 +8,26 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_environments.mixed import check_environments, environment_of
-from appworld_adapter.dataset import scenario_of
+from agent_environments.description import UNSAID, Description
 
 
 class TaskSampler:
     """Seeded passes over all tasks; a pass visits every task once.
 
     A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so it depends neither on the order in which
-    the tasks were given nor on earlier calls. Within a pass, every scenario has its first task before any has its
-    second: the three tasks of a scenario are much alike, so an iteration with many of one scenario says little about
-    the others. An iteration that reaches the end of a pass continues with the next pass. Tasks that it already holds
-    come later in that pass, so no iteration has a task twice.
+    the tasks were given nor on earlier calls. Within a pass, every group of tasks has its first task before any has its
+    second: the tasks of a group are much alike, so an iteration with many of one group says little about the others. An
+    iteration that reaches the end of a pass continues with the next pass. Tasks that it already holds come later in
+    that pass, so no iteration has a task twice.
+
+    Args:
+        environment: says which group a task belongs to.
     """
 
-    def __init__(self, tasks: Sequence[str], tasks_per_iteration: int, seed: int) -> None:
+    def __init__(
+        self, tasks: Sequence[str], tasks_per_iteration: int, seed: int, environment: Description = UNSAID
+    ) -> None:
+        self._environment = environment
         self._tasks = sorted(set(tasks))
         if not 1 <= tasks_per_iteration <= len(self._tasks):
             raise ValueError(
@@ -39,12 +44,12 @@ class TaskSampler:
         random.Random(f"{self._seed}/{number}").shuffle(order)
         drawn: Counter[str] = Counter()
 
-        def nth_of_its_scenario(task: str) -> int:
-            scenario = scenario_of(task)
-            drawn[scenario] += 1
-            return drawn[scenario]
+        def nth_of_its_group(task: str) -> int:
+            group = self._environment.group_of(task)
+            drawn[group] += 1
+            return drawn[group]
 
-        return sorted(order, key=nth_of_its_scenario)
+        return sorted(order, key=nth_of_its_group)
 
     def next(self) -> list[str]:
         """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""
@@ -91,6 +96,7 @@ class MixedTaskSampler:
     Args:
         shares: environment -> its share relative to the others; 1 where an environment is not named.
         kind: the sampler within an environment.
+        environment: the mixture.
 
     Raises:
         ValueError: a share of an environment that has no tasks, or one too small or too large for an iteration's tasks.
@@ -103,19 +109,20 @@ class MixedTaskSampler:
         seed: int,
         shares: Mapping[str, float],
         kind: type[TaskSampler] = TaskSampler,
+        environment: Description = UNSAID,
     ) -> None:
         by_environment: dict[str, list[str]] = defaultdict(list)
         for task in sorted(tasks):
-            by_environment[environment_of(task)].append(task)
+            by_environment[environment.environment_of(task)].append(task)
         try:
-            check_environments(shares, tasks)
+            environment.check_environments(shares, tasks)
         except ValueError as error:
             raise ValueError(f"environments.{error}") from error
         weights = {name: shares.get(name, 1.0) for name in by_environment}
         self._samplers: dict[str, TaskSampler] = {}
         for name, count in apportion(tasks_per_iteration, weights).items():
             try:
-                self._samplers[name] = kind(by_environment[name], count, seed)
+                self._samplers[name] = kind(by_environment[name], count, seed, environment)
             except ValueError as error:
                 raise ValueError(f"environment {name}: {error}") from error
 

@@ -1,5 +1,7 @@
 """The numbers of a run: documented keys, one JSON line per iteration, and torchtune's loggers beside it.
 
+Figures of behaviour are an environment's own (:mod:`agent_environments.description`).
+
 Keys that start with ``seconds`` or are in :data:`MACHINE_KEYS` depend on the machine; all others are reproduced exactly
 by a run resumed on the same rollouts (on a CPU).
 """
@@ -8,17 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_environments.agent_turns import AgentTurn
 from agent_environments.breakage import told
-from agent_environments.colbench.behavior import QUESTION_FIGURES, is_conversation, question_metrics
-from agent_environments.mixed import environment_of
-from agent_environments.tools.behavior import TOOL_FIGURES, has_tools, tool_metrics
-from appworld_adapter.behavior import BEHAVIOR_FIGURES, aggregate, rollout_behavior
-from loop_formats.rollout import Rollout, by_episode, episode_turns
+from agent_environments.description import UNSAID, Behavior, BehaviorFigure, Description, episode_counts
+from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
 from loop_formats.schema import ConfigError
 from loop_recipes.paths import METRICS_FILE
@@ -33,7 +31,7 @@ METRICS: dict[str, str] = {
     "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
     "dataset": "name of the dataset the tasks are of",
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
-    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/train_your_agent.md)",
+    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md)",
     "dropped_rollouts": "episodes that early stop cut off",
     "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
     "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",
@@ -50,9 +48,9 @@ METRICS: dict[str, str] = {
     "tokens": "mean tokens per rollout, prompt and observations included",
     "tokens_max": "longest rollout",
     "sampled_tokens": "mean tokens per rollout that the policy sampled",
-    **{f"behavior_{name}": f"{meaning} (LOOP, appendix A.1)" for name, (_, meaning) in BEHAVIOR_FIGURES.items()},
-    **{name: f"{meaning}; only where the policy has tools" for name, meaning in TOOL_FIGURES.items()},
-    **{name: f"{meaning}; only in ColBench" for name, meaning in QUESTION_FIGURES.items()},
+    "thinking_tokens": "mean tokens of thinking per turn; only of a model that thinks",
+    "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
+    "only of a model that thinks",
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
@@ -105,19 +103,17 @@ METRICS: dict[str, str] = {
     },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
-"""Every key that may stand in metrics.jsonl, and what it means. A number that is not finite stands there as null."""
+"""Every key that may stand in metrics.jsonl beside the environment's figures of behaviour, and what it means. A number
+that is not finite stands there as null."""
 
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "value_loss", "entropy", "model_flops_utilization"}
+    {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {key for key in METRICS if key.startswith("behavior_")}
-    | TOOL_FIGURES.keys()
-    | QUESTION_FIGURES.keys()
     | {"environments", "broken_figures"}
 )
-"""Keys that only some runs write: with a KL term, a critic, a loss on pairs, what the sentence names, or rollouts with
-texts. All others are in every line of an iteration that took a step."""
+"""Keys that only some runs write: with a KL term, a critic, a loss on pairs, or what the sentence names. All others are
+in every line of an iteration that took a step."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
@@ -142,13 +138,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class RunMetrics:
     """Appends one line per iteration to ``metrics.jsonl`` and hands numbers to torchtune's loggers."""
 
-    def __init__(self, path: Path, loggers: Sequence[Any], after_iteration: int) -> None:
+    def __init__(
+        self, path: Path, loggers: Sequence[Any], after_iteration: int, figures: Sequence[BehaviorFigure] = ()
+    ) -> None:
         """Lines of iterations after ``after_iteration`` (of a run that died before its checkpoint) are removed.
+
+        Args:
+            figures: the environment's, whose keys a line may hold too.
 
         Raises:
             ConfigError: the file is damaged; names the line.
         """
         self._path, self._loggers = path, list(loggers)
+        self._keys = METRICS.keys() | {figure.key for figure in figures}
         with writing(path):
             append_to(path).close()
         if path.stat().st_size:
@@ -163,10 +165,10 @@ class RunMetrics:
         """Write one iteration.
 
         Raises:
-            KeyError: a key that :data:`METRICS` does not document.
+            KeyError: a key that neither :data:`METRICS` nor the environment documents.
         """
         for key in metrics:
-            if key not in METRICS:
+            if key not in self._keys:
                 raise KeyError(f"metric {key} is not documented in run_metrics.METRICS")
         with writing(self._path), append_to(self._path) as file:
             file.write(f"{to_json(metrics)}\n")
@@ -205,25 +207,32 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     first_segments = [rollout for rollout in rollouts if rollout.segment == 0]
     count = len(first_segments)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    thinking = sum(turn.thinking_tokens for turn in turns)
+    thinking_figures = {
+        "thinking_tokens": thinking / len(turns),
+        "cut_in_thinking": sum(turn.cut_in_thinking for turn in turns) / len(turns),
+    }
     return {
         "rollouts": count,
         "sequences": len(rollouts) / count,
         "reward": sum(rollout.reward for rollout in first_segments) / count,
         "success": sum(rollout.success for rollout in first_segments) / count,
         "completed": sum(rollout.end_reason == "completed" for rollout in first_segments) / count,
-        "turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "turns": len(turns) / count,
         "tokens": sum(len(rollout.token_ids) for rollout in rollouts) / count,
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
         "sampled_tokens": sampled / count,
+        **(thinking_figures if thinking else {}),
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
 
 
-def environment_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
+def environment_metrics(rollouts: list[Rollout], environment: Description = UNSAID) -> dict[str, Any]:
     """The figures of each environment, by name; {} where the tasks are of no mixture."""
     by_environment: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
-        by_environment.setdefault(environment_of(rollout.task_id), []).append(rollout)
+        by_environment.setdefault(environment.environment_of(rollout.task_id), []).append(rollout)
     if by_environment.keys() <= {""}:
         return {}
     keys = ("rollouts", "reward", "success", "completed", "turns", "tokens")
@@ -231,40 +240,26 @@ def environment_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     return {"environments": {name: {key: figures[key] for key in keys} for name, figures in means.items()}}
 
 
-def behavior_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out."""
-    rollouts = [rollout for rollout in rollouts if rollout.messages]
-    if not rollouts:
-        return {}
+def behavior_metrics(rollouts: list[Rollout], environment: Description = UNSAID) -> dict[str, float]:
+    """The behaviour of a collection, from its messages; what is not defined, or has no messages, is left out.
 
-    def turns_where(condition: Callable[[Sequence[Mapping[str, str]]], bool]) -> list[list[AgentTurn]]:
-        return [
-            episode_turns(one) for one in by_episode(rollout for rollout in rollouts if condition(rollout.messages))
-        ]
-
-    def code_metrics() -> dict[str, float]:
-        behavior = aggregate([rollout_behavior(turns) for turns in turns_where(lambda messages: True)])
-        return {key: value for key, value in behavior.as_metrics().items() if key in METRICS}
-
-    return _computed(
-        {
-            "behavior": code_metrics,
-            "tool calls": lambda: tool_metrics(turns_where(has_tools)),
-            "questions": lambda: question_metrics(turns_where(is_conversation)),
-        }
-    )
-
-
-def _computed(figures: Mapping[str, Callable[[], dict[str, float]]]) -> dict[str, float]:
-    """All figures together. Those whose function raises end no run: they are left out, counted, and told of."""
+    Figures whose computing raises end no run: they are left out, counted, and told of.
+    """
+    episodes: dict[Behavior, list[list[Rollout]]] = {}
+    for sequences in by_episode(rollout for rollout in rollouts if rollout.messages):
+        for behavior in environment.behaviors(sequences[0].task_id):
+            episodes.setdefault(behavior, []).append(sequences)
     metrics: dict[str, float] = {}
     broken = 0
-    for name, compute in figures.items():
+    for behavior, concerned in episodes.items():
         try:
-            metrics |= compute()
+            counts = [episode_counts(behavior, sequence_texts(sequences)) for sequences in concerned]
+            values = {figure.key: figure.value(counts) for figure in behavior.figures}
         except Exception as error:
             broken += 1
-            logger.warning("the figures of %s could not be computed: %s", name, told(error))
+            logger.warning("the figures of %s could not be computed: %s", behavior.name, told(error))
+            continue
+        metrics |= {key: value for key, value in values.items() if value is not None}
     return metrics | ({"broken_figures": broken} if broken else {})
 
 

@@ -17,14 +17,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from agent_environments.agent_turns import agent_turns
-from appworld_adapter.behavior import api_calls
-from loop_formats.chat_tokens import read_tokenizer
+from agent_environments.description import Description
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
 from loop_recipes.paths import METRICS_FILE
+from loop_recipes.run.environment_file import read_description
 from loop_recipes.run.metrics import read_metrics
+from model_families.chat.tokenizer import read_tokenizer
 
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
@@ -59,6 +60,7 @@ class RunData:
         if not self.path.exists():
             raise ValueError(f"{path} does not exist")
         self._logs: dict[str, _Indexed] = {}
+        self._environment = read_description(self.path)
         if not self._find_logs() and not self.metrics():
             raise ValueError(f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl")
         if self.path.is_file() and not any("rollout_id" in line.record for line in read_lines(self.path)):
@@ -218,7 +220,8 @@ class RunData:
         for line in read_lines(log.path):
             if line.number > log.lines:
                 break
-            if any(wanted in message["content"].casefold() for message in line.record["messages"]):
+            texts = (f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"])
+            if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found
 
@@ -230,7 +233,7 @@ class RunData:
     def _read_on(self, log: _Indexed) -> None:
         for line in read_lines(log.path, log.read_to, log.lines + 1):
             log.offsets[line.number] = line.start
-            log.summaries.append(_summary(line.record, line.number))
+            log.summaries.append(_summary(line.record, line.number, self._environment))
             log.read_to, log.lines = line.end, line.number
 
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -272,11 +275,12 @@ class RunData:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _summary(record: dict[str, Any], cursor: int) -> dict[str, Any]:
+def _summary(record: dict[str, Any], cursor: int, environment: Description) -> dict[str, Any]:
     turns = record["turns"]
     sampled = sum(turn["end"] - turn["start"] for turn in turns)
     try:
-        calls = list(api_calls(agent_turns(record["messages"], [turn["message"] for turn in turns])))[:MAX_CALLS]
+        own = agent_turns(record["messages"], [turn["message"] for turn in turns])
+        calls = environment.calls(record["task_id"], record["messages"], own)[:MAX_CALLS]
     except ValueError:
         calls = []
     return {

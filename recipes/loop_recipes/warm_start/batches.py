@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.warm_start.demonstration import Demonstration, Example, render
+from model_families.chat.format import ChatFormat
 
 DRAWN_TOGETHER = 64
 
@@ -66,7 +66,7 @@ def demonstration_batches(
     habit_share: float,
     steps: int,
     tokens_per_step: int,
-    tokens: ChatTokens,
+    tokens: ChatFormat,
     renamed: Callable[[Demonstration, random.Random], Demonstration],
     seed: object,
 ) -> Iterator[Batch]:

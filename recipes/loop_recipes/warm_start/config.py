@@ -36,7 +36,7 @@ class DemonstrationConfig:
     flawed_share: float
     """Share of those trained on that have a flaw."""
     habits: list[str]
-    """The flaws that the last cycles teach. AppWorld: those of docs/tiny_policy.md; ColBench: ``answered_at_once``,
+    """The flaws that the last cycles teach. AppWorld: those of docs/results/demo.md; ColBench: ``answered_at_once``,
     ``stopped_asking``; the worlds: ``gave_up``, ``stopped_short``, ``skipped_step``. One that is named twice is drawn
     twice as often. What they are for is said at ``training.cycles``."""
     habit_count: NonNegativeInt

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from agent_environments.protocol import EnvironmentPool, Message
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.ids import rollout_id
 from loop_formats.run_files import write_whole
+from model_families.chat.format import ChatFormat
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,10 @@ class Example:
     mask: Tensor
 
 
-def render(demonstration: Demonstration, tokens: ChatTokens) -> Example:
+def render(demonstration: Demonstration, tokens: ChatFormat) -> Example:
     """Token ids through the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
-    token_ids = tokens.prompt(demonstration.opening)
+    token_ids, spans = tokens.scripted(demonstration.opening, demonstration.steps)
     mask = [False] * len(token_ids)
-    for number, (action, _) in enumerate(demonstration.steps):
-        if number:
-            between = tokens.continuation(demonstration.steps[number - 1][1], closed=True)
-            token_ids += between
-            mask += [False] * len(between)
-        spoken = [*tokens.encode_text(action), tokens.im_end]
-        token_ids += spoken
-        mask += [True] * len(spoken)
+    for start, end in spans:
+        mask[start:end] = [True] * (end - start)
     return Example(torch.tensor(token_ids), torch.tensor(mask))

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from loop_formats.chat_tokens import ChatTokens
 from loop_recipes.engine.logprobs import LogProbDecoder
 from loop_recipes.warm_start.batches import collate
 from loop_recipes.warm_start.demonstration import Demonstration, render
+from model_families.chat.format import ChatFormat
 
 _VALUE = re.compile(r"\b(\w+)=('[^']*'|\d+)")
 HALF = math.log(0.5)
@@ -53,7 +53,7 @@ def values_of(action: str) -> Iterator[tuple[str, int, int]]:
 
 @torch.no_grad()
 def measure(
-    model: LogProbDecoder, demonstrations: Sequence[Demonstration], tokens: ChatTokens, groups: Mapping[str, str]
+    model: LogProbDecoder, demonstrations: Sequence[Demonstration], tokens: ChatFormat, groups: Mapping[str, str]
 ) -> HeldOut:
     """Measure clean ``demonstrations``; ``groups`` maps a task to the name it is counted under."""
     total, count = 0.0, 0

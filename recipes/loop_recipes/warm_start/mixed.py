@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from loop_formats.schema import ConfigError, require
 from loop_recipes.warm_start.demonstration import Demonstration, Script
 from loop_recipes.warm_start.demonstrator import Demonstrator

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from agent_environments.harness import chat_agent
 
-PAGE = Path(__file__).parents[3] / "docs" / "train_your_agent.md"
+PAGE = Path(__file__).parents[3] / "docs" / "your_own_task.md"
 
 
 def test_the_documentation_shows_the_agent_as_it_is():

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from agent_environments.harness.pool import Connection, HarnessPool
+from agent_environments.harness.pool import HarnessPool
+from agent_environments.program_protocol import Connection
 from agent_environments.protocol import UnknownTask, acquire
 from support.places import check_who_waits_is_refused
 from support.waiting import wait_until

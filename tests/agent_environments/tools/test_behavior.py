@@ -1,10 +1,20 @@
 """Counts of what agents do with tools, from the texts of real episodes."""
 
 from agent_environments.agent_turns import AgentTurn
-from agent_environments.tools.behavior import TOOL_FIGURES, ToolBehavior, has_tools, tool_behavior, tool_metrics
+from agent_environments.tools.behavior import ToolBehavior
 from agent_environments.tools.environment import ToolPool
 from support.adapter_support import word_spans
 from support.tool_modules import SUMS, call, write
+
+BEHAVIOR = ToolBehavior()
+
+
+def tool_metrics(episodes):
+    """The figures over episodes, those that are defined."""
+    counts = [BEHAVIOR.counts(turns) for turns in episodes]
+    values = {figure.key: figure.value(counts) for figure in BEHAVIOR.figures}
+    return {key: value for key, value in values.items() if value is not None}
+
 
 TURNS = [
     "I think first.",
@@ -20,7 +30,7 @@ async def played(tmp_path, turns):
     pool = ToolPool(word_spans, write(tmp_path, SUMS))
     await pool.open()
     environment = await pool.acquire("one")
-    assert has_tools([vars(message) for message in await environment.start("sum_1")])
+    assert BEHAVIOR.concerns([vars(message) for message in await environment.start("sum_1")])
     answered = [AgentTurn(turn, (await environment.step(turn)).observation) for turn in turns]
     await environment.close()
     await pool.close()
@@ -29,8 +39,16 @@ async def played(tmp_path, turns):
 
 async def test_every_kind_of_mistake_is_counted(tmp_path):
     turns = await played(tmp_path, TURNS)
-    expected = ToolBehavior(turns=6, turns_without_call=1, calls=7, bad=1, unknown=1, wrong_arguments=1, failed=1)
-    assert tool_behavior(turns) == expected
+    assert BEHAVIOR.counts(turns) == {
+        "tool_turns": 6,
+        "turns_without_call": 1,
+        "tool_calls": 7,
+        "tool_calls_bad": 1,
+        "tool_calls_unknown": 1,
+        "tool_calls_wrong_arguments": 1,
+        "tool_calls_failed": 1,
+    }
+    assert BEHAVIOR.calls(turns) == ["add", "subtract", "add", "fail", "repeat", "answer"]
     metrics = tool_metrics([turns, turns])
     assert metrics == {
         "tool_calls": 7.0,
@@ -40,7 +58,6 @@ async def test_every_kind_of_mistake_is_counted(tmp_path):
         "tool_calls_failed": 1 / 7,
         "turns_without_call": 1 / 6,
     }
-    assert metrics.keys() == TOOL_FIGURES.keys()
 
 
 async def test_without_calls_there_are_no_shares_of_them(tmp_path):
@@ -48,6 +65,6 @@ async def test_without_calls_there_are_no_shares_of_them(tmp_path):
 
 
 def test_rollouts_without_tools_have_no_figures():
-    assert not has_tools([])
-    assert not has_tools([{"role": "system", "content": "Write code."}, {"role": "user", "content": "Hello."}])
+    assert not BEHAVIOR.concerns([])
+    assert not BEHAVIOR.concerns([{"role": "system", "content": "Write code."}, {"role": "user", "content": "Hello."}])
     assert tool_metrics([]) == {}

@@ -1,4 +1,4 @@
-"""The code on docs/tools.md runs as it stands there."""
+"""The code on docs/your_own_task.md runs as it stands there."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,9 @@ from agent_environments.protocol import create_pool
 from support.adapter_support import word_spans
 from support.tool_modules import call, write
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
-FUNCTIONS, CLASS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+PAGE = (Path(__file__).parents[3] / "docs" / "your_own_task.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+FUNCTIONS, CLASS = (next(block for block in BLOCKS if word in block) for word in ("TASKS = ", "class Light"))
 CONFIG = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.S)[1]
 
 
@@ -30,8 +31,8 @@ async def test_the_twenty_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, FUNCTIONS, "my_tools")
     assert len([line for line in FUNCTIONS.splitlines() if line]) <= 20
-    environment = yaml.safe_load(CONFIG)["environment"]
-    pool = create_pool(environment["name"], environment["config"], word_spans)
+    options = yaml.safe_load(CONFIG)["node"]["environment"]
+    pool = create_pool(options.pop("name"), options, word_spans)
     _, grade = await play(pool, "product7_1", call("multiply", a=7, b=37), call("answer", value=259))
     assert grade.success
     assert not (await play(pool, "product7_1"))[1].reward

@@ -8,7 +8,7 @@ from agent_environments.agent_turns import AgentTurn
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from agent_environments.tools.answer import NO_CALL
-from agent_environments.tools.behavior import tool_behavior
+from agent_environments.tools.behavior import ToolBehavior
 from agent_environments.worlds.pool import WorldKind
 from agent_environments.worlds.tool_world import ToolWorldPool
 from support.adapter_support import word_spans
@@ -58,8 +58,8 @@ def test_what_is_no_call_is_answered_and_counted(pool):
     shown = pool.shown(json.dumps([{"error": "it is dark"}, bad, unknown]))
     assert shown.count("<tool_response>\nError: ") == 3
     assert "'jump'; there are look, done" in shown
-    counted = tool_behavior([AgentTurn(turn, shown)])
-    assert (counted.calls, counted.bad, counted.unknown, counted.failed) == (3, 1, 1, 1)
+    counted = ToolBehavior().counts([AgentTurn(turn, shown)])
+    assert [counted[f"tool_calls{kind}"] for kind in ("", "_bad", "_unknown", "_failed")] == [3, 1, 1, 1]
 
 
 def test_the_results_of_a_turn_are_cut_together():

@@ -12,7 +12,7 @@ import pytest
 from agent_environments.agent_turns import AgentTurn
 from agent_environments.extraction import code_blocks
 from appworld_adapter import flaws
-from appworld_adapter.behavior import RolloutBehavior, rollout_behavior
+from appworld_adapter.behavior import AppWorldBehavior
 from appworld_adapter.worker.synthetic import evaluation_program, people
 from support.waiting import COMMAND_S
 
@@ -281,15 +281,15 @@ def test_after_a_corrected_error_the_agent_does_what_it_had_left_out(seed):
 
 
 def test_each_habit_shows_in_its_behaviour_figure():
-    def figures(flaw: str | None) -> RolloutBehavior:
+    def figures(flaw: str | None) -> dict[str, int]:
         turns = flaws.flawed_turns(TURNS, DEMONSTRATION, random.Random(0), flaw) if flaw else TURNS
         said = [f"{turn['thought']}\n```python\n{turn['code']}\n```" for turn in turns]
-        return rollout_behavior([AgentTurn(text, ".") for text in said])
+        return AppWorldBehavior().counts([AgentTurn(text, ".") for text in said])
 
-    assert (figures(None).dummy, figures(None).assume, figures(None).multiple_cell_turns) == (0, 0, 0)
-    assert figures("placeholder_password").dummy == 1
-    assert figures("several_cells").multiple_cell_turns == 1
-    assert figures("assumed_value").assume == 1
+    assert [figures(None)[name] for name in ("dummy", "assume", "multiple_cell_turns")] == [0, 0, 0]
+    assert figures("placeholder_password")["dummy"] == 1
+    assert figures("several_cells")["multiple_cell_turns"] == 1
+    assert figures("assumed_value")["assume"] == 1
 
 
 def test_impossible_flaw_is_refused():

@@ -1,7 +1,9 @@
 """Policy losses and their gradients against the paper's equations, written out in plain float64."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,3 +251,14 @@ def test_what_is_missing_is_named():
         Reinforce(kl_coefficient=0.1)(logprobs, batch)
     with pytest.raises(ValueError, match="need level: token"):
         ClippedPolicyLoss("turn")(logprobs, replace(batch, token_advantages=logprobs.detach()))
+
+
+def test_the_loss_that_the_page_shows_is_reinforce():
+    page = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    names = {}
+    exec(block, names)
+    batch, logprobs = random_batch([9, 5], seed=0, spread=0.1)
+    shown, ours = names["MyLoss"]()(logprobs, batch), Reinforce()(logprobs, batch)
+    torch.testing.assert_close(shown.per_rollout_loss, ours.per_rollout_loss)
+    torch.testing.assert_close(shown.token_log_ratio, ours.token_log_ratio)

@@ -5,17 +5,21 @@ import json
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
 from agent_environments import chat_client
+from agent_environments.protocol import Message
 from eval_appworld import EvalAppWorldRecipe
-from loop_formats.collection_request import MAX_ATTEMPTS
+from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest
 from loop_formats.schema import ConfigError
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
+from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
+from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.viewer.run_data import RunData
 from rollout_server.config import EnvironmentConfig
 from support.random_policy import write_model
@@ -24,7 +28,7 @@ KEY = "sk-secret"
 
 
 class ChatService:
-    """``speak(body)`` is the assistant's text, ``fault(body)`` an HTTP status and text, or None.
+    """``speak(body)`` is the assistant's text or fields of its answer, ``fault(body)`` a status and text, or None.
 
     What ``holds(body)`` is not answered before the service ends.
     """
@@ -47,9 +51,12 @@ class ChatService:
         if fault is not None:
             return web.Response(status=fault[0], text=fault[1], headers={"Retry-After": "0"})
         words = sum(len(message["content"].split()) for message in body["messages"])
+        said = self.speak(body)
+        said = {"content": said} if isinstance(said, str) else said
+        ended = said.pop("finish_reason", "stop")
         return web.json_response(
             {
-                "choices": [{"message": {"role": "assistant", "content": self.speak(body)}, "finish_reason": "stop"}],
+                "choices": [{"message": {"role": "assistant", **said}, "finish_reason": ended}],
                 "usage": {"prompt_tokens": words, "completion_tokens": 7},
             }
         )
@@ -95,6 +102,32 @@ def config(model, folder, url, **changes):
             **changes,
         }
     )
+
+
+FINISH = "```python\nfinish()\n```"
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "reasoning", "cut"),
+    [
+        (f"<think>\nadd(1)\n</think>\n\n{FINISH}", FINISH, "add(1)", False),
+        (f"add(1)\n</think>\n\n{FINISH}", FINISH, "add(1)", False),
+        ("<think>\nadd(1)", "", "add(1)", True),
+        ({"content": FINISH, "reasoning_content": "add(1)"}, FINISH, "add(1)", False),
+        ({"content": FINISH, "reasoning": "add(1)"}, FINISH, "add(1)", False),
+        ({"content": None, "reasoning": "add(1)", "finish_reason": "length"}, "", "add(1)", True),
+        (FINISH, FINISH, "", False),
+    ],
+)
+async def test_what_an_endpoint_thinks_is_no_action(said, text, reasoning, cut):
+    async with serving() as service, aiohttp.ClientSession() as session:
+        service.speak = lambda body: said if isinstance(said, str) else dict(said)
+        endpoint = EndpointConfig(url=service.url, model="m")
+        request = CollectionRequest("c", ["reach3_1"], 1, 0)
+        speaker = EndpointSpeaker(chat_client.ChatClient(session, service.url), endpoint, request)
+        speaker.begin("e", [Message("user", "Go.")])
+        turn = await speaker.speak(seed=1)
+    assert (turn.text, turn.reasoning, turn.cut_in_thinking) == (text, reasoning, cut)
 
 
 def evaluate(cfg):

@@ -11,6 +11,8 @@ import pytest
 from loop_recipes.launch import job_check
 from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
+from loop_recipes.paths import loop_package
+from rollout_server.config import ModelConfig
 from support.small_runs import replay_config
 from support.tool_modules import SUMS, write
 
@@ -251,6 +253,16 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     for section in (tools, {"name": "mixed", "config": {"environments": {"sums": tools}}}):
         job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
     assert [problem in line for line in report.problems] == ([True, True] if problem else [])
+
+
+def test_a_way_of_thinking_that_the_model_has_not_is_named():
+    report = Report()
+    for settings in ({}, {"thinking": "kept"}, {"chat_format": "qwen3"}, {"chat_format": "no such"}):
+        job_check._chat(report, ModelConfig(path=str(loop_package("tiny_policy")), **settings))
+    assert [problem.partition(":")[0] for problem in report.problems] == ["model"] * 3
+    assert "chat format chatml does not think: leave model.thinking null" in report.problems[0]
+    assert "which could forge it" in report.problems[1]
+    assert "chat format 'no such' is not known; choose one of chatml, qwen3, llama3" in report.problems[2]
 
 
 def test_sizes_that_are_not_those_of_the_model_are_named(check_config):

@@ -5,10 +5,10 @@ import pytest
 from appworld_adapter.dataset import load_split
 from appworld_adapter.ground_truth import load_solution
 from appworld_adapter.prompt import Prompt, TaskCard
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.run_files import read_rollouts
 from loop_recipes.methods.ground_truth import main
 from loop_recipes.paths import loop_home, loop_package
+from model_families.chat.chatml import ChatML
 
 WORLD = loop_home() / "worlds/synthetic"
 MODEL = loop_package("tiny_policy")
@@ -28,7 +28,7 @@ def test_every_task_has_one_rollout_of_return_one(rollouts):
 
 
 def test_the_sampled_tokens_are_the_solutions_turns_and_their_ends(rollouts):
-    tokens = ChatTokens(MODEL)
+    tokens = ChatML(MODEL)
     for rollout in rollouts[:5]:
         solution = load_solution(WORLD, rollout.task_id)
         spoken = [tokens.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns]

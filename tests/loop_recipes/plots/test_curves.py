@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from agent_environments.description import TOOLS_BEHAVIOR, Description
 from loop_recipes.plots.curves import FIGURES, Curve, behavior, learning_curve, main, parse_curve, phases, smooth
+from loop_recipes.run.environment_file import write_description
 
 
 def write_run(folder, rewards, **more):
@@ -83,10 +85,16 @@ def test_phases_stack_to_the_whole_iteration(tmp_path):
     assert heights["other"] == 3.0
 
 
-def test_metrics_that_are_not_there_are_said_to_be_missing(tmp_path):
-    curve = parse_curve(str(write_run(tmp_path / "r", [0.5, 0.6])))
-    texts = [text.get_text() for axes in behavior([curve], 5).axes for text in axes.texts]
-    assert texts.count("not recorded") == 7  # all but the turns
+def test_the_behaviour_that_is_drawn_is_what_was_recorded(tmp_path):
+    """Of a run of before runs said what their environment is; of one that says it, nothing else is drawn."""
+    keys = {"behavior_dummy": 0.5, "tool_calls": 2.0}
+    runs = [write_run(tmp_path / "silent", [0.5, 0.6]), *(write_run(tmp_path / n, [0.5], **keys) for n in "ab")]
+    write_description(runs[2], Description(name="mine", behavior=(TOOLS_BEHAVIOR,)))
+    titles = [[axes.get_title() for axes in behavior([parse_curve(str(run))], 5).axes] for run in runs]
+    turns, dummy, calls = "turns per rollout", "'dummy' per rollout", "tool calls per rollout"
+    assert titles == [[turns], [turns, dummy, calls], [turns, calls]]
+    (axes,) = behavior([Curve("no turns", [[{"iteration": 1}]])], 5).axes
+    assert [text.get_text() for text in axes.texts] == ["not recorded"]
 
 
 def test_a_line_cut_short_is_left_out_and_a_damaged_one_named(tmp_path, capsys):

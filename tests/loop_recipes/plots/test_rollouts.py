@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from matplotlib.patches import Rectangle
 
+from agent_environments.description import UNSAID
 from loop_formats.ids import evaluation_id, replay_id
 from loop_recipes.plots.curves import main
 from loop_recipes.plots.rollouts import (
@@ -15,6 +16,7 @@ from loop_recipes.plots.rollouts import (
     read_periods,
 )
 
+FIGURES = {figure.name: figure for figure in UNSAID.figures}
 FAILED = "Execution failed. Traceback:\nKeyError"
 
 
@@ -63,7 +65,7 @@ def test_the_first_and_the_last_tenth_of_the_iterations_are_compared(run):
         ("iterations 1-2", 16),
         ("iterations 19-20", 16),
     ]
-    figure = behavior_change(periods, dataset)
+    figure = behavior_change(periods, dataset, UNSAID.figures[:8])
     panels = {axes.get_title().split(" (")[0]: axes for axes in figure.axes}
     turns = [patch.get_height() for patch in panels["turns per rollout"].patches]
     assert turns == pytest.approx([3.0, 2.0])
@@ -75,14 +77,13 @@ def test_the_first_and_the_last_tenth_of_the_iterations_are_compared(run):
 
 def test_intervals_are_over_tasks_not_rollouts(run):
     _, (early, _) = read_periods(run)
-    assert behavior_interval(early.attempts, "turns") == pytest.approx((3.0, 3.0))
+    assert behavior_interval(early.attempts, FIGURES["turns"]) == pytest.approx((3.0, 3.0))
     uneven = [item for item in early.attempts if item.task_id == "a_1"]
     changed = [item for item in early.attempts if item.task_id == "b_1"]
-    longer = [
-        type(item)("b_1", item.index, False, type(item.behavior)(5, *list(vars(item.behavior).values())[1:]), ())
-        for item in changed
-    ]
-    assert behavior_interval(uneven + longer, "turns") == pytest.approx((3.0, 5.0))  # two tasks, whatever the rollouts
+    longer = [type(item)("b_1", item.index, False, {**item.behavior, "turns": 5}, ()) for item in changed]
+    assert behavior_interval(uneven + longer, FIGURES["turns"]) == pytest.approx(
+        (3.0, 5.0)
+    )  # two tasks, whatever the rollouts
 
 
 def test_sequences_that_begin_alike_share_their_boxes(run):
@@ -123,7 +124,7 @@ def test_tasks_asked_for_by_themselves_belong_to_their_score(tmp_path):
     (folder / f"{replay_id(after, 'a_2')}.jsonl").write_text("".join(alone))
     _, periods = read_periods(tmp_path)
     assert [period.name for period in periods] == ["after-t1", "before-t1"]
-    counted = [(item.task_id, item.index, item.behavior.turns) for item in periods[0].attempts]
+    counted = [(item.task_id, item.index, item.behavior["turns"]) for item in periods[0].attempts]
     assert counted == [("a_1", 0, 1), ("a_2", 0, 1), ("a_2", 1, 2)]
 
 

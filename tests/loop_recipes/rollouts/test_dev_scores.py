@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, LostRollout
+from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.dev_scores import dev_scores
 from loop_recipes.rollouts.source import Collected, StopRequested
 from rollout_server.client import CollectionFailed
@@ -25,6 +27,16 @@ class Evaluated:
         if self.error is not None:
             raise self.error
         return Collected(self.rollouts, self.end, 0.0)
+
+
+def test_what_counts_as_solved_is_the_environments_to_say():
+    cut = replace(stored_rollout("c", "t_1", 0, 0, 1.0, 300, seed=1), end_reason="turn_limit")
+    cut = replace(cut, messages=[{"role": "assistant", "content": "x"} for _ in cut.turns])
+    lenient = Description(unfinished_solves=True)
+    scores = [dev_scores(Evaluated([cut]), counter_request(), each) for each in (Description(), lenient)]
+    assert [score["dev_success"] for score in scores] == [0.0, 1.0]
+    results = [TaskResult.from_rollout(cut, environment=each) for each in (Description(), lenient)]
+    assert [TaskResult.from_dict(result.to_dict()).solved for result in results] == [False, True]
 
 
 def test_an_episode_of_several_sequences_counts_once():

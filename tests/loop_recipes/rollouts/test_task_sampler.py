@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, UniformTaskSampler, apportion
 
 task_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: [f"s{number}_1" for number in ids])

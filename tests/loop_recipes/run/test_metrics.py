@@ -7,12 +7,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from agent_environments.colbench.pool import ANSWER_MARK
-from agent_environments.tools.behavior import TOOL_FIGURES
+from agent_environments.description import UNSAID
+from agent_environments.tools.behavior import ToolBehavior
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.plots.rollouts import read_attempts
-from loop_recipes.run import metrics as run_metrics
 from loop_recipes.run.metrics import CONDITIONAL_KEYS, METRICS, behavior_metrics, rollout_metrics
 from loop_recipes.viewer.run_data import RunData
 from support.small_runs import in_sequences, replay_config, train, write_logs
@@ -48,7 +48,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     elsewhere = {"value_loss", "preference_margin", "preference_accuracy"}
     elsewhere |= {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
     written = set(line) | elsewhere | {"left_out_rollouts", "broken_figures"}  # which tests of their own look at
-    assert written == set(METRICS)
+    assert written == set(METRICS) | {figure.key for figure in UNSAID.figures}
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
@@ -69,11 +69,11 @@ def test_a_figure_that_breaks_ends_no_run_and_does_not_vanish(tmp_path, monkeypa
         for rollout in read_rollouts(log)
     ]
     whole = behavior_metrics(rollouts)
-    monkeypatch.setattr(run_metrics, "tool_metrics", lambda turns: {}["no such"])
+    monkeypatch.setattr(ToolBehavior, "counts", lambda self, turns: {}["no such"])
     metrics = behavior_metrics(rollouts)
     left_out = set(whole) - set(metrics)
     assert metrics == {**{name: value for name, value in whole.items() if name not in left_out}, "broken_figures": 1}
-    assert left_out <= TOOL_FIGURES.keys()
+    assert left_out <= {figure.key for figure in ToolBehavior.figures}
     assert left_out
     assert "the figures of tool calls could not be computed: KeyError: 'no such' (" in caplog.text
 
@@ -108,7 +108,7 @@ def test_an_episode_of_several_sequences_counts_once_wherever_rollouts_are_count
             {
                 "metrics": {name: round(value, 9) for name, value in metrics.items()},
                 "scores": [(r.task_id, r.run, r.reward, r.turns, r.sampled_tokens) for r in results],
-                "plots": [(a.task_id, a.calls, a.behavior.turns) for a in read_attempts(log)],
+                "plots": [(a.task_id, a.calls, a.behavior["turns"]) for a in read_attempts(log)],
                 "viewer": (viewer.overview()["collections"][0]["totals"], advantages),
             }
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.mixed import environment_of
+from agent_environments.description import environment_of
 from agent_environments.protocol import ENVIRONMENTS, create_pool
 from agent_environments.worlds.pool import WorldKind, WorldPool
 from loop_formats.schema import ConfigError

@@ -55,7 +55,8 @@ class ScriptedSpeaker:
 
     def record(self):
         mask = [False, *([True, True, False] * self.turns)]
-        return SpokenRecord(list(range(len(mask))), mask, [-0.5 * sampled for sampled in mask], {"who": "script"})
+        logprobs = [-0.5 * sampled for sampled in mask]
+        return [SpokenRecord(list(range(len(mask))), mask, logprobs, {"who": "script"})]
 
     def close(self):
         self.calls.append(("close",))
@@ -174,7 +175,7 @@ async def test_a_completed_episode_is_recorded_whole():
     assert {(t.policy_version, t.server, t.sampling_seconds, t.cached_tokens) for t in rollout.turns} == {
         (7, "s0", 0.25, 4)
     }
-    record = speaker.record()
+    [record] = speaker.record()
     assert (rollout.token_ids, rollout.mask) == (record.token_ids, record.mask)
     assert (rollout.sampler_logprobs, rollout.extra) == (record.sampler_logprobs, {"who": "script"})
     assert rollout.temperature == 1.0
@@ -366,7 +367,7 @@ async def test_waiting_for_a_world_has_a_deadline_of_its_own(monkeypatch):
 async def test_a_rollout_that_breaks_an_invariant_never_leaves_the_episode():
     speaker = ScriptedSpeaker([FINISH])
     record = speaker.record
-    speaker.record = lambda: replace(record(), mask=[True, False, False, True])
+    speaker.record = lambda: [replace(record()[0], mask=[True, False, False, True])]
     reason, message = await failure(speaker)
     assert reason == "environment_error"
     assert "the mask is not the union" in message

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from agent_environments.protocol import Message
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.collection_request import CollectionRequest, Limits
+from model_families.chat.chatml import ChatML
+from model_families.chat.messages import ChatMessage
 from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.collecting.speaker import ContextFull, EpisodeFailed
@@ -57,7 +58,7 @@ class Versions:
 
 @pytest.fixture(scope="module")
 def tokens(policy):
-    return ChatTokens(policy / "model")
+    return ChatML(policy / "model")
 
 
 def speaker_of(tokens, router, pinned="policy-4", policies=None, **limits):
@@ -82,8 +83,10 @@ async def test_sampled_ids_are_appended_as_they_came(tokens):
     await speaker.speak(seed=12)
     speaker.hear("three")
     await speaker.speak(seed=13)
-    expected = [*prompt, *closed, *tokens.continuation("two", True), *capped, *tokens.continuation("three", False)]
-    record = speaker.record()
+    expected = prompt
+    for sampled, said in ((closed, "two"), (capped, "three")):
+        expected = [*expected, *sampled, *tokens.extension(expected, sampled, [ChatMessage("user", said)])]
+    [record] = speaker.record()
     assert record.token_ids == [*expected, *closed]
     assert [asked["token_ids"] for asked in router.asked][2] == expected, "the trained sequence is the served one"
     assert [(asked["seed"], asked["model"]) for asked in router.asked] == [
@@ -108,7 +111,7 @@ async def test_the_context_bounds_prompt_turn_and_observation(tokens):
     assert router.asked[0]["max_tokens"] == 5, "what is left, not max_tokens_per_turn"
     with pytest.raises(ContextFull):
         speaker.hear("an observation of many words")
-    assert len(speaker.record().token_ids) == size + 1, "the sequence ends with the turn"
+    assert len(speaker.record()[0].token_ids) == size + 1, "the sequence ends with the turn"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_environments.tool_calls import ToolCall, render_tool_call
-from loop_formats.chat_tokens import ChatTokens
+from model_families.chat import open_chat
+from model_families.chat.chatml import ChatML
+from model_families.chat.format import SampledTurn
+from model_families.chat.messages import spoken_message
+from model_families.chat.rendered import Rendered
 from rollout_server.endpoint.conversations import Conversations
-from rollout_server.endpoint.messages import read_messages, spoken_message
+from rollout_server.endpoint.messages import read_messages
 from rollout_server.endpoint.wire import Completion
 from rollout_server.inference.router import Generation
+from support.chat_tokenizers import write_llama3, write_qwen3
 from support.random_harness import ODD, TOOL, append_turn, opening, picked, respelled
 from support.random_policy import write_tokenizer
 
@@ -21,7 +26,16 @@ from support.random_policy import write_tokenizer
 def tokens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
-    return ChatTokens(folder)
+    return ChatML(folder)
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory, tokens):
+    """The chat formats by name, those that think in each way."""
+    root = tmp_path_factory.mktemp("formats")
+    qwen3 = write_qwen3(root / "qwen3", words=4000)
+    thinking = {mode: open_chat(qwen3, thinking=mode) for mode in ("kept", "stripped", "off")}
+    return {"chatml": tokens, "llama3": open_chat(write_llama3(root / "llama3")), **thinking}
 
 
 class Policy:
@@ -29,11 +43,12 @@ class Policy:
 
     def __init__(self, tokens, rng):
         self.tokens, self.rng = tokens, rng
+        self.encode = tokens._control.encode if isinstance(tokens, Rendered) else tokens.encode_text
         self.tree = Conversations(tokens)
         self.served = []
 
     def begin(self, messages):
-        return self.tree.prompt(read_messages(messages, [TOOL]))
+        return self.tree.prompt(read_messages(messages, [TOOL]), [TOOL])
 
     def end(self, prompt):
         """Sample after a prompt; returns the assistant message as the endpoint tells it."""
@@ -43,18 +58,18 @@ class Policy:
             ids = [token for token in ids if token not in self.tokens.stop_ids] or self.tokens.encode_text("a")
         elif kind == "call":
             arguments = {"n": self.rng.random(), "text": self.rng.choice(ODD[:2]), "a": [None, {"b": 1}]}
-            ids = self.tokens.encode_text("So. " + render_tool_call(ToolCall("add", arguments)))
+            ids = self.encode("So. " + render_tool_call(ToolCall("add", arguments)))
         elif kind == "thought":
-            ids = self.tokens.encode_text(f"<think>\n{self.rng.random()}\n</think>\n\nYes {self.rng.random()}")
+            ids = self.encode(f"<think>\n{self.rng.random()}\n</think>\n\nYes {self.rng.random()}")
         else:
-            ids = self.tokens.encode_text(self.rng.choice(["yes ", "no", " "]))
+            ids = self.encode(self.rng.choice(["yes ", "no", " "]))
         ended = self.rng.random() < 0.7
-        text = self.tokens.decode(ids)
-        ids = [*ids, self.tokens.im_end] if ended else ids
+        ids = [*ids, self.tokens.turn_end] if ended else ids
         logprobs = [-self.rng.random() for _ in ids]
         generation = Generation(ids, logprobs, "stop" if ended else "length", "s", 0, 0.1)
-        spoken = spoken_message(text, with_tools=True)
-        self.tree.add(prompt, spoken, text, len(self.served), generation)
+        turn = self.tokens.read(prompt.token_ids, ids, with_tools=True)
+        spoken = spoken_message(turn.answer, True, turn.reasoning)
+        self.tree.add(prompt, spoken, turn, len(self.served), generation)
         self.served.append((prompt.token_ids, generation))
         return Completion("c", len(self.served), "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
 
@@ -76,10 +91,9 @@ def check(policy):
         for turn in segment.turns:
             span = slice(turn.start, turn.end)
             covered[span] = [True] * (turn.end - turn.start)
-            own = segment.token_ids[span]
-            own = own[:-1] if own[-1] == policy.tokens.im_end else own
-            message = segment.messages[turn.message]
-            assert message == {"role": "assistant", "content": policy.tokens.decode(own)}
+            read = policy.tokens.read(segment.token_ids[: turn.start], segment.token_ids[span], with_tools=True)
+            assert segment.messages[turn.message] == read.message
+            assert (turn.thinking_tokens, turn.cut_in_thinking) == (read.thinking_tokens, read.cut_in_thinking)
             stored[turn.policy_version, tuple(segment.token_ids[span]), tuple(segment.sampler_logprobs[span])] += 1
         assert covered == segment.mask
         assert not any(value for value, own in zip(segment.sampler_logprobs, segment.mask, strict=True) if not own)
@@ -88,11 +102,12 @@ def check(policy):
     return segments
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.parametrize("name", ["chatml", "llama3", "kept", "stripped", "off"])
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32))
-def test_random_harnesses(tokens, seed):
+def test_random_harnesses(formats, name, seed):
     rng = random.Random(seed)
-    policy = Policy(tokens, rng)
+    policy = Policy(formats[name], rng)
     histories, under_way = [opening(rng)], []
     for _ in range(rng.randrange(1, 14)):
         history = picked(histories, rng)
@@ -123,6 +138,25 @@ def test_an_echo_is_one_sequence(tokens):
     [segment] = check(policy)
     assert len(segment.turns) == 6
     assert [message["role"] for message in segment.messages] == ["system", *["user", "assistant"] * 6]
+
+
+@pytest.mark.parametrize(("name", "sequences"), [("llama3", 1), ("kept", 1), ("off", 1), ("stripped", 4)])
+def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequences):
+    """It is told of the thinking apart, and hands back the answer alone."""
+    policy = Policy(formats[name], random.Random(7))
+    messages = opening(policy.rng)
+    for number in range(4):
+        prompt = policy.begin(messages)
+        ids = [*policy.encode("<think>\nhm\n</think>\n\nYes."), policy.tokens.turn_end]
+        turn = policy.tokens.read(prompt.token_ids, ids, with_tools=True)
+        generation = Generation(ids, [-0.5] * len(ids), "stop", "s", 0, 0.1)
+        spoken = spoken_message(turn.answer, True, turn.reasoning)
+        policy.tree.add(prompt, spoken, turn, number, generation)
+        policy.served.append((prompt.token_ids, generation))
+        told = Completion("c", number, "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
+        assert told.get("reasoning_content") == (None if name == "llama3" else "hm")
+        messages += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": f"go on {number}"}]
+    assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences
 
 
 def test_turns_that_come_back_changed_fork(tokens):
@@ -159,7 +193,7 @@ def test_words_that_another_call_samples_meanwhile_do_not_change_what_was_served
     ids = [tokens.encode_text(letter)[0] for letter in "ab"]
     generation = Generation([*ids, tokens.im_end], [-0.5] * 3, "stop", "s", 0, 0.1)
     prompt = policy.begin(start)
-    policy.tree.add(prompt, spoken_message("ab", True), "ab", 0, generation)
+    policy.tree.add(prompt, spoken_message("ab", True), SampledTurn("ab"), 0, generation)
     policy.served.append((prompt.token_ids, generation))
     policy.end(written)
     assert len(check(policy)) == 2

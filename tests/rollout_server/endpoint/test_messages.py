@@ -5,7 +5,8 @@ import json
 import pytest
 
 from agent_environments.tool_calls import ToolCall, tools_section
-from rollout_server.endpoint.messages import BadMessages, ChatMessage, read_messages, spoken_message
+from model_families.chat.messages import ChatMessage, as_texts, spoken_message
+from rollout_server.endpoint.messages import BadMessages, read_messages
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -15,7 +16,7 @@ def call(name, arguments, identity="call_1"):
 
 
 def texts(messages, tools=()):
-    return [(message.role, message.text) for message in read_messages(messages, list(tools))]
+    return list(as_texts(read_messages(messages, list(tools)), list(tools)))
 
 
 def test_roles_parts_and_tool_results_become_turns():

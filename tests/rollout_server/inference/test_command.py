@@ -112,6 +112,8 @@ def test_what_torch_compiled_outlives_the_server_where_only_we_can_write(monkeyp
     monkeypatch.setattr(vllm_command.tempfile, "gettempdir", lambda: str(tmp_path))
     folders = [server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CACHE_DIR"] for _ in range(2)]
     assert folders == [str(tmp_path / f"torchtune-loop-inductor-{os.getuid()}")] * 2
+    # What would be made anew for each start is not made.
+    assert server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
     os.chmod(folders[0], 0o777)
     assert "TORCHINDUCTOR_CACHE_DIR" not in server_environment(ServersConfig(), 0, "k", cpu=True)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/inductor")

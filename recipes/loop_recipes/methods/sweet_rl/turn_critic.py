@@ -25,7 +25,6 @@ from torch import Tensor
 from agent_environments.breakage import told
 from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import PreferenceLoss
@@ -33,6 +32,8 @@ from loop_recipes.config.components import build, check_component
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.model import check_context
 from loop_recipes.engine.samples import Sample
+from model_families.chat import open_chat
+from model_families.chat.format import ChatFormat
 
 HIDDEN_HEAD = "What the agent cannot see:\n"
 PerTurn = Literal["mean", "sum"]
@@ -68,7 +69,7 @@ class HiddenPrefix:
     """Puts what a task hides before the served ids of its rollouts, which stay as they are, as a system message."""
 
     information: HiddenInformation
-    tokens: ChatTokens
+    tokens: ChatFormat
 
     @classmethod
     def build(cls, component: Mapping[str, Any] | None, model_dir: str | Path) -> HiddenPrefix | None:
@@ -81,7 +82,7 @@ class HiddenPrefix:
             return None
         check_component("hidden_information", component)
         try:
-            return cls(build(component), ChatTokens(model_dir))
+            return cls(build(component), open_chat(model_dir))
         except ValueError as error:
             raise ConfigError(f"hidden_information: {error}") from error
 
@@ -99,7 +100,7 @@ class HiddenPrefix:
             raise ConfigError(f"hidden_information broke over task {task_id}: {told(error)}") from error
         if not isinstance(text, str):
             raise ConfigError(f"hidden_information of task {task_id} is no text but of type {type(text).__name__}")
-        return self.tokens.message("system", HIDDEN_HEAD + text) if text else []
+        return self.tokens.aside(HIDDEN_HEAD + text) if text else []
 
     def before(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples as a critic sees them; the same tokens are the sampled ones."""

@@ -96,9 +96,10 @@ function TurnValue({ value, next }) {
 }
 
 /** `turn` is null where another rollout sampled it; `place` is its place among the turns of this one. */
-function Action({ text, number, turn, place, rollout }) {
+function Action({ text, reasoning, number, turn, place, rollout }) {
   const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
-  const note = turn ? `turn ${number} · ${turn.end - turn.start} tokens · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
+  const thinking = turn?.thinking_tokens ? ` (${turn.thinking_tokens} thinking${turn.cut_in_thinking ? ", cut off there" : ""})` : "";
+  const note = turn ? `turn ${number} · ${turn.end - turn.start} tokens${thinking} · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);
   return html`<div class=${`message assistant ${turn ? "" : "replayed"}`} id=${`turn-${number}`}>
@@ -106,6 +107,7 @@ function Action({ text, number, turn, place, rollout }) {
       ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
       ${turn && !isExport && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
     </div>
+    ${reasoning && html`<details class="thinking"><summary>thinking</summary><${LongText} text=${reasoning} /></details>`}
     ${segments(text).map((part) => html`<${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`)}
     ${!text.trim() && html`<p class="quiet">(an empty message)</p>`}
   </div>`;
@@ -146,7 +148,7 @@ function Conversation({ rollout }) {
       const own = places.indexOf(first + i);
       const place = own < 0 ? replayed.indexOf(first + i) - before : own;
       if (own < 0 && place < -before) return html`<${Inserted} text=${message.content} />`;
-      return html`<${Action} text=${message.content} number=${before + place + 1} turn=${turns[place]} place=${place} rollout=${rollout} />`;
+      return html`<${Action} text=${message.content} reasoning=${message.reasoning} number=${before + place + 1} turn=${turns[place]} place=${place} rollout=${rollout} />`;
     })}
   </div>`;
 }

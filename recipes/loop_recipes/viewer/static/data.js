@@ -48,7 +48,7 @@ const api = {
     const found = [];
     for (const entry of await api.summaries(id)) {
       const rollout = await api.rollout(id, entry.cursor);
-      if (rollout.messages.some((message) => message.content.toLowerCase().includes(wanted))) found.push(entry.cursor);
+      if (rollout.messages.some((message) => `${message.content}\n${message.reasoning ?? ""}`.toLowerCase().includes(wanted))) found.push(entry.cursor);
     }
     return found;
   },

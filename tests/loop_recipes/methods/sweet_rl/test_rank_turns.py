@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import torch
 from omegaconf import OmegaConf
 
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import fields_of
 from loop_recipes.config.sft_config import SftConfig
@@ -15,6 +14,7 @@ from loop_recipes.methods.sweet_rl import rank_turns
 from loop_recipes.methods.sweet_rl.turn_candidates import pairs_of
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.turn_pairs import read_pairs
+from model_families.chat.chatml import ChatML
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, counter_request, local_node
 from support.hidden_tasks import MadeUpSecrets
@@ -83,7 +83,7 @@ async def test_a_critic_ranks_what_a_node_samples_and_nobody_else_sees_what_is_h
     ranked = {"logs": [str(folder)], "turn_pairs": str(folder / "pairs.jsonl")}
     samples = train(loop, tmp_path / "actor", ranked, loss=loss)
     assert len(samples) == 2 * len(pairs)
-    tokens = ChatTokens(policy / "model")
+    tokens = ChatML(policy / "model")
     (told, *_) = HiddenPrefix(MadeUpSecrets(), tokens).before(samples)
     assert "the answer of" in tokens.decode(told.token_ids.tolist())
     for ids in [*served, *(sample.token_ids.tolist() for sample in samples)]:

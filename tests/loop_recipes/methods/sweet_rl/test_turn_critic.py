@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loop_formats.chat_tokens import ChatTokens
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood
@@ -19,6 +18,7 @@ from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.model import adapter_parameters
 from loop_recipes.methods.sweet_rl.turn_critic import HIDDEN_HEAD, HiddenPrefix, TurnAdvantage, TurnCritic
 from loop_recipes.methods.sweet_rl.turn_value_head import TurnValueHead
+from model_families.chat.chatml import ChatML
 from support.hidden_tasks import MadeUpSecrets
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
 from support.random_policy import write_model
@@ -28,8 +28,8 @@ from support.small_runs import random_adapter
 class Bytes:
     """A tokenizer of a small vocabulary, for models that have one."""
 
-    def message(self, role: str, content: str) -> list[int]:
-        return [ord(letter) % VOCAB for letter in f"{role} {content}"]
+    def aside(self, text: str) -> list[int]:
+        return [ord(letter) % VOCAB for letter in f"system {text}"]
 
 
 PREFIX = HiddenPrefix(MadeUpSecrets(), Bytes())
@@ -118,7 +118,7 @@ def test_a_value_head_learns_the_pairs_and_its_turns_add_up():
 
 def test_the_prefix_stands_before_the_served_ids_and_changes_nothing_else(tmp_path):
     write_model(tmp_path)
-    tokens = ChatTokens(tmp_path)
+    tokens = ChatML(tmp_path)
     sample = make_samples([30])[0]
     (told,) = HiddenPrefix(MadeUpSecrets(), tokens).before([sample])
     prefix = tokens.message("system", HIDDEN_HEAD + MadeUpSecrets().hidden_information("task-0"))
@@ -145,7 +145,7 @@ def test_hidden_information_that_breaks_is_one_line(tmp_path, secret, complaint)
     write_model(tmp_path)
     information = SimpleNamespace(hidden_information=secret)
     with pytest.raises(ConfigError, match=complaint):
-        HiddenPrefix(information, ChatTokens(tmp_path)).of("task-0")
+        HiddenPrefix(information, ChatML(tmp_path)).of("task-0")
 
 
 @pytest.mark.parametrize("loss", [ClippedPolicyLoss(), LogLikelihood(), DPO()], ids=["clipped", "likelihood", "dpo"])

@@ -1,0 +1,270 @@
+"""Describes an environment to whoever trains on its rollouts, scores them or looks at them, as plain data.
+
+The frame knows no environment by name: how tasks are grouped, what scores are called and which figures of behaviour
+there are is said here. A pool's class says it in its attribute ``description``, a :class:`Description` or a class
+method that gives one for the options of the pool; a class without it has the defaults. The node serves it
+(``GET /v1/environment``), so whoever asks needs no world, and a run keeps it in its folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+from agent_environments.agent_turns import AgentTurn
+from agent_environments.breakage import told
+from agent_environments.protocol import pool_class
+
+logger = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, str]]
+Counts = Mapping[str, int]
+
+NUMBERED = r"(.+)_\d+"
+"""Group pattern of tasks ``<group>_<n>``."""
+
+
+@dataclass(frozen=True)
+class BehaviorFigure:
+    """A figure of behaviour: over a set of episodes, the sum of the count ``of`` (less that of ``less``), divided by
+    the sum of the count ``per``, or by the number of episodes that have the count.
+
+    ``name`` is its key in a report, ``key`` in ``metrics.jsonl``; ``title`` stands in tables and pictures; ``source``
+    names who defined it. Where there is nothing to divide by, it is ``empty``, and a picture says ``undefined`` for
+    None.
+    """
+
+    name: str
+    title: str
+    of: str
+    less: str | None = None
+    per: str | None = None
+    empty: float | None = None
+    undefined: str = "not defined"
+    key: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.name)
+
+    def value(self, episodes: Sequence[Counts]) -> float | None:
+        """The figure over the counts of some episodes; None where it is not defined."""
+        counted = [counts for counts in episodes if self.of in counts]
+        if not counted:
+            return None
+        total = sum(counts[self.of] - (counts[self.less] if self.less else 0) for counts in counted)
+        whole = sum(counts[self.per] for counts in counted) if self.per else len(counted)
+        return total / whole if whole else self.empty
+
+
+class Behavior(Protocol):
+    """Counts what agents do, in the texts of their turns. A class without arguments; a :class:`Description` names it.
+
+    ``name`` is what a warning calls its figures.
+    """
+
+    name: str
+    figures: Sequence[BehaviorFigure]
+
+    def concerns(self, messages: Messages) -> bool:
+        """Whether there is anything to count in a conversation that begins so."""
+        ...
+
+    def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
+        """The counts of one episode, by the names that the figures use."""
+        ...
+
+    def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
+        """The calls that an agent made, in order: the sequence by which rollouts of one task are compared."""
+        ...
+
+
+Sequences = Sequence[tuple[Messages, Sequence[AgentTurn]]]
+"""The messages of each sequence of an episode, with its turns."""
+
+
+def episode_counts(behavior: Behavior, sequences: Sequences) -> dict[str, int]:
+    """The counts of an episode; {} where none of its sequences is of concern."""
+    concerned = [turns for messages, turns in sequences if behavior.concerns(messages)]
+    return behavior.counts([turn for turns in concerned for turn in turns]) if concerned else {}
+
+
+@dataclass(frozen=True)
+class Description:
+    """An environment as others need to know it.
+
+    Args:
+        name: the environment's, as configs name it.
+        score: what the share of tasks solved is called.
+        group_score: what the share of groups all of whose tasks are solved is called.
+        groups: what groups of tasks are called, in the plural.
+        group_pattern: a regular expression for a whole task id, whose first group names the task's group. A task that
+            it does not match is a group of its own; so is every task where there is none.
+        unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
+        behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
+        environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
+            in front of a slash is taken for one.
+
+    Raises:
+        ValueError: ``group_pattern`` is no regular expression with a group.
+    """
+
+    name: str = ""
+    score: str = "success"
+    group_score: str = "group success"
+    groups: str = "tasks"
+    group_pattern: str | None = None
+    unfinished_solves: bool = False
+    behavior: tuple[str, ...] = ()
+    environments: Mapping[str, Description] | None = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            sound = self.group_pattern is None or re.compile(self.group_pattern).groups > 0
+        except (re.error, TypeError) as error:
+            raise ValueError(f"group_pattern {self.group_pattern!r} is no regular expression: {error}") from error
+        if not sound:
+            raise ValueError(f"group_pattern {self.group_pattern!r} has no group that names a task's group")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Description:
+        """The inverse of ``dataclasses.asdict``; keys it does not know are ignored.
+
+        Raises:
+            ValueError: the data is no description.
+        """
+        try:
+            values = {known.name: data[known.name] for known in fields(cls) if known.name in data}
+            members = values.get("environments")
+            if members is not None:
+                values["environments"] = {name: cls.from_dict(member) for name, member in members.items()}
+            return cls(**{**values, "behavior": tuple(values.get("behavior", ()))})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a description of an environment: {error}") from error
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a group may have several tasks."""
+        return self.group_pattern is not None or any(member.grouped for member in (self.environments or {}).values())
+
+    def environment_of(self, task_id: str) -> str:
+        """The name of a task's environment in a mixture; "" for any other task."""
+        name = environment_of(task_id)
+        return name if self.environments is None or name in self.environments else ""
+
+    def group_of(self, task_id: str) -> str:
+        """The group of a task; a task's own id where it is its own group."""
+        description, prefix = self._member(task_id)
+        own = task_id.removeprefix(prefix)
+        found = description.group_pattern and re.fullmatch(description.group_pattern, own, re.DOTALL)
+        return prefix + (found[1] or own) if found else task_id
+
+    def solved(self, task_id: str, success: bool, end_reason: str | None) -> bool:
+        """Whether an episode counts as solved: the grader says so, and the agent ended it itself (LOOP, appendix D)."""
+        return success and (end_reason == "completed" or self._member(task_id)[0].unfinished_solves)
+
+    def behaviors(self, task_id: str) -> list[Behavior]:
+        """The counters of behaviour that concern a task's episodes, as far as this machine has them."""
+        return [behavior for path in self._member(task_id)[0].behavior if (behavior := _behavior(path)) is not None]
+
+    def counts(self, task_id: str, sequences: Sequences) -> dict[str, int]:
+        """All counts of an episode of this task."""
+        counts: dict[str, int] = {}
+        for behavior in self.behaviors(task_id):
+            counts |= episode_counts(behavior, sequences)
+        return counts
+
+    def calls(self, task_id: str, messages: Messages, turns: Sequence[AgentTurn]) -> list[str]:
+        """The calls of an episode of this task, in order."""
+        concerned = [behavior for behavior in self.behaviors(task_id) if behavior.concerns(messages)]
+        return [call for turn in turns for behavior in concerned for call in behavior.calls([turn])]
+
+    @property
+    def figures(self) -> list[BehaviorFigure]:
+        """All figures of this environment, or of a mixture's environments, as far as this machine has them."""
+        behaviors = [behavior for path in self._all_behavior() if (behavior := _behavior(path)) is not None]
+        return [figure for behavior in behaviors for figure in behavior.figures]
+
+    def with_behavior(self, *paths: str) -> Description:
+        """The same with further figures, in all environments of a mixture."""
+        members = self.environments
+        if members is not None:
+            members = {name: member.with_behavior(*paths) for name, member in members.items()}
+        return replace(self, behavior=tuple(dict.fromkeys([*self.behavior, *paths])), environments=members)
+
+    def check_environments(self, names: Iterable[str], task_ids: Sequence[str]) -> None:
+        """Raise ValueError for the first of ``names`` that is no environment of these tasks."""
+        known = sorted(set(map(self.environment_of, task_ids)))
+        for name in names:
+            if name not in known:
+                there = ", ".join(found or "none" for found in known)
+                raise ValueError(f"{name} has no tasks; there are tasks of {there}")
+
+    def _member(self, task_id: str) -> tuple[Description, str]:
+        """The description of a task's environment, and what stands before the task's id there."""
+        name = environment_of(task_id)
+        if not self.environments or name not in self.environments:
+            return self, ""
+        found, prefix = self.environments[name]._member(task_id.removeprefix(f"{name}/"))
+        return found, f"{name}/{prefix}"
+
+    def _all_behavior(self) -> list[str]:
+        within = [path for member in (self.environments or {}).values() for path in member._all_behavior()]
+        return list(dict.fromkeys([*self.behavior, *within]))
+
+
+TOOLS_BEHAVIOR = "agent_environments.tools.behavior:ToolBehavior"
+QUESTIONS_BEHAVIOR = "agent_environments.colbench.behavior:QuestionBehavior"
+
+UNSAID = Description(
+    score="TGC",
+    group_score="SGC",
+    groups="scenarios",
+    group_pattern=NUMBERED,
+    behavior=("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR, QUESTIONS_BEHAVIOR),
+    environments=None,
+)
+"""What stands for a folder of rollouts that says nothing of its environment: all did so once, most were AppWorld's."""
+
+
+def environment_of(task_id: str) -> str:
+    """The name in front of the id of a mixture's task; "" for an id without a slash.
+
+    What follows it may hold a slash too: the environment may be a mixture itself, or a service's.
+    """
+    name, slash, _ = task_id.partition("/")
+    return name if slash else ""
+
+
+def description_of(name: str, config: Mapping[str, Any]) -> Description:
+    """The description of the environment that a config names; needs no world, and opens nothing.
+
+    Raises:
+        ValueError: an unknown name, or a class that does not describe itself as it should; names it.
+    """
+    described = getattr(pool_class(name), "description", Description())
+    if callable(described):
+        try:
+            described = described(config)
+        except Exception as error:
+            raise ValueError(f"environment {name!r} does not describe itself: {told(error)}") from error
+    if not isinstance(described, Description):
+        raise ValueError(f"environment {name!r}: its description is {type(described).__name__}, not a Description")
+    return replace(described, name=name)
+
+
+@lru_cache(maxsize=64)
+def _behavior(path: str) -> Behavior | None:
+    """Built from ``module:Class``; None where this machine does not have it, which is said once."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except (Exception, SystemExit) as error:
+        logger.warning("the figures of %s cannot be had here, and are left out: %s", path, told(error))
+        return None

@@ -1,0 +1,68 @@
+"""The further protocol of environments whose agent is a program: the node tells it where the policy answers, and waits
+until it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from agent_environments.protocol import Environment, EnvironmentPool
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The address at which the policy answers, for one episode."""
+
+    base_url: str
+    api_key: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed."""
+
+    status: int | None
+    output: str
+
+
+class Offer(Protocol):
+    """An episode for a program elsewhere."""
+
+    task_id: str
+    connection: Connection
+
+    def give_back(self) -> None:
+        """Have another program take it: whoever took it has gone."""
+        ...
+
+
+@runtime_checkable
+class ProgramEnvironment(Environment, Protocol):
+    """One episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
+
+    @property
+    def has_world(self) -> bool:
+        """Whether there is a world of ours to act in."""
+        ...
+
+    async def run(self, connection: Connection) -> Ended | None:
+        """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
+        ...
+
+    def finish(self, reward: float | None) -> None:
+        """End the episode, because the program says so, with the reward that it states."""
+        ...
+
+
+@runtime_checkable
+class ProgramPool(EnvironmentPool, Protocol):
+    """A pool that lends :class:`ProgramEnvironment`."""
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether the programs are started by others, who take an episode for each."""
+        ...
+
+    async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
+        """The oldest episode that waits for a program, of one task or of any; None if none comes in time."""
+        ...

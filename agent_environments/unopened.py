@@ -1,0 +1,64 @@
+"""Asks the class of a pool what can be known without opening one. Every method that it asks for may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_environments.protocol import Message, TokenSpans, pool_class
+
+
+def packages_of(name: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Versions of the packages that an environment plays with elsewhere: ``packages(config)`` of its pool's class."""
+    packages = getattr(pool_class(name), "packages", None)
+    return {} if packages is None else dict(packages(config))
+
+
+def difficulties_of(name: str, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
+    """Difficulty of each task of the dataset in ``root``: ``difficulties(root, task_ids)`` of its pool's class.
+
+    {} where the environment has none, or the dataset comes without.
+    """
+    difficulties = getattr(pool_class(name), "difficulties", None) if name else None
+    return {} if difficulties is None else dict(difficulties(root, task_ids))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The reference solution of a task, as the episode of an agent: ``steps`` are (action, observation)."""
+
+    task_id: str
+    opening: Sequence[Message]
+    steps: Sequence[tuple[str, str]]
+
+
+def solutions_of(name: str, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
+    """Name of the dataset in ``root``, and the reference solutions of a split: ``solutions(root, split, prompt,
+    token_spans)`` of the pool's class.
+
+    Args:
+        prompt: the one that policies are served with.
+
+    Raises:
+        ValueError: the environment has no solutions; and whatever the class raises.
+    """
+    solutions = getattr(pool_class(name), "solutions", None)
+    if solutions is None:
+        raise ValueError(f"environment {name!r} has no reference solutions")
+    dataset, found = solutions(root, split, prompt, token_spans)
+    return dataset, list(found)
+
+
+def keeps_states(name: str) -> bool:
+    """Whether an environment can keep the final states of its episodes."""
+    return hasattr(pool_class(name), "keeping_states")
+
+
+def keeping_states(name: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The options with which final states are kept in ``folder``: ``keeping_states(config, folder)`` of the class."""
+    keep = getattr(pool_class(name), "keeping_states", None)
+    if keep is None:
+        raise ValueError(f"environment {name!r} keeps no final states")
+    return dict(keep(config, folder))

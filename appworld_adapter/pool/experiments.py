@@ -1,0 +1,74 @@
+"""An evaluation in AppWorld's own layout, one experiment per policy, way of sampling and run.
+
+    appworld evaluate <experiment> <split> --root <output_dir>/appworld
+
+then grades the very same final states, and its TGC and SGC are those of the report. `appworld pack` takes the same
+folders for the leaderboard.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appworld_adapter.pool.run_folder import kept_state
+
+
+class MissingState(RuntimeError):
+    """The final state of an episode is not where the node was told to keep it."""
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """The end of a task's episode in one run of an evaluation. ``episode`` is the rollout's id where the state that it
+    reached counts; None where it does not, because the episode ran over budget or was lost."""
+
+    task_id: str
+    run: int
+    episode: str | None
+
+
+def _name(policy: str, sampling: str, run: int, split: str) -> str:
+    """Lower case, letters, digits, - and _, and the split at its end: what `appworld pack` asks of a name."""
+    stem = re.sub(r"[^a-z0-9-]+", "-", f"{policy}-{sampling}-run{run}".lower().replace("=", "")).strip("-")
+    return f"{stem}_{split}"
+
+
+def write_experiments(
+    states: Iterable[FinalState], policy: str, sampling: str, split: str, worlds: Path, dataset_root: Path, root: Path
+) -> list[str]:
+    """Write one experiment per run under ``root``; returns their names.
+
+    A state that does not count is a failure, which the engine cannot see from the state alone: the start state of its
+    task is written in its place.
+
+    Args:
+        worlds: the folder that the node's pool kept the states in (its ``experiments_root``).
+        dataset_root: folder that holds ``data/``; ``root`` gets a link to it.
+
+    Raises:
+        MissingState: a state is not there; the node was started without ``appworld_experiments``.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    link = root / "data"
+    link.unlink(missing_ok=True)
+    link.symlink_to((dataset_root / "data").resolve())
+    names: dict[int, str] = {}
+    for state in states:
+        name = names.setdefault(state.run, _name(policy, sampling, state.run, split))
+        target = root / "experiments" / "outputs" / name / "tasks" / state.task_id
+        shutil.rmtree(target, ignore_errors=True)
+        if state.episode is None:
+            shutil.copytree(dataset_root / "data" / "tasks" / state.task_id / "dbs", target / "dbs")
+        else:
+            kept = kept_state(worlds, state.episode, state.task_id)
+            if kept is None:
+                raise MissingState(
+                    f"the final state of {state.episode} is not in {worlds}; it was not kept, so give another "
+                    "output_dir"
+                )
+            shutil.copytree(kept, target)
+    return [names[run] for run in sorted(names)]

@@ -1,0 +1,49 @@
+"""Chat formats: how a model family writes messages, tools and thinking as token ids, and reads what was sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from model_families.base_model import FAMILIES as MODEL_FAMILIES
+from model_families.chat.chatml import ChatML
+from model_families.chat.format import ChatFormat, ObservationRole, Thinking
+from model_families.chat.rendered import FAMILIES, Rendered
+
+FORMATS = (ChatML.name, *FAMILIES)
+
+
+def open_chat(
+    model_dir: str | Path,
+    name: str | None = None,
+    thinking: Thinking | None = None,
+    observation_role: ObservationRole | None = None,
+) -> ChatFormat:
+    """The chat of the model in ``model_dir``.
+
+    Args:
+        name: one of :data:`FORMATS`; None for what the folder says.
+        thinking: None for the format's own way.
+        observation_role: None for what suits ``thinking``.
+
+    Raises:
+        ValueError: a format that is not known, or that this tokenizer or these settings do not fit; one line.
+    """
+    name = name or chat_of(model_dir)
+    if name in FAMILIES:
+        return Rendered(model_dir, name, thinking, observation_role)
+    if name != ChatML.name:
+        raise ValueError(f"chat format {name!r} is not known; choose one of {', '.join(FORMATS)}")
+    return ChatML(model_dir, thinking, observation_role)
+
+
+def chat_of(model_dir: str | Path) -> str:
+    """The format of a model by its folder: that of its family where its tokenizer has that format's words, else
+    ChatML."""
+    try:
+        (architecture,) = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))["architectures"]
+        name = MODEL_FAMILIES[architecture].chat
+        words = (Path(model_dir) / "tokenizer.json").read_text(encoding="utf-8")
+    except (OSError, ValueError, TypeError, KeyError):
+        return ChatML.name  # of a tokenizer alone; what is wrong with it, its format says
+    return name if name in FAMILIES and json.dumps(FAMILIES[name].turn_end) in words else ChatML.name

@@ -1,0 +1,125 @@
+"""The interface of a chat format: from messages to the ids that a model is served, and from sampled ids to a turn.
+
+A conversation only ever grows at its end: sampled ids are kept as they came and new ids are appended, because encoding
+a decoded text again gives other ids more often than not. Where a format cannot go on like that (a model's template may
+drop earlier thinking), it says so, and a new sequence begins.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from agent_environments.protocol import Message
+from model_families.chat.messages import ChatMessage, Tools, observation_messages, opening_messages
+from model_families.chat.tokenizer import TextTokens
+
+Thinking = Literal["kept", "stripped", "off"]
+ObservationRole = Literal["user", "tool"]
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    """One sampled turn, read.
+
+    ``answer`` is all that an environment is given: the text behind the thinking, its tool calls in the form of
+    :mod:`agent_environments.tool_calls`. ``thinking_tokens`` counts the sampled ids up to the end of the thinking,
+    marks included. ``cut_in_thinking``: the turn ended before its thinking did; it has no answer then.
+    """
+
+    answer: str
+    reasoning: str = ""
+    thinking_tokens: int = 0
+    cut_in_thinking: bool = False
+
+    @property
+    def message(self) -> dict[str, str]:
+        """The turn as a record's message."""
+        thought = {"reasoning": self.reasoning} if self.reasoning else {}
+        return {"role": "assistant", "content": self.answer, **thought}
+
+
+class ChatFormat(TextTokens, ABC):
+    """A tokenizer with one model family's chat around it.
+
+    Attributes:
+        name: as a family or a config names the format.
+        turn_end: the id that ends a whole turn.
+        stop_ids: ids that end a turn when sampled, ``turn_end`` among them.
+        pad_id: id of the padding.
+        thinking: how thinking is treated; None for a model that does not think.
+        observation_role: the role in which an environment's answers are written.
+        thinking_end: the id that ends thinking; None if there is none to wait for.
+    """
+
+    name: ClassVar[str]
+    turn_end: int
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    thinking: Thinking | None = None
+    observation_role: ObservationRole = "user"
+    thinking_end: int | None = None
+
+    @abstractmethod
+    def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
+        """All ids up to where the assistant speaks.
+
+        Raises:
+            ValueError: messages that the model's own format has no form for; one line.
+        """
+
+    @abstractmethod
+    def extension(
+        self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[ChatMessage], tools: Tools = ()
+    ) -> list[int] | None:
+        """The ids that follow ``prompt`` + ``sampled``, up to where the assistant speaks again.
+
+        None: those ids cannot be gone on from, and the whole conversation is to be encoded as an :meth:`opening`.
+        """
+
+    @abstractmethod
+    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
+        """Read what was sampled after ``prompt``; ``with_tools``: the model was offered tools. Never raises."""
+
+    @abstractmethod
+    def aside(self, text: str) -> list[int]:
+        """The ids of a system message that stands before a whole prompt."""
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The ids that open an environment's episode, up to where the assistant speaks."""
+        return self.opening(*opening_messages(messages))
+
+    def heard(self, observation: str, tools: Tools) -> list[ChatMessage]:
+        """An environment's answer, as messages in the role that this format is given it in."""
+        return observation_messages(observation, self.observation_role, bool(tools))
+
+    def scripted(
+        self, opening: Sequence[Message], steps: Sequence[tuple[str, str]]
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of an episode that follows a script, and the span [start, end) of each of its turns.
+
+        Args:
+            steps: (action, observation) of each turn; the last observation is not shown to anybody.
+
+        Raises:
+            ValueError: in this format the turns are no single sequence.
+        """
+        messages, tools = opening_messages(opening)
+        token_ids, spans, start = self.opening(messages, tools), [], 0
+        for number, (action, _) in enumerate(steps):
+            if number:
+                shown = self.heard(steps[number - 1][1], tools)
+                between = self.extension(token_ids[:start], token_ids[start:], shown, tools)
+                if between is None:
+                    raise ValueError(f"an episode is several sequences in chat format {self.name} ({self.thinking})")
+                token_ids += between
+            start = len(token_ids)
+            token_ids += [*self.encode_text(action), self.turn_end]
+            spans.append((start, len(token_ids)))
+        return token_ids, spans
+
+    def without_stop(self, sampled: Sequence[int]) -> list[int]:
+        """The sampled ids before the one that ended the turn."""
+        return list(sampled[:-1] if sampled and sampled[-1] in self.stop_ids else sampled)

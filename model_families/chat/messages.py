@@ -1,0 +1,121 @@
+"""A message of a conversation, whatever the format: a role, text, tool calls and thinking apart from each other.
+
+Environments speak in texts. What stands in them for tools is the form of :mod:`agent_environments.tool_calls`, and here
+it is taken apart: a format writes tools, calls and results in its model's own form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agent_environments.observation import printable
+from agent_environments.protocol import Message
+from agent_environments.tool_calls import (
+    CALL_OPENS,
+    BadCall,
+    ToolCall,
+    parse_tool_calls,
+    render_tool_call,
+    render_tool_response,
+    split_tool_responses,
+    split_tools_section,
+    tools_section,
+)
+
+ChatRole = Literal["system", "user", "assistant", "tool"]
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas in the form of OpenAI's API, one a tool."""
+THOUGHT_OPENS, THOUGHT_CLOSES = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest."""
+
+    role: ChatRole
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the same message, in whatever spelling it is handed back, with its reasoning or without."""
+        if self.role != "assistant":
+            return self.role, self.content
+        calls = tuple((call.name, json.dumps(call.arguments, sort_keys=True)) for call in self.calls)
+        return self.role, self.content.strip(), calls
+
+    @property
+    def key_without_thought(self) -> Hashable:
+        """The key of the same message handed back without the ``<think>`` that its content begins with."""
+        opens = self.content.find(THOUGHT_OPENS)
+        closes = self.content.find(THOUGHT_CLOSES, opens)
+        if opens < 0 or closes < 0:
+            return self.key
+        content = self.content[:opens].rstrip() + self.content[closes + len(THOUGHT_CLOSES) :]
+        return ChatMessage(self.role, content, self.calls).key
+
+
+def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMessage:
+    """Return an assistant's text with its calls apart. A turn with a block that is no call becomes text alone."""
+    calls = parse_tool_calls(text) if with_tools else []
+    sound = tuple(call for call in calls if isinstance(call, ToolCall))
+    if not calls or any(isinstance(call, BadCall) for call in calls):
+        return ChatMessage("assistant", text, reasoning=reasoning)
+    return ChatMessage("assistant", text[: text.index(CALL_OPENS)].strip(), sound, reasoning)
+
+
+def opening_messages(messages: Sequence[Message]) -> tuple[list[ChatMessage], Tools]:
+    """The messages that open an episode, and the tools that its system message offers."""
+    given = [ChatMessage(message.role, message.content) for message in messages]
+    if not given or given[0].role != "system":
+        return given, ()
+    own, tools = split_tools_section(given[0].content)
+    system = [] if own is None else [ChatMessage("system", own)]
+    return [*system, *given[1:]], tools
+
+
+def observation_messages(text: str, role: Literal["user", "tool"], with_tools: bool) -> list[ChatMessage]:
+    """An environment's answer: the results of a turn's tool calls, or one message in ``role``."""
+    results = split_tool_responses(text) if with_tools else None
+    if results is None:
+        return [ChatMessage(role, text)]
+    return [ChatMessage("tool", result) for result in results]
+
+
+def as_texts(messages: Sequence[ChatMessage], tools: Tools) -> Iterator[tuple[str, str]]:
+    """(role, text) of the turns in the form that environments speak, records hold and Qwen2.5's template writes.
+
+    Tools stand in the system message, calls in the assistant's text, and results that follow each other share one user
+    message. Thinking is left out.
+    """
+    if tools and (not messages or messages[0].role != "system"):
+        yield "system", tools_section(tools)
+    results: list[str] = []
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            results.append(printable(message.content))
+            continue
+        if results:
+            yield "user", render_tool_response(*results)
+            results = []
+        parts = [message.content, *(render_tool_call(call) for call in message.calls)]
+        if number == 0 and tools and message.role == "system":
+            yield "system", printable(f"{message.content}\n\n{tools_section(tools)}")
+        else:
+            yield message.role, printable("\n".join(part for part in parts if part))
+    if results:
+        yield "user", render_tool_response(*results)
+
+
+def split_thought(text: str) -> tuple[str, str, bool]:
+    """(thinking, answer, cut) of a turn that is known as text alone; ``cut``: it ended before its thinking did."""
+    thought, closed, answer = text.partition(THOUGHT_CLOSES)
+    if closed:
+        return thought.replace(THOUGHT_OPENS, "", 1).strip("\n"), answer.lstrip("\n"), False
+    if text.lstrip().startswith(THOUGHT_OPENS):
+        return text.replace(THOUGHT_OPENS, "", 1).strip("\n"), "", True
+    return "", text, False

@@ -1,0 +1,225 @@
+"""Chat formats that the package ``renderers`` writes: a row for each family, and the same class for all."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
+from model_families.chat.control import UnforgeableTokenizer
+from model_families.chat.format import ChatFormat, ObservationRole, SampledTurn, Thinking
+from model_families.chat.messages import (
+    THOUGHT_CLOSES,
+    THOUGHT_OPENS,
+    ChatMessage,
+    Tools,
+    split_thought,
+    spoken_message,
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family as ``renderers`` knows it.
+
+    ``module`` and ``renderer`` name its class, ``turn_end`` is the word that ends a whole turn, ``pad`` that of the
+    padding. ``thinks``: its models can think. ``hermes``: its calls are written as in
+    :mod:`agent_environments.tool_calls`, so that a sampled text is read as it is. ``header`` is the word that begins a
+    turn, which ends the one before when it is sampled.
+    """
+
+    module: str
+    renderer: str
+    turn_end: str
+    pad: str
+    header: str
+    thinks: bool = False
+    hermes: bool = False
+
+
+FAMILIES = {
+    "qwen3": Family("qwen3", "Qwen3", "<|im_end|>", "<|endoftext|>", "<|im_start|>", thinks=True, hermes=True),
+    "llama3": Family("llama_3", "Llama3", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>"),
+}
+
+
+_BEGUN = re.compile(r"assistant(\\n|\n)<think>(\\n|\n)['\"]")
+"""In the template of a model that always thinks: it is the template that begins the thinking."""
+
+
+def stock_template(model_dir: str | Path) -> str | None:
+    """The chat template in a model's folder, if there is one."""
+    folder = Path(model_dir)
+    try:
+        if (file := folder / "chat_template.jinja").is_file():
+            return file.read_text(encoding="utf-8")
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return template if isinstance(template, str) else None
+
+
+def _thinking(family: Family, model_dir: str | Path, asked: Thinking | None) -> tuple[Thinking | None, bool]:
+    """Return how the model in ``model_dir`` thinks, and whether it always does: its prompt begins its thinking then.
+
+    Models of one family may think by choice, always or never, and their templates tell them apart.
+    """
+    template = stock_template(model_dir) if family.thinks else ""
+    if not family.thinks or (template is not None and THOUGHT_CLOSES not in template):
+        if asked is not None:
+            raise ValueError(f"the model in {model_dir} does not think: leave model.thinking null, not {asked}")
+        return None, False
+    always = template is not None and _BEGUN.search(template) is not None
+    if always and asked == "off":
+        raise ValueError(f"the model in {model_dir} always thinks: model.thinking must be kept or stripped")
+    return asked or "kept", always
+
+
+class Rendered(ChatFormat):
+    """One of :data:`FAMILIES`.
+
+    Args:
+        model_dir: folder that holds the policy's ``tokenizer.json``.
+        name: of the family.
+        thinking: None is "kept" where the model thinks.
+        observation_role: None is "tool" where thinking is kept, because models' own templates keep it there, and
+            "user" elsewhere.
+
+    Raises:
+        ValueError: no tokenizer of this family, one in which text could forge a control token, or a way of thinking
+            that the family does not have.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        name: str,
+        thinking: Thinking | None = None,
+        observation_role: ObservationRole | None = None,
+    ):
+        family = FAMILIES[name]
+        self.name = name  # type: ignore[misc]  # of this one
+        self._family = family
+        self.thinking, always = _thinking(family, model_dir, thinking)
+        self.observation_role = observation_role or ("tool" if self.thinking == "kept" else "user")
+        if self.thinking == "stripped" and self.observation_role == "tool":
+            raise ValueError("model.thinking stripped needs model.observation_role user: before results it is kept")
+        self._file = Path(model_dir) / "tokenizer.json"
+        self._control = UnforgeableTokenizer(model_dir)
+        super().__init__(self._control.text)
+        self.vocab_size = self._control.vocab_size
+        self._control.encode_text = self._encode_again
+        self.turn_end, self.pad_id = self._id(family.turn_end), self._id(family.pad)
+        self._renderer = self._build()
+        ends = [self.turn_end, *self._renderer.get_stop_token_ids(), self._id(family.header)]
+        self.stop_ids = tuple(dict.fromkeys(ends))
+        if self.thinking is not None:
+            self.thinking_end = self._closes = self._id(THOUGHT_CLOSES)
+            self._tool_call = self._id(CALL_OPENS)
+        self._begins = self._control.encode(f"{THOUGHT_OPENS}\n") if always else []
+
+    def _id(self, word: str) -> int:
+        token = self._control.convert_tokens_to_ids(word)
+        if token is None:
+            raise ValueError(f"{self._file} has no token {word}, which chat format {self.name} needs")
+        return token
+
+    def _build(self) -> Any:
+        # Imported only where it is needed: it takes a second.
+        module = importlib.import_module(f"renderers.{self._family.module}")
+        settings: dict[str, Any] = {}
+        if self._family.thinks:
+            retention = "tool_cycle" if self.thinking == "stripped" else "all"
+            settings = {"enable_thinking": self.thinking != "off", "thinking_retention": retention}
+        config = getattr(importlib.import_module("renderers.configs"), f"{self._family.renderer}RendererConfig")
+        try:
+            return getattr(module, f"{self._family.renderer}Renderer")(self._control, config(**settings))
+        except AssertionError as error:
+            raise ValueError(f"{self._file} does not fit chat format {self.name}: {error}") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._control.decode(token_ids)
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
+        given = [self._given(message, bool(tools)) for message in messages]
+        rendered = self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True)
+        return [*rendered, *self._begins]
+
+    def aside(self, text: str) -> list[int]:
+        return list(self._renderer.render_ids([{"role": "system", "content": self._control.shield(text)}]))
+
+    def extension(
+        self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[ChatMessage], tools: Tools = ()
+    ) -> list[int] | None:
+        given = [self._given(message, bool(tools)) for message in messages]
+        served = [*prompt, *sampled]
+        grown = self._renderer.bridge_to_next_turn(list(prompt), list(sampled), given, tools=self._offered(tools))
+        if grown is None or grown.token_ids[: len(served)] != served:
+            return None
+        return [*grown.token_ids[len(served) :], *self._begins]
+
+    def _given(self, message: ChatMessage, with_tools: bool) -> dict[str, Any]:
+        if message.role == "assistant" and not message.calls:  # written as one text
+            reasoning, content = message.reasoning, message.content
+            if self.thinking is not None and not reasoning:
+                reasoning, content, _ = split_thought(content)
+            message = spoken_message(content, with_tools, reasoning)
+        given: dict[str, Any] = {"role": message.role, "content": self._control.shield(message.content)}
+        if message.reasoning:
+            given["reasoning_content"] = self._control.shield(message.reasoning)
+        if message.calls:
+            calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+            given["tool_calls"] = [{"type": "function", "function": self._control.shield(call)} for call in calls]
+        return given
+
+    def _offered(self, tools: Tools) -> Any:
+        return self._control.shield(list(tools)) if tools else None
+
+    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
+        body = self.without_stop(sampled)
+        if self.thinking is None:
+            return SampledTurn(self._answer(body, with_tools))
+        from renderers.reasoning import scan_reasoning
+
+        found = scan_reasoning(
+            self._control,
+            body,
+            prompt_ids=list(prompt),
+            stop_ids=set(self._renderer.get_stop_token_ids()),  # a header is none: the prompt ends in one
+            tool_start_id=self._tool_call,
+            tool_start_closes_reasoning=True,
+        )
+        if found.text is None:
+            return SampledTurn(self._answer(body, with_tools))
+        reasoning = found.text.strip("\n")
+        if found.is_open:
+            return SampledTurn("", reasoning, len(body), cut_in_thinking=True)
+        ends = body.index(self._tool_call) if found.closed_by_tool else body.index(self._closes) + 1
+        return SampledTurn(self._answer(body[ends:], with_tools).lstrip("\n"), reasoning, ends)
+
+    def _answer(self, body: list[int], with_tools: bool) -> str:
+        """The text of ``body``, its calls in the form that environments read."""
+        text = self.decode(body)
+        if self._family.hermes or not with_tools:
+            return text
+        try:
+            found = self._renderer.parse_response(body)
+            blocks = [_block(call.name, call.arguments, call.raw) for call in found.tool_calls]
+        except (ValueError, RecursionError):  # JSON that Python cannot read, or not write again
+            return _unread(text.strip())
+        return "\n".join(part for part in (found.content, *blocks) if part) if blocks else text
+
+
+def _block(name: object, arguments: object, raw: str) -> str:
+    if isinstance(name, str) and isinstance(arguments, dict):
+        return render_tool_call(ToolCall(name, arguments))
+    return _unread(raw)
+
+
+def _unread(text: str) -> str:
+    return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"

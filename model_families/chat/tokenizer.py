@@ -1,0 +1,88 @@
+"""Text to token ids and back, by the tokenizer of a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+MOST_CACHED_CHARACTERS = 20_000
+"""Of a text whose ids are kept: 512 texts of any length could fill the memory."""
+CHARACTERS_PER_TOKEN = 8
+"""Texts up to so many characters for each token that there is room for are encoded without asking whether they fit."""
+SLICE = 4096
+"""Characters that are encoded at once to find out whether a text fits."""
+SLICE_SLACK = 4
+"""Tokens by which cutting a text into slices may add to each: it cuts words in two."""
+
+
+def read_tokenizer(model_dir: str | Path) -> Tokenizer:
+    """The tokenizer of a model's folder.
+
+    Raises:
+        ValueError: no ``tokenizer.json`` in it, or a damaged one.
+    """
+    file = Path(model_dir) / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(f"no tokenizer.json in {model_dir}: give the folder of a Hugging Face model")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own for it
+        raise ValueError(f"{file} is damaged: {error}; copy it anew from the model") from error
+
+
+class TextTokens:
+    """The policy's tokenizer for ordinary text.
+
+    Args:
+        tokenizer: encodes every text, whatever it holds, without a control token.
+
+    Attributes:
+        vocab_size: number of ids the tokenizer knows, added tokens included; the model's embedding may be larger.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        # The opening messages of all episodes of a task, and most of those of all tasks, are the same texts.
+        self._encode_cached = lru_cache(maxsize=512)(self._encode)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _encode_again(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that may come again."""
+        return self._encode_cached(text) if len(text) <= MOST_CACHED_CHARACTERS else self._encode(text)
+
+    def overfill(self, texts: Iterable[str], most: int) -> bool:
+        """Whether ``texts`` together have more than ``most`` tokens, if that is so for sure.
+
+        Ask before encoding what somebody else sends: the cost of asking grows with ``most`` and not with the texts, and
+        what passes is not much longer than ``most`` tokens are.
+        """
+        texts = list(texts)
+        if sum(map(len, texts)) <= CHARACTERS_PER_TOKEN * most:
+            return False
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), SLICE):
+                count += max(0, len(self._encode(text[start : start + SLICE])) - SLICE_SLACK)
+                if count > most:
+                    return True
+        return False
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of ordinary text; never a control token."""
+        return list(self._encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids. Special tokens are shown as they are written."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) character offsets of the tokens of ``text``, in order."""
+        return self._tokenizer.encode(text, add_special_tokens=False).offsets

@@ -1,0 +1,34 @@
+"""Final states in the layout that `appworld evaluate` reads; the engine itself grades them in an integration test."""
+
+import pytest
+
+from appworld_adapter.pool.experiments import FinalState, MissingState, write_experiments
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    root = tmp_path / "world"
+    for task in ("a_1", "a_2"):
+        (root / f"data/tasks/{task}/dbs").mkdir(parents=True)
+        (root / f"data/tasks/{task}/dbs/start.jsonl").write_text("start")
+    return root
+
+
+def write(states, dataset, tmp_path):
+    return write_experiments(states, "before+1", "T=0 top_p=0.9", "dev", tmp_path / "kept", dataset, tmp_path / "out")
+
+
+def test_a_state_that_does_not_count_is_the_start_of_its_task(dataset, tmp_path):
+    states = [FinalState(task, run, None) for run in range(2) for task in ("a_1", "a_2")]
+    names = write(states, dataset, tmp_path)
+    assert names == [f"before-1-t0-top-p0-9-run{run}_dev" for run in range(2)]
+    assert (tmp_path / "out/data/tasks").is_dir()
+    for name in names:
+        tasks = tmp_path / "out/experiments/outputs" / name / "tasks"
+        assert sorted(path.name for path in tasks.iterdir()) == ["a_1", "a_2"]
+        assert (tasks / "a_1/dbs/start.jsonl").read_text() == "start"
+
+
+def test_a_state_that_was_not_kept_is_named(dataset, tmp_path):
+    with pytest.raises(MissingState, match=r"the final state of c/a_1/0\.0 is not in"):
+        write([FinalState("a_1", 0, "c/a_1/0.0")], dataset, tmp_path)

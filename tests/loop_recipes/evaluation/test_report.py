@@ -1,0 +1,116 @@
+"""The report of a stored evaluation of AppWorld stays as it is, byte for byte."""
+
+import io
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from agent_environments.description import Description, description_of
+from loop_recipes.evaluation.collect import Cell
+from loop_recipes.evaluation.compare_cli import main as compare_evals
+from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
+from loop_recipes.evaluation.report import (
+    Protocol,
+    compare_cells,
+    read_report,
+    score_cells,
+    terminal_table,
+    write_report,
+)
+
+STORED = Path(__file__).parent / "stored_evaluation"
+SAMPLINGS = {"T=0": SamplingConfig(0.0, runs=1), "T=1": SamplingConfig(1.0, runs=3)}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Stands for the config, which a report repeats."""
+
+    output_dir: str = "runs/paper/evaluation"
+    tasks: list[str] = field(default_factory=list)
+
+
+def report_again(folder, environment, renamed=None):
+    """Write the report of the stored results anew; returns what a terminal shows of it."""
+    folder.mkdir(exist_ok=True)
+    _, named = read_report(STORED)
+    for side in named:
+        side.results[:] = [replace(one, task_id=(renamed or {}).get(one.task_id, one.task_id)) for one in side.results]
+    tasks = list(dict.fromkeys(result.task_id for result in named[0].results))
+    cells = [
+        (
+            Cell(
+                PolicyUnderTest(side.name, None, "base"),
+                SAMPLINGS[side.sampling],
+                SimpleNamespace(id=f"eval-{side.name}-{side.sampling}", rollouts_per_task=3, tasks=tasks),
+            ),
+            side.results,
+        )
+        for side in named
+    ]
+    protocol = Protocol(
+        environment=environment,
+        dataset="appworld",
+        split="dev",
+        tasks=tasks,
+        difficulties={task: 1 + int(task.startswith("2")) for task in tasks},
+        model="models/Qwen2.5-32B-Instruct",
+        limits={"max_turns": 50, "max_tokens_per_turn": 1500, "max_context": 32000, "episode_deadline_s": 1800.0},
+        seed=0,
+        level=0.95,
+        resamples=300,
+        packages={"torchtune-loop": "0.1", "appworld": "0.1.3"},
+        groups={"all tasks": tasks, "easy": tasks[:3]},
+    )
+    scored = score_cells(cells, protocol)
+    write_report(folder, Config(), protocol, scored, compare_cells(scored, protocol))
+    shown = Console(file=io.StringIO(), width=180)
+    terminal_table(protocol, scored, shown)
+    return shown.file.getvalue()
+
+
+@pytest.mark.parametrize("file", ["results.jsonl", "report.json", "report.md"])
+def test_files_of_an_appworld_report_are_those_of_before(tmp_path, file):
+    report_again(tmp_path, description_of("appworld", {}))
+    assert (tmp_path / file).read_bytes() == (STORED / file).read_bytes()
+
+
+def test_the_terminal_shows_an_appworld_report_as_before(tmp_path):
+    assert report_again(tmp_path, description_of("appworld", {})) == (STORED / "terminal.txt").read_text()
+
+
+def test_a_stored_evaluation_is_compared_as_before(tmp_path):
+    assert compare_evals([str(STORED), "--resamples", "300", "--out", str(tmp_path)]) == 0
+    for file in ("comparison.md", "comparison.json"):
+        assert (tmp_path / file).read_bytes() == (STORED / file).read_bytes()
+
+
+def test_ids_of_any_text_are_reported(tmp_path):
+    names = {"27e1026_2": "[/red] [bold] | x", "82e2fac_3": "$a/b {c"}
+    shown = report_again(tmp_path, Description(), names)
+    assert all(f"{name}, run" in shown for name in names.values())
+    assert len(read_report(tmp_path)[1]) == 4
+
+
+def test_an_environment_may_count_what_was_not_ended(tmp_path):
+    report_again(tmp_path / "strict", Description())
+    report_again(tmp_path / "lenient", Description(unfinished_solves=True))
+    said = "An episode that the agent did not end itself counts as a failure."
+    assert [said in (tmp_path / kind / "report.md").read_text() for kind in ("strict", "lenient")] == [True, False]
+
+
+def test_another_environment_has_its_own_words_and_figures(tmp_path):
+    """Every task is its own group, so there is one score; and no figure that it does not name."""
+    shown = report_again(tmp_path, Description(score="wins"))
+    text = (tmp_path / "report.md").read_text()
+    assert "wins in percent: mean over runs" in text
+    assert "bootstrap interval over tasks" in text
+    assert "| wins |" in text
+    assert "wins difference" in text
+    assert "had they all failed or succeeded, the wins difference would lie in [" in text
+    assert "wins in %" in shown
+    for word in ("TGC", "SGC", "scenario", "appendix", "show_api_doc", "Behaviour"):
+        assert word not in text + shown

@@ -10,7 +10,7 @@ from loop_recipes.launch.config_reference import PAGES, rows
 CHECKOUT = Path(__file__).parents[1]
 NOT_BY_HAND = ("CHANGELOG.md",)
 """A diary, which nobody reads from beginning to end."""
-PACKAGES = ("recipes", "loop_formats", "rollout_server", "agent_environments", "appworld_adapter")
+PACKAGES = ("recipes", "loop_formats", "model_families", "rollout_server", "agent_environments", "appworld_adapter")
 
 
 def tracked(pattern: str) -> list[Path]:

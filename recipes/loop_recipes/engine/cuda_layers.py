@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from torchtune.modules import MultiHeadAttention, RMSNorm
+from torchtune.modules import MultiHeadAttention, RMSNorm, TransformerDecoder
 from torchtune.modules.peft import LoRALinear
 
 from loop_formats.schema import require
@@ -32,7 +32,7 @@ VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).paramet
 """Whether this torch's ``varlen_attn`` can do what packed rows need: 2.13's can."""
 
 
-def enable_cuda_layers(model: nn.Module) -> None:
+def enable_cuda_layers(model: TransformerDecoder) -> None:
     """Give the model's attention, LoRA and norm layers these forward passes, and switch off cuDNN's attention.
 
     Parameters, names and hooks stay. Call before ``fully_shard``. cuDNN builds a plan for each shape and keeps all of
@@ -43,9 +43,10 @@ def enable_cuda_layers(model: nn.Module) -> None:
             model does.
     """
     for layer in model.layers:
+        attention: Any = layer.attn
         require(
-            type(layer.attn) in OURS and (isinstance(layer.attn, NormFirstAttention) or layer.attn.q_norm is None),
-            f"model: its attention is {type(layer.attn).__name__}, of which no packed rows are known here",
+            type(attention) in OURS and (isinstance(attention, NormFirstAttention) or attention.q_norm is None),
+            f"model: its attention is {type(attention).__name__}, of which no packed rows are known here",
         )
     torch.backends.cuda.enable_cudnn_sdp(False)
     if torch.cuda.is_available() and not VARLEN:

@@ -42,8 +42,8 @@ ifneq ($(filter-out 0,$(GPU)),)
   # One GPU, which trainer and vLLM server share. vLLM's LoRA kernels for GPUs know bf16 and fp16 only.
   CONFIG := loop_appworld/tiny_gpu
   # As tiny_gpu has them: a desktop may hold part of a small GPU.
-  EVALUATION := rollout_node.config.model.dtype=bfloat16 rollout_node.config.servers.gpus='[[0]]' \
-    rollout_node.config.servers.gpu_memory_utilization=0.3
+  EVALUATION := node.model.dtype=bfloat16 node.servers.gpus='[[0]]' \
+    node.servers.gpu_memory_utilization=0.3
   VLLM_METADATA :=
   OVERRIDES :=
   TORCH_SOURCE :=
@@ -138,9 +138,8 @@ drills: world ## failure drills of the sbatch scripts on a real Slurm of three n
 unit: world ## only the fast tests
 	.venv/bin/python -m pytest -q -n 3 $(BY_FILE) -m "not integration and not slurm and not drill"
 
-lint: setup ## ruff (which mends what it can), the pages made from the code, types, import directions
+lint: setup ## ruff (which mends what it can), types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .
-	.venv/bin/python -m loop_recipes.launch.config_reference > docs/config.md
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 

@@ -30,11 +30,11 @@ from agent_environments.protocol import (
     TokenSpans,
     UnknownTask,
     create_pool,
+    flat_section,
     is_harness,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_KEYS = ("name", "config", "splits")
 
 
 class MixedEnvironment:
@@ -76,11 +76,11 @@ class MixedPool:
     """Lends environments of several pools.
 
     Args:
-        environments: name -> ``name`` and ``config`` of an environment, as in a node's configuration, and ``splits``,
+        environments: name -> ``name`` and options of an environment, as in a node's configuration, and ``splits``,
             where a split is called otherwise there (null: it has no such split).
 
     Raises:
-        ValueError: no environments, a bad name or key, or an environment that cannot be built; names it.
+        ValueError: no environments, a bad name, or an environment that cannot be built; names it.
     """
 
     @classmethod
@@ -100,17 +100,16 @@ class MixedPool:
         for name, section in environments.items():
             if not _NAME.fullmatch(name):
                 raise ValueError(f"environment {name!r} must be called by letters, digits, '_', '.' and '-'")
-            unknown = sorted(section.keys() - set(_KEYS))
-            if unknown or "name" not in section:
-                what = f"unknown key {unknown[0]!r}" if unknown else "missing key 'name'"
-                raise ValueError(f"environments.{name}: {what}; known keys: {', '.join(_KEYS)}")
+            if "name" not in section:
+                raise ValueError(f"environments.{name}: missing key 'name'")
             if is_harness(section["name"]):
                 raise ValueError(f"environments.{name}: a harness is no part of a mixture; its world may be one")
             try:
-                self._pools[name] = create_pool(section["name"], section.get("config") or {}, token_spans)
+                options = flat_section(section)
+                self._splits[name] = options.pop("splits", None) or {}
+                self._pools[name] = create_pool(options.pop("name"), options, token_spans)
             except ValueError as error:
                 raise ValueError(f"environments.{name}: {error}") from error
-            self._splits[name] = section.get("splits") or {}
 
     @property
     def dataset(self) -> str:

@@ -149,7 +149,7 @@ def exactness(device: torch.device) -> dict[str, float]:
     from loop_recipes.algorithm.advantages import LeaveOneOut
     from loop_recipes.algorithm.policy_update import PolicyUpdate
     from loop_recipes.config.components import build
-    from loop_recipes.config.files import extended, load_config, read_config
+    from loop_recipes.config.files import compose, read_config
     from loop_recipes.config.loop_config import LoopConfig
     from loop_recipes.engine.adapter_versions import AdapterVersions
     from loop_recipes.engine.logprobs import AutoLogProbs
@@ -157,7 +157,7 @@ def exactness(device: torch.device) -> dict[str, float]:
     from loop_recipes.engine.optimizer import optimizer_tensors, restore_optimizer
     from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 
-    conf = read_config(extended(load_config("loop_appworld/tiny_gpu")), LoopConfig)
+    conf = read_config(compose("tiny_gpu"), LoopConfig)
     init_process_group(device, 600.0, always=True)
     model = random_model(conf, None, AutoLogProbs(), device)
     versions, parameters = AdapterVersions(model), trained_parameters(model)

@@ -29,7 +29,7 @@ from torchtune.modules import TransformerDecoder
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.components import build
-from loop_recipes.config.files import extended, load_config, read_config
+from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.diagnostics import flops_metrics
@@ -111,7 +111,7 @@ def made_up(tokens: int, known: int) -> list[Sample]:
 
 def measure(args: argparse.Namespace) -> dict[str, float | str]:
     """One length with one head in this process; the reason as ``left_out`` where that cannot be done."""
-    conf = read_config(extended(load_config(args.config)), LoopConfig)
+    conf = read_config(compose(args.config), LoopConfig)
     device, (tokens,), (head,) = torch.device(args.device), args.tokens, args.heads
     init_process_group(device, 600.0, always=True)
     try:

@@ -3,7 +3,7 @@
     python experiments/agent_curve.py --output runs/agent_curve [--json PATH]        # three seeds of each: hours
     python experiments/agent_curve.py --seeds 0 1 2 --agent-seeds 0
 
-Both sides train the tiny policy in the synthetic world: ``loop_appworld/tiny_cpu``, and ``tiny_cpu_agent``, whose
+Both sides train the tiny policy in the synthetic world: ``tiny_cpu``, and ``tiny_cpu world=agent``, whose
 episodes are played by a program of forty lines with OpenAI's client. What is complete is not repeated, what
 was cut off goes on, and what follows ``--`` goes to all runs.
 
@@ -38,8 +38,8 @@ from loop_formats.schema import ConfigError
 from loop_recipes.methods.steps import StepFailed, Steps
 from loop_recipes.run.metrics import read_metrics
 
-OWN_LOOP = Algorithm("the node's own loop", "tiny_cpu")
-AGENT = Algorithm("agent through the endpoint", "tiny_cpu_agent")
+OWN_LOOP = Algorithm("the node's own loop")
+AGENT = Algorithm("agent through the endpoint", "world=agent")
 FIGURES = ("reward_first", "reward_last", "reward_gain", "success_last")
 
 Run = Sequence[dict[str, Any]]
@@ -165,7 +165,7 @@ def main() -> None:
     agent_seeds = args.agent_seeds or args.seeds
 
     def folder_of(side: Algorithm, seed: int) -> Path:
-        return args.output / f"{side.config}-seed{seed}"
+        return args.output / f"{'tiny_cpu_agent' if side is AGENT else 'tiny_cpu'}-seed{seed}"
 
     for side, seeds in ((OWN_LOOP, args.seeds), (AGENT, agent_seeds)):
         for seed in seeds:

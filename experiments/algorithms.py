@@ -63,7 +63,7 @@ from loop_recipes.plots.curves import Curve, draw
 
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
 """Algorithms that have no search of their own: the control would choose by chance, the others are LOOP otherwise."""
-BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.config != "turn_credit"]
+BY_DEFAULT = [name for name, algorithm in ALGORITHMS.items() if algorithm.chosen != "algorithm=turn_credit"]
 
 
 def train(name: str, run: Path, seed: int, rate: float, args: argparse.Namespace) -> Steps:
@@ -238,12 +238,12 @@ def main(arguments: list[str] | None = None) -> None:
     args.output, args.overrides = args.output.resolve(), overrides
     args.records = args.records or args.output / "records.jsonl"
     try:
-        config = compose("loop_appworld/tiny_cpu", overrides)
+        config = compose("tiny_cpu", overrides)
         args.rollouts_per_task = config.collection.rollouts_per_task
         args.budget = args.iterations * config.collection.tasks_per_iteration * args.rollouts_per_task
         failures = []
         if not args.table_only:
-            world = config.rollout_node.config.environment.config.root
+            world = config.node.environment.root
             failures = run_all(args, HeldOut(load_split(world, "test_normal")[: args.held_out_tasks]))
         records = read_records(args.records, args.only, args.seeds, args.budget)
     except (ConfigError, OSError) as error:

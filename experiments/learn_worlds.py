@@ -64,10 +64,6 @@ class World:
     options: argparse.Namespace
 
     @property
-    def _config(self) -> str:
-        return f"{self.name}_cpu"
-
-    @property
     def warm_start(self) -> Path:
         return self.folder / "warm_start"
 
@@ -96,7 +92,7 @@ class World:
             StepFailed, ConfigError: a step failed, or its folder was begun with other options.
         """
         options = self.options
-        build = tune("run", "warm_start_appworld", "--config", f"warm_start_appworld/{self._config}")
+        build = tune("run", "warm_start_appworld", "--config", f"warm_start_appworld/{self.name}_cpu")
         build += [f"output_dir={self.warm_start}"]
         Steps(self.warm_start, {}).run("warm start", build, self.warm_start / "log", deadline_s=options.deadline_s)
         for (name, run), seed in zip(self.runs.items(), [*options.seeds, options.seeds[0]], strict=True):
@@ -115,7 +111,7 @@ class World:
             *words,
             *options.overrides,
         ]
-        command = Algorithm("LOOP", self._config).command(run, seed, options.iterations, words)
+        command = Algorithm("LOOP", f"world={self.name}").command(run, seed, options.iterations, words)
         steps = Steps(run, {"iterations": options.iterations, "seed": seed, "overrides": options.overrides})
         steps.run(f"{self.name} {run.name}", command, run / "log", training=run, deadline_s=options.deadline_s)
 
@@ -123,8 +119,8 @@ class World:
         """Policies of one base ``model``: name -> adapter."""
         folder, options = self.evaluation(what), self.options
         named = [f"{{name: {name}, adapter: {path or 'null'}}}" for name, path in policies.items()]
-        command = tune("run", "eval_appworld", "--config", f"eval_appworld/{self._config}", f"output_dir={folder}")
-        command += [f"policies=[{', '.join(named)}]", f"rollout_node.config.model.path={model}"]
+        command = tune("run", "eval_appworld", "--config", "eval_appworld/tiny_cpu", f"world={self.name}")
+        command += [f"output_dir={folder}", f"policies=[{', '.join(named)}]", f"node.model.path={model}"]
         command += self._node if model == self.policy else []
         command += [f"samplings=[{{temperature: 0.0, runs: 1}}, {{temperature: 1.0, runs: {options.runs}}}]"]
         Steps(folder, {"runs": options.runs, "policies": list(policies)}).run(

@@ -32,14 +32,14 @@ T_QUANTILE = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm of loop_appworld: its name in a table, the config it runs, what the small scale changes in it.
+    """An algorithm over tiny_cpu: its name in a table, the word that chooses it, what the small scale changes in it.
 
     ``rate`` is its learning rate where none is searched, by the search in docs/results/algorithms.md; None: that of
     tiny_cpu, 6e-4.
     """
 
     label: str
-    config: str
+    chosen: str | None = None
     overrides: tuple[str, ...] = ()
     rate: float | None = None
 
@@ -48,26 +48,31 @@ class Algorithm:
         own = [word.format(twentieth=max(1, round(iterations / 20))) for word in self.overrides]
         words = [f"output_dir={run.resolve()}", f"seed={seed}", f"max_iterations={iterations}"]
         words += ["stop.iterations_without_signal=null", "resume_from_checkpoint=True", *own, *overrides]
-        return tune("run", "loop_appworld", "--config", f"loop_appworld/{self.config}", *words)
+        chosen = [] if self.chosen is None else [self.chosen]
+        return tune("run", "loop_appworld", "--config", "loop_appworld/tiny_cpu", *chosen, *words)
 
 
 ALGORITHMS = {
-    "loop_token": Algorithm("LOOP (token)", "tiny_cpu"),
-    "loop_turn": Algorithm("LOOP (turn)", "loop_turn"),
-    "loop_bandit": Algorithm("LOOP (bandit)", "loop_bandit"),
-    "loop_rwnorm": Algorithm("LOOP RwNorm", "loop_rwnorm", rate=1.2e-3),
-    "rloo": Algorithm("RLOO", "rloo", rate=2.4e-3),
-    "grpo": Algorithm("GRPO", "grpo", rate=2.4e-3),
-    "grpo_no_kl": Algorithm("GRPO no KL", "grpo_no_kl", rate=2.4e-3),
+    "loop_token": Algorithm("LOOP (token)"),
+    "loop_turn": Algorithm("LOOP (turn)", "algorithm=loop_turn"),
+    "loop_bandit": Algorithm("LOOP (bandit)", "algorithm=loop_bandit"),
+    "loop_rwnorm": Algorithm("LOOP RwNorm", "algorithm=loop_rwnorm", rate=1.2e-3),
+    "rloo": Algorithm("RLOO", "algorithm=rloo", rate=2.4e-3),
+    "grpo": Algorithm("GRPO", "algorithm=grpo", rate=2.4e-3),
+    "grpo_no_kl": Algorithm("GRPO no KL", "algorithm=grpo_no_kl", rate=2.4e-3),
     # The paper's ten iterations of critic warm-up are a twentieth of its run.
-    "ppo_critic": Algorithm("PPO (critic)", "ppo_critic", ("critic.warmup_iterations={twentieth}",), rate=1.2e-3),
-    "expert_iteration": Algorithm("EI", "expert_iteration"),
-    "dmpo": Algorithm("DMPO", "dmpo"),
-    "turn_credit": Algorithm("LOOP, credit by critic", "turn_credit"),
-    "turn_branches": Algorithm(
-        "LOOP, credit by branches", "turn_credit", ("turn_credit={{by: branches, critic: null, continuations: 1}}",)
+    "ppo_critic": Algorithm(
+        "PPO (critic)", "algorithm=ppo_critic", ("critic.warmup_iterations={twentieth}",), rate=1.2e-3
     ),
-    "shuffled": Algorithm("shuffled (control)", "tiny_cpu", ("advantage=loop_recipes.algorithm.advantages.Shuffled",)),
+    "expert_iteration": Algorithm("EI", "algorithm=expert_iteration"),
+    "dmpo": Algorithm("DMPO", "algorithm=dmpo"),
+    "turn_credit": Algorithm("LOOP, credit by critic", "algorithm=turn_credit"),
+    "turn_branches": Algorithm(
+        "LOOP, credit by branches",
+        "algorithm=turn_credit",
+        ("turn_credit={{by: branches, critic: null, continuations: 1}}",),
+    ),
+    "shuffled": Algorithm("shuffled (control)", None, ("advantage=loop_recipes.algorithm.advantages.Shuffled",)),
 }
 
 

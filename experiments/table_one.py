@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def config(self) -> DictConfig:
-        return compose("loop_appworld/tiny_cpu", self.overrides)
+        return compose("tiny_cpu", self.overrides)
 
     @property
     def iterations(self) -> int:
@@ -113,13 +113,12 @@ class Attempt:
         self._run("sampling", module(command, *words, *options))
         return out
 
-    def learn(self, config: str, logs: Path) -> Path:
-        """Train on a fixed set; returns the last policy."""
+    def learn(self, logs: Path, *chosen: str) -> Path:
+        """Train on a fixed set by RFT, or by an algorithm that is chosen; returns the last policy."""
         epochs = [] if self.plan.epochs is None else [f"max_iterations={self.plan.epochs}"]
         words = [f"output_dir={self.folder / RUN}", f"seed={self.seed}", f"rollouts.logs=[{logs}]", *epochs]
-        command = tune(
-            "run", "sft_appworld", "--config", f"sft_appworld/{config}", *words, "resume_from_checkpoint=True"
-        )
+        words = [*chosen, *words, "resume_from_checkpoint=True"]
+        command = tune("run", "sft_appworld", "--config", "sft_appworld/tiny_cpu", *words)
         self._run("training", command, self.folder / RUN)
         return newest_policy(self.folder / RUN)
 
@@ -135,7 +134,7 @@ class Attempt:
 
     def solutions(self) -> Path:
         """Ground-truth solutions of the training tasks as rollouts."""
-        environment, out = self.plan.config.rollout_node.config.environment.config, self.folder / "solutions"
+        environment, out = self.plan.config.node.environment, self.folder / "solutions"
         command = module("loop_recipes.methods.ground_truth", str(environment.root), "--out", str(out))
         command += ["--model", str(self.plan.config.checkpointer.checkpoint_dir), "--prompt", str(environment.prompt)]
         self._run("writing solutions", [*command, "--split", str(self.plan.config.collection.split)])
@@ -151,19 +150,19 @@ def _base(attempt: Attempt) -> None:
 
 
 def _sft_gt(attempt: Attempt) -> Path:
-    return attempt.learn("sft_gt", attempt.solutions())
+    return attempt.learn(attempt.solutions(), "algorithm=sft_gt")
 
 
 def _rft(attempt: Attempt) -> Path:
     budget = str(attempt.plan.budget)
     options = ["--rollouts", budget, "--attempts", budget, "--temperatures", *TEMPERATURES]
-    return attempt.learn("tiny_cpu", attempt.sample("loop_recipes.methods.rft.collect_solved", *options) / SOLVED)
+    return attempt.learn(attempt.sample("loop_recipes.methods.rft.collect_solved", *options) / SOLVED)
 
 
 def _dpo_mcts(attempt: Attempt) -> Path:
     options = ["--iterations", str(attempt.plan.tree_iterations)]
     searched = attempt.sample("loop_recipes.methods.dpo_mcts.search_trees", *options)
-    return attempt.learn("dpo_mcts", searched / TURN_PAIRS)
+    return attempt.learn(searched / TURN_PAIRS, "algorithm=dpo_mcts")
 
 
 def _online(name: str, attempt: Attempt) -> Path:
@@ -263,8 +262,8 @@ def read_plan(args: argparse.Namespace, overrides: Sequence[str]) -> Plan:
     Raises:
         ConfigError: the config, or a budget that is too small.
     """
-    config = compose("loop_appworld/tiny_cpu", overrides)
-    world = config.rollout_node.config.environment.config.root
+    config = compose("tiny_cpu", overrides)
+    world = config.node.environment.root
     chosen = config.collection.get("tasks") or config.collection.split
     train = load_split(world, chosen if isinstance(chosen, str) else list(chosen))[: args.train_tasks]
     own = [f"collection.tasks={listed(train)}"] if args.train_tasks else []

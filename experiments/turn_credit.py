@@ -41,7 +41,7 @@ from loop_formats.ids import training_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, meta_path, read_rollouts, write_rollouts, write_whole
 from loop_recipes.algorithm.preferences import ReturnPairs
-from loop_recipes.config.files import extended, load_config
+from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, UpdateConfig, read_loop_config
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.engine.samples import training_samples
@@ -64,7 +64,7 @@ CRITICS = {
     "sweet, nothing hidden": ("hidden_information=null",),
     "sweet, sum": ("loss.per_turn=sum",),
 }
-"""Overrides of ``sft_appworld/turn_critic``."""
+"""Overrides of ``sft_appworld`` with ``algorithm=turn_critic``."""
 BLIND_REFERENCE = "sweet, reference blind"
 HELD_OUT = training_id("held-out", 1, "flawed episodes of dev tasks")
 """The collection of the held-out episodes."""
@@ -95,9 +95,9 @@ def play(
 ) -> list[Demonstration]:
     """Executed in the environment that the policy's node has; read again if they are there."""
     if not kept.is_file():
-        environment = conf.rollout_node.child.environment
+        environment = conf.child.environment
         tokens = open_chat(conf.base_model)
-        pool = create_pool(environment.name, dict(environment.config), tokens.spans)
+        pool = create_pool(environment.name, dict(environment.options), tokens.spans)
         save(asyncio.run(collect(pool, draw_scripts(world, tasks, count, seed, share), at_once=4)), kept)
     return load(kept)
 
@@ -123,8 +123,8 @@ class Experiment:
     def __init__(self, args: argparse.Namespace, seed: int) -> None:
         self._args, self._seed = args, seed
         self._folder = args.output / f"seed{seed}"
-        self._conf = read_loop_config(extended(load_config("loop_appworld/tiny_cpu")))
-        self._world = Path(self._conf.rollout_node.child.environment.config["root"])
+        self._conf = read_loop_config(compose("tiny_cpu"))
+        self._world = Path(self._conf.child.environment.options["root"])
         self._tokens = open_chat(self._conf.base_model)
         self._dataset = dataset_name(self._world)
 
@@ -165,9 +165,7 @@ class Experiment:
         words = [f"output_dir={run}", f"rollouts.logs=[{log}]", f"max_iterations={self._args.epochs}"]
         words += [f"export_every={self._args.epochs}", f"seed={self._seed}", "resume_from_checkpoint=True"]
         words += [*CRITICS[name], *self._args.overrides]
-        cfg = load_config("sft_appworld/turn_critic")
-        cfg.merge_with_dotlist(words)
-        recipe = SftAppWorldRecipe(extended(cfg, "sft_appworld"))
+        recipe = SftAppWorldRecipe(compose("tiny_cpu", ["algorithm=turn_critic", *words], "sft_appworld"))
         try:
             recipe.setup()
             recipe.train()
@@ -203,15 +201,12 @@ class Experiment:
         log = write_rollouts(run / "node" / COLLECTIONS, collection, rollouts)
         asked = self._conf.collection
         tasks = sorted({rollout.task_id for rollout in rollouts})
-        request = CollectionRequest(
-            collection, tasks, 1, 0, seed=self._seed, sampling=asked.sampling, limits=asked.limits
-        )
+        request = CollectionRequest(collection, tasks, 1, 0, seed=self._seed, limits=asked.limits)
         write_whole(meta_path(log.parent, collection), json.dumps({"request": request.to_dict()}) + "\n")
         if not (run / "policies").is_dir():
             write_empty_adapter(run / "policies" / "policy-v0000", self._conf.base_model)
-            cfg = load_config("loop_appworld/tiny_cpu")
-            cfg.merge_with({"output_dir": str(run)})
-            write_node_config(read_loop_config(extended(cfg)).rollout_node.child, run / "rollout_node.yaml")
+            conf = read_loop_config(compose("tiny_cpu", [f"output_dir={run}"]))
+            write_node_config(conf.child, run / "rollout_node.yaml")
         if turn_values_cli.main(
             [str(run), "--collection", collection, "--continuations", str(self._args.continuations)]
         ):

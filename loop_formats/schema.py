@@ -2,7 +2,7 @@
 
 A section is a :func:`pydantic.dataclasses.dataclass` with ``frozen=True, config=STRICT``. A field whose type is another
 section is a section inside it, a field without a default a required key, and the string below a field the sentence that
-``docs/config.md`` has for its key. What types cannot say, ``__post_init__`` checks with :func:`require`.
+`loop check --keys` prints for its key. What types cannot say, ``__post_init__`` checks with :func:`require`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -26,7 +25,6 @@ from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.files import extended
 from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.evaluation.collect import (
     Cell,
@@ -120,11 +118,11 @@ class EvalAppWorldRecipe:
         self._store = ResultStore(self._output_dir / "journal.jsonl")
 
     def _setup_node(self) -> None:
-        node = self._config.rollout_node
-        if node.launch:
+        conf, child = self._config, None
+        if conf.rollout_node.launch:
             self._console.print("starting the rollout node (vLLM servers and environment)")
-            node = replace(node, config=child_node_config(self._config, self._worlds))
-        self._nodes = open_nodes(node, self._output_dir, self._config.deadline_s)
+            child = child_node_config(conf, self._worlds)
+        self._nodes = open_nodes(conf.rollout_node, child, self._output_dir, conf.deadline_s)
         self._cleanup.callback(self._nodes.close)
         self._nodes.health()  # an address where nothing listens is said at once
         self._nodes.wait_ready()
@@ -275,15 +273,12 @@ class EvalAppWorldRecipe:
         )
 
 
-@parse
+@parse(EvalConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run eval_appworld`.
-
-    Parameters come from the file given by ``--config`` and ``key=value`` on the command line.
-    """
+    """Entry point of `tune run eval_appworld`: ``cfg`` is what --config and the words after it compose."""
     recipe: EvalAppWorldRecipe | None = None
     try:
-        recipe = EvalAppWorldRecipe(extended(cfg, "eval_appworld"))
+        recipe = EvalAppWorldRecipe(cfg)
         recipe.setup()
         files = recipe.evaluate()
         print("written:", *files, sep="\n  ")

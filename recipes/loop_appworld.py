@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from omegaconf import DictConfig
 from torchtune import utils
 
-from loop_formats.collection_request import CollectionRequest
+from loop_formats.collection_request import CollectionRequest, Sampling
 from loop_formats.folder_lock import lock_run
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
@@ -30,7 +30,6 @@ from loop_recipes.algorithm.learner import Learner
 from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, TokenStatistics
 from loop_recipes.config.command_line import parse
-from loop_recipes.config.files import extended
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
@@ -69,6 +68,7 @@ from loop_recipes.rollouts.source import SOURCE_ERRORS, check_versions, in_group
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.run.stop_request import StopRequest, StopRequested
+from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
 
@@ -81,8 +81,8 @@ class LoopAppWorldRecipe:
           as a child of rank 0 and stops it with the run; ``rollout_node.url`` uses one on another machine;
           ``rollout_node.replay`` trains on stored logs.
         - **Algorithm as components.** ``advantage``, ``loss``, ``critic``, ``log_probs``, ``optimizer`` and
-          ``lr_scheduler`` are ``_component_``s of the YAML; ``extends`` puts one config over another. Old log-probs are
-          recomputed by the learner under the version that sampled.
+          ``lr_scheduler`` are ``_component_``s of the YAML; old log-probs are recomputed by the
+          learner under the version that sampled.
         - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
           in PEFT's format under ``<output_dir>/policies``.
         - **FSDP2.** From two ranks on, in half precision also on one, with a mixed-precision policy; gloo and NCCL.
@@ -147,7 +147,9 @@ class LoopAppWorldRecipe:
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
         self._source = SharedSource(
-            lambda: open_source(conf.rollout_node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__)
+            lambda: open_source(
+                conf.rollout_node, conf.node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__
+            )
         )
         self._cleanup.callback(self._source.close)
         statistics = TokenStatistics(self._output_dir / TOKEN_STATISTICS, self._rank)
@@ -277,9 +279,9 @@ class LoopAppWorldRecipe:
         if conf.turn_credit is None or conf.turn_credit.by != "branches":
             return {}
         limits = replace(conf.collection.limits, max_turns=self._plan.horizon(iteration))
-        sampling, count = conf.collection.sampling, conf.turn_credit.continuations
+        count = conf.turn_credit.continuations
         versions = {version for rollout in rollouts for version in rollout.policy_versions}
-        how = {v: HowToSample(count, v, sampling, limits, conf.seed + iteration) for v in versions}
+        how = {v: HowToSample(count, v, Sampling(), limits, conf.seed + iteration) for v in versions}
         unfinished = conf.update.unfinished_return
         deadline_s = conf.collection.deadline_s
         return credits_in_parts(
@@ -337,7 +339,7 @@ class LoopAppWorldRecipe:
             "critic_adapter": self._critic_adapter,
             "run_name": self._run_name,
             "dataset": self._dataset,
-            "config": asdict(self._config),
+            "config": as_keys(self._config),
         }
         keep = set() if self._best is None else {self._best["iteration"]}
         if self._unscored is not None:
@@ -415,12 +417,12 @@ class LoopAppWorldRecipe:
         self._together = True
 
 
-@parse
+@parse(LoopConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run loop_appworld`: ``cfg`` is the file named by --config and what follows it."""
+    """Entry point of `tune run loop_appworld`: ``cfg`` is what --config and the words after it compose."""
     recipe: LoopAppWorldRecipe | None = None
     try:
-        recipe = LoopAppWorldRecipe(extended(cfg))
+        recipe = LoopAppWorldRecipe(cfg)
         recipe.setup()
         recipe.train()
     except (ConfigError, NonFiniteLoss, WriteFailed, *SOURCE_ERRORS) as error:

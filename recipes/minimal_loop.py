@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.ids import training_id
 from loop_formats.rollout import Rollout
-from loop_recipes.config.files import extended, load_config
+from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.model import adapter_parameters, load_base, new_adapter
@@ -45,9 +45,7 @@ LEARNING_RATE, BETAS, MAX_GRAD_NORM = 6e-4, (0.9, 0.99), 1.0
 
 def main(output_dir: Path) -> None:
     """Train the tiny policy; leaves an adapter for each iteration in ``output_dir``/policies."""
-    config = load_config("loop_appworld/tiny_cpu")
-    config.output_dir = str(output_dir)
-    conf = read_loop_config(extended(config))
+    conf = read_loop_config(compose("tiny_cpu", [f"output_dir={output_dir}"]))
     policy = load_policy(conf)
     parameters = list(adapter_parameters(policy).values())
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
@@ -55,7 +53,7 @@ def main(output_dir: Path) -> None:
 
     # The node is a program of its own: it starts vLLM and AppWorld, plays episodes and keeps them on disk.
     token = secrets.token_hex(16)
-    with NodeProcess(conf.rollout_node.child, output_dir, token) as node:
+    with NodeProcess(conf.child, output_dir, token) as node:
         client = RolloutClient(node.url, token, alive=node.check)
         client.wait_ready(deadline_s=conf.rollout_node.start_deadline_s)
         tasks = client.tasks("train:1,2").tasks

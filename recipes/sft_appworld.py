@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import traceback
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from loop_recipes.algorithm.losses import LogLikelihood
 from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.components import build
-from loop_recipes.config.files import extended
 from loop_recipes.config.preflight import check_learner
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
@@ -47,6 +45,7 @@ from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics
 from loop_recipes.run.stop_request import StopRequest
+from rollout_server.config import as_keys
 
 log = utils.get_logger("INFO")
 
@@ -68,7 +67,7 @@ class SftAppWorldRecipe:
         - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
           loggers.
         - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
-          ``<output_dir>/policies``; ``eval_appworld/choose_on_dev`` finds the best of them.
+          ``<output_dir>/policies``; ``preset=choose_on_dev`` of ``loop eval`` finds the best of them.
         - **Checkpoints.** One after every iteration; ``resume_from_checkpoint=True`` with the same command line goes on
           exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after the iteration in hand.
           SIGTERM and Ctrl-C do the same to a run of one process; several ranks are killed soon after by torchrun
@@ -197,7 +196,7 @@ class SftAppWorldRecipe:
                 "iteration": self._iterations_done,
                 "policy_version": self._iterations_done,
                 "set": self._digest,
-                "config": asdict(self._config),
+                "config": as_keys(self._config),
             }
         )
 
@@ -228,12 +227,12 @@ class SftAppWorldRecipe:
         )
 
 
-@parse
+@parse(SftConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run sft_appworld`: ``cfg`` is the file named by --config and what follows it."""
+    """Entry point of `tune run sft_appworld`: ``cfg`` is what --config and the words after it compose."""
     recipe: SftAppWorldRecipe | None = None
     try:
-        recipe = SftAppWorldRecipe(extended(cfg, "sft_appworld"))
+        recipe = SftAppWorldRecipe(cfg)
         recipe.setup()
         recipe.train()
     except (ConfigError, NonFiniteLoss, WriteFailed) as error:

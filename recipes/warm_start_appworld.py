@@ -140,7 +140,7 @@ class WarmStartRecipe:
 
     def _play(self, split: str, count: int, spans: Any, seed: int = 0, **flaws: Any) -> list[Demonstration]:
         environment = self._demonstrator.environment
-        pool = create_pool(environment.name, environment.config, spans)
+        pool = create_pool(environment.name, environment.options, spans)
         scripts = self._demonstrator.scripts(split, count, self._config.seed + seed, **flaws)
         return asyncio.run(demonstration.collect(pool, scripts, self._config.demonstrations.at_once))
 
@@ -274,9 +274,9 @@ class WarmStartRecipe:
         )
 
 
-@parse
+@parse(WarmStartConfig)
 def recipe_main(cfg: DictConfig) -> int | str:
-    """Entry point of `tune run warm_start_appworld`: ``cfg`` is the file named by --config and what follows it."""
+    """Entry point of `tune run warm_start_appworld`: ``cfg`` is what --config and the words after it compose."""
     try:
         recipe = WarmStartRecipe(cfg)
         recipe.setup()

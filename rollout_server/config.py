@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
+from agent_environments.protocol import flat_section
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
@@ -102,9 +103,17 @@ class EnvironmentConfig:
     name: str
     """A name of docs/environments.md, or of your own ``tools`` (functions), ``harness`` (an agent) or
     ``package.module:Class``: docs/your_own_task.md."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """Options of the environment's pool; those of ``appworld`` are in docs/appworld.md, of ``tools`` in
-    docs/your_own_task.md."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Every other key: options of the environment's pool; those of ``appworld`` are in docs/appworld.md, of ``tools``
+    in docs/your_own_task.md."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_beside_the_name(cls, keys: Any) -> Any:
+        if not isinstance(keys, dict):  # a call in Python
+            return keys
+        flat = flat_section(keys)
+        return {name: flat.pop(name) for name in ("name",) if name in flat} | {"options": flat}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -159,7 +168,17 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
 
 def write_node_config(config: NodeConfig, file: Path) -> None:
     """Write what :func:`load_node_config` reads."""
-    OmegaConf.save(as_config(asdict(config)), file)
+    OmegaConf.save(as_config(as_keys(config)), file)
+
+
+def as_keys(section: Any) -> dict[str, Any]:
+    """A section as the keys that it is read from: an environment's options beside its name."""
+    return asdict(section, dict_factory=_keys)
+
+
+def _keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(fields)
+    return {"name": keys["name"], **keys["options"]} if keys.keys() == {"name", "options"} else keys
 
 
 def as_config(data: Mapping[str, Any]) -> DictConfig:

@@ -74,8 +74,8 @@ class Node:
         model = config.model
         self.tokens = open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
-        self.pool = create_pool(config.environment.name, config.environment.config, self.tokens.spans)
-        self.description = description_of(config.environment.name, config.environment.config)
+        self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)
+        self.description = description_of(config.environment.name, config.environment.options)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
         self.policies = PolicyStore(
             self.servers, config.model, config.servers, self.root / "policies", config.policy_root

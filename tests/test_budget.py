@@ -4,8 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from loop_recipes.cli import VERBS
 from loop_recipes.launch.config_reference import PAGES, rows
+
+from loop_recipes.cli import VERBS
 
 CHECKOUT = Path(__file__).parents[1]
 NOT_BY_HAND = ("CHANGELOG.md",)

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from loop_recipes.launch.config_reference import PAGES as SCHEMAS
 from loop_recipes.launch.config_reference import rows
 

@@ -35,7 +35,6 @@ ELSEWHERE = {
     "loop_recipes/config/test_loop_config.py": [
         "config/command_line",
         "config/components",
-        "config/files",
         "config/preflight",
         "config/resolvers",
         "config/rollout_node",

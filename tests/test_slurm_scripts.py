@@ -144,7 +144,7 @@ def test_the_node_of_an_evaluation_takes_the_port_that_the_preflight_checks(prog
     steps = tmp_path / "steps"
     programs(srun=f'echo "$*" >>{steps}', scontrol="", sleep="")
     assert batch(SLURM / "eval.sbatch", "run", "config", LOOP_NODE_PORT="8701").returncode == 0
-    assert " rollout_node.config.port=8701" in steps.read_text()
+    assert " node.port=8701" in steps.read_text()
 
 
 @pytest.mark.parametrize("given", ["", "of the submitter"])

@@ -40,6 +40,7 @@ from agent_environments.protocol import (
     UnknownTask,
     acquire,
     create_pool,
+    flat_section,
     is_harness,
 )
 
@@ -168,7 +169,7 @@ class HarnessPool:
     Args:
         command: of the program; ``{python}`` is this interpreter, a relative path of a file that is there is made
             absolute. None: it runs elsewhere.
-        world: ``{name, config}`` of an environment of ours that it acts in.
+        world: ``name`` and options of an environment of ours that it acts in.
         tasks: task ids by split, where there is no world.
         dataset: the name printed with every score, where there is no world.
         grade_command: prints ``{"reward": ...}`` in its last line, where there is no world. It runs in the folder that
@@ -215,7 +216,8 @@ class HarnessPool:
         if world is not None:
             if is_harness(world["name"]):
                 raise ValueError("the world of a harness cannot be a harness")
-            self._world = create_pool(world["name"], world.get("config", {}), token_spans)
+            options = flat_section(world)
+            self._world = create_pool(options.pop("name"), options, token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset
         self._places = Places(max_worlds)
         self._offers: list[Offer] = []

@@ -10,6 +10,15 @@ from pathlib import Path
 METRICS_FILE = "metrics.jsonl"
 """In a run's folder: what :mod:`loop_recipes.run.metrics` writes and reads."""
 
+RECIPES = {
+    "loop_appworld": "train",
+    "sft_appworld": "sft",
+    "eval_appworld": "eval",
+    "warm_start_appworld": "warm_start",
+}
+"""A recipe -> its verb of ``loop``, which is also its section in a config and its folder in ``configs/``."""
+KINDS = ("machine", "world", "preset", "algorithm")
+"""Kinds of files that a config is made of, from the lowest to the highest; each has a folder in ``configs/``."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -34,3 +43,17 @@ def loop_home() -> Path:
 def loop_package(relative: str) -> Path:
     """A file or folder shipped inside the installed ``loop_recipes`` package."""
     return _PACKAGE / relative
+
+
+def config_files(recipe: str = "loop_appworld", folder: Path | None = None) -> dict[str, dict[str, Path]]:
+    """Kind -> name -> file of what ships: ``machine`` holds the configs that run by themselves with ``recipe``.
+
+    Args:
+        folder: the configs; None takes those of :func:`recipes_folder`.
+    """
+    folder = folder or recipes_folder() / "configs"
+    names = {"machine": "machines", "world": "worlds", "preset": "presets", "algorithm": "algorithms"}
+    found = {kind: {path.stem: path for path in sorted((folder / name).glob("*.yaml"))} for kind, name in names.items()}
+    own = {path.stem: path for path in sorted((folder / RECIPES[recipe]).glob("*.yaml")) if path.stem != "base"}
+    found["machine"] = own if recipe == "warm_start_appworld" else {**found["machine"], **own}
+    return found

@@ -16,26 +16,25 @@ import os
 import sys
 from pathlib import Path
 
-from loop_recipes.paths import recipes_folder
+from loop_recipes.paths import RECIPES, config_files, recipes_folder
 
 _REGISTRY = "torchtune._recipe_registry"
-_RECIPES = ("loop_appworld", "sft_appworld", "eval_appworld", "warm_start_appworld")
 
 
 def register(registry) -> None:
     """Append our recipes to the torchtune registry module, with absolute paths, once.
 
-    The configs of recipe ``R`` are the YAML files in ``configs/R``; ``--config R/name`` names one.
+    The configs of recipe ``R`` are the files that it runs by themselves; ``--config R/name`` names one.
     """
     folder = recipes_folder()
     known = {recipe.name for recipe in registry._ALL_RECIPES}
-    for name in _RECIPES:
+    for name in RECIPES:
         file = folder / f"{name}.py"
         if name in known or not file.exists():
             continue
         configs = [
-            registry.Config(name=f"{name}/{path.stem}", file_path=str(path))
-            for path in sorted((folder / "configs" / name).glob("*.yaml"))
+            registry.Config(name=f"{name}/{config}", file_path=str(path))
+            for config, path in config_files(name)["machine"].items()
         ]
         registry._ALL_RECIPES.append(
             registry.Recipe(

@@ -11,14 +11,14 @@ from support.adapter_support import word_spans
 from support.tool_modules import COUNTER, SUMS, call, write
 
 HARNESS = {"command": ["true"], "world": {"name": "counter"}}
-COUNTER_SECTION = {"name": "counter", "config": {"max_worlds": 2}, "splits": {"valid": "dev"}}
+COUNTER_SECTION = {"name": "counter", "max_worlds": 2, "splits": {"valid": "dev"}}
 
 
 @pytest.fixture
 async def mixed(tmp_path):
     sums = {
         "name": "tools",
-        "config": {"module": write(tmp_path, SUMS)},
+        "module": write(tmp_path, SUMS),
         "splits": {"valid": "dev", "test_normal": None},
     }
     pool = create_pool("mixed", {"environments": {"sums": sums, "to_number": COUNTER_SECTION}}, word_spans)
@@ -81,7 +81,7 @@ async def test_who_waits_for_a_place_is_not_playing(mixed):
 
 
 async def test_an_environment_may_be_a_mixture():
-    inner = {"name": "mixed", "config": {"environments": {"to_number": {"name": "counter"}}}}
+    inner = {"name": "mixed", "environments": {"to_number": {"name": "counter"}}}
     pool = create_pool("mixed", {"environments": {"both": inner, "alone": {"name": "counter"}}}, word_spans)
     await pool.open()
     tasks = pool.tasks("train")
@@ -102,14 +102,11 @@ def test_a_task_of_no_mixture_has_no_environment():
     [
         ({}, "environments must name at least one"),
         ({"a/b": COUNTER_SECTION}, "environment 'a/b' must be called by"),
-        (
-            {"a": {"name": "counter", "confg": {}}},
-            "environments.a: unknown key 'confg'; known keys: name, config, splits",
-        ),
-        ({"a": {"config": {}}}, "environments.a: missing key 'name'"),
-        ({"a": {"name": "harness", "config": HARNESS}}, "environments.a: a harness is no part of a mixture"),
+        ({"a": {"name": "counter", "config": 3}}, "environments.a: environment 'counter': config must be a mapping"),
+        ({"a": {"max_worlds": 2}}, "environments.a: missing key 'name'"),
+        ({"a": {"name": "harness", **HARNESS}}, "environments.a: a harness is no part of a mixture"),
         ({"a": {"name": "nowhere"}}, "environments.a: unknown environment 'nowhere'"),
-        ({"a": {"name": "counter", "config": {"max": 2}}}, "environments.a: environment 'counter' was given options"),
+        ({"a": {"name": "counter", "max": 2}}, "environments.a: environment 'counter' was given options"),
     ],
 )
 def test_a_bad_configuration_is_one_line(environments, complaint):
@@ -124,7 +121,7 @@ async def test_an_environment_that_does_not_open_is_an_error_of_the_mixture(tmp_
             "class Counter:", "class Counter:\n    def __init__(self):\n        raise OSError('no room')\n"
         ),
     )
-    sections = {"a": {"name": "tools", "config": {"module": broken}}, "b": COUNTER_SECTION}
+    sections = {"a": {"name": "tools", "module": broken}, "b": COUNTER_SECTION}
     pool = create_pool("mixed", {"environments": sections}, word_spans)
     with pytest.raises(EnvironmentCrashed, match="an instance could not be made: OSError: no room"):
         await pool.open()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import ADAPTER_FILES
+from loop_recipes.config.files import compose
 from loop_recipes.methods import steps
 from loop_recipes.paths import loop_package
-from support.experiment_scripts import FOLDER, load_experiment, made_up_evaluation, made_up_record
+from support.experiment_scripts import load_experiment, made_up_evaluation, made_up_record
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def world(tmp_path):
 def run(algorithms, monkeypatch, tmp_path, world, commands, *words):
     monkeypatch.setattr(steps, "run_step", commands)
     arguments = ["--output", str(tmp_path / "runs"), "--only", "loop_token", "grpo", "shuffled", "--iterations", "2"]
-    root = f"rollout_node.config.environment.config.root={world}"
+    root = f"node.environment.root={world}"
     algorithms.main([*arguments, "--seeds", "0", "1", *words, "--", root])
 
 
@@ -151,4 +152,4 @@ def test_tables_are_made_of_records_alone(algorithms, monkeypatch, tmp_path, cap
 
 def test_every_row_names_a_config_that_ships(algorithms):
     for algorithm in algorithms.ALGORITHMS.values():
-        assert (FOLDER.parent / "recipes/configs/loop_appworld" / f"{algorithm.config}.yaml").is_file()
+        compose("tiny_cpu", [algorithm.chosen] if algorithm.chosen else [])

@@ -72,13 +72,13 @@ def test_a_world_is_learned_and_scored_once(learn_worlds, monkeypatch, tmp_path,
     build, *training, last, clean = commands.commands
     assert "warm_start_appworld/babyai_cpu" in build
     assert said(clean, "policies") == "[{name: clean, adapter: null}]"
-    assert said(clean, "rollout_node.config.model.path").endswith("warm_start/cycle-1")
+    assert said(clean, "node.model.path").endswith("warm_start/cycle-1")
     assert [said(run, "seed") for run in training] == ["0", "1", "0"]
     assert ["advantage=loop_recipes.algorithm.advantages.Shuffled" in run for run in training] == [False, False, True]
     for run in training:
-        assert "loop_appworld/babyai_cpu" in run
+        assert "world=babyai" in run
         assert said(run, "model.vocab_size") == "321", "that of the policy that was built"
-        assert said(run, "checkpointer.checkpoint_dir") == said(last, "rollout_node.config.model.path")
+        assert said(run, "checkpointer.checkpoint_dir") == said(last, "node.model.path")
         assert said(run, "optimizer.lr") == "1e-3"
     assert said(last, "policies").count("policies/policy-v0002") == 3
     out = capsys.readouterr().out

@@ -73,7 +73,7 @@ def world(tmp_path):
 def run(table_one, monkeypatch, tmp_path, world, commands, *words):
     monkeypatch.setattr(steps, "run_step", commands)
     arguments = ["--output", str(tmp_path / "out"), "--seeds", "0", "1", "--budget", "24", "--train-tasks", "2"]
-    root = f"rollout_node.config.environment.config.root={world}"
+    root = f"node.environment.root={world}"
     table_one.main([*arguments, "--held-out-tasks", "3", "--runs", "1", *words, "--", "collection.split=train", root])
 
 

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.integration
 
 def test_what_was_sampled_is_found_again(tmp_path, shared_vllm, capsys):
     """Each start launches a node of its own, on the server that the tests share, whose policy has the same shape."""
-    config = replay_config(tmp_path, iterations=1, rollout_node=launched_node({"name": "counter"}, max_num_seqs=16))
-    command = [str(config), f"rollout_node.config.servers.urls=[{shared_vllm.url}]"]
+    config = replay_config(tmp_path, iterations=1, **launched_node({"name": "counter"}, max_num_seqs=16))
+    command = [str(config), f"node.servers.urls=[{shared_vllm.url}]"]
     command += ["--temperatures", "0.5", "1.0", "--attempts", "2"]
 
     def collect() -> str:

@@ -98,24 +98,20 @@ def evaluation(tmp_path_factory):
                 "episode_deadline_s": 300,
             },
             "appworld_experiments": True,
-            "rollout_node": {
-                "launch": True,
-                "config": {
-                    "port": 0,
-                    "root": str(folder / "out/node"),
-                    "model": {"path": str(folder / "model"), "dtype": "float32", "max_context": 32768},
-                    "servers": {"urls": [url]},
-                    "environment": {
-                        "name": "appworld",
-                        "config": {
-                            "python": str(PYTHON),
-                            "root": str(WORLD),
-                            "prompt": "tiny",
-                            "sandbox_minimum": "none",
-                        },
-                    },
-                    "max_concurrent_episodes": 8,
+            "rollout_node": {"launch": True},
+            "node": {
+                "port": 0,
+                "root": str(folder / "out/node"),
+                "model": {"path": str(folder / "model"), "dtype": "float32", "max_context": 32768},
+                "servers": {"urls": [url]},
+                "environment": {
+                    "name": "appworld",
+                    "python": str(PYTHON),
+                    "root": str(WORLD),
+                    "prompt": "tiny",
+                    "sandbox_minimum": "none",
                 },
+                "max_concurrent_episodes": 8,
             },
         }
     )

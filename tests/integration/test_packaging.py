@@ -34,9 +34,7 @@ def test_tune_knows_the_recipes_from_any_folder(tmp_path):
     assert set(RECIPES) <= set(listed.stdout.split())
     copied = _tune("cp", "loop_appworld/tiny_cpu", "mine.yaml", cwd=tmp_path)
     assert copied.returncode == 0, copied.stderr
-    assert (tmp_path / "mine.yaml").read_text() == (
-        CHECKOUT / "recipes/configs/loop_appworld/tiny_cpu.yaml"
-    ).read_text()
+    assert (tmp_path / "mine.yaml").read_text() == (CHECKOUT / "recipes/configs/machines/tiny_cpu.yaml").read_text()
 
 
 def test_a_built_wheel_works_without_the_checkout(tmp_path):
@@ -54,7 +52,7 @@ def test_a_built_wheel_works_without_the_checkout(tmp_path):
     assert not any(name.startswith("recipes/") for name in names), "would overwrite torchtune's own recipes package"
     assert {
         "loop_recipes/recipes/loop_appworld.py",
-        "loop_recipes/recipes/configs/loop_appworld/tiny_cpu.yaml",
+        "loop_recipes/recipes/configs/machines/tiny_cpu.yaml",
     } <= names
     assert "loop_recipes/tiny_policy/model.safetensors" in names
     assert "appworld_adapter/worker/synthetic/generate.py" in names

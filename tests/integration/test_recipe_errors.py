@@ -50,8 +50,8 @@ def node_config(folder: Path, **changes: object) -> Path:
         "prompt": "tiny",
         "observation_max_tokens": 200,
     }
-    node = launched_node({"name": "appworld", "config": environment}, max_num_seqs=4)
-    return replay_config(folder, iterations=1, rollout_node=node, **changes)
+    node = launched_node({"name": "appworld", **environment}, max_num_seqs=4)
+    return replay_config(folder, iterations=1, **node, **changes)
 
 
 def last_line(output: str) -> str:
@@ -79,13 +79,13 @@ def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path):
 @pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
 def test_a_missing_dataset_is_named_with_what_makes_it(tmp_path):
     config = node_config(tmp_path)
-    status, output = tune(config, f"rollout_node.config.environment.config.root={tmp_path / 'nowhere'}")
+    status, output = tune(config, f"node.environment.root={tmp_path / 'nowhere'}")
     check(config, status, output, str(tmp_path / "nowhere"), "make world")
 
 
 def test_a_missing_environment_is_named_with_what_makes_it(tmp_path):
     config = node_config(tmp_path)
-    status, output = tune(config, f"rollout_node.config.environment.config.python={tmp_path / 'no-python'}")
+    status, output = tune(config, f"node.environment.python={tmp_path / 'no-python'}")
     check(config, status, output, str(tmp_path / "no-python"), "make setup")
 
 
@@ -104,7 +104,7 @@ def test_an_unknown_task_is_refused_before_anything_is_sampled(tmp_path, shared_
     config = node_config(tmp_path)
     status, output = tune(
         config,
-        f"rollout_node.config.servers.urls=[{shared_vllm.url}]",
+        f"node.servers.urls=[{shared_vllm.url}]",
         "collection.tasks=[nobody_1]",
         "collection.tasks_per_iteration=1",
     )

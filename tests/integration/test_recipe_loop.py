@@ -23,7 +23,7 @@ def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, rank
     config = replay_config(
         tmp_path,
         iterations=50,
-        rollout_node=node,
+        **node,
         # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
         advantage={"_component_": "support.small_runs.ByPosition"},
         optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},

@@ -96,7 +96,7 @@ def test_a_node_reads_what_its_parent_wrote(tmp_path):
         {
             "root": str(tmp_path),
             "model": {"path": "/models/m"},
-            "environment": {"name": "appworld", "config": {"prompt": "loop", "root": None}},
+            "environment": {"name": "appworld", "prompt": "loop", "root": None},
             "servers": {"env": {"OMP_NUM_THREADS": "1"}, "gpus": [[0]], "kv_cache_bytes": 1 << 28},
         },
     )
@@ -120,7 +120,7 @@ PLAIN = st.recursive(
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXT, st.dictionaries(TEXT, PLAIN, max_size=3))
 def test_whatever_a_config_holds_is_read_back_as_it_was_written(tmp_path, text, options):
-    environment = {"name": text, "config": options}
+    environment = {"name": text, **{key: value for key, value in options.items() if key not in ("name", "config")}}
     node = {"root": text, "model": {"path": text}, "environment": environment, "servers": {"env": {text: text}}}
     config = from_mapping(NodeConfig, node)
     write_node_config(config, tmp_path / "node.yaml")

@@ -13,7 +13,7 @@ import pytest
 
 from loop_recipes import cli
 from loop_recipes.cli import VERBS, main
-from loop_recipes.config.files import config_name, load_config
+from loop_recipes.config.files import compose
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
@@ -24,6 +24,7 @@ def run(*words: str) -> tuple[int, list[str], str]:
     """Exit code, the heavy modules that were imported, and what was printed."""
     code = f"""
 import sys
+from loop_recipes.config.files import compose
 try:
     from loop_recipes.cli import main
     code = main({list(words)!r})
@@ -84,8 +85,8 @@ def test_an_unknown_verb_is_one_line_that_names_those_there_are(words):
     [
         (("check", "tiny"), "loop check: no config 'loop_appworld/tiny'; there are: "),
         (
-            ("check", "tiny_cpu", "rollout_node.config.potr=1"),
-            "loop check: unknown key 'rollout_node.config.potr'; did you mean 'port'?",
+            ("check", "tiny_cpu", "node.potr=1"),
+            "loop check: unknown key 'node.potr'; did you mean 'port'?",
         ),
         (("node", "tiny"), "loop node: no config 'loop_appworld/tiny'; there are: "),
         (("train", "tiny_cpu", "seed"), "loop train: 'seed' is not understood"),
@@ -150,4 +151,4 @@ def test_a_command_that_is_shown_is_understood(words, only_parse):
     recipe = RECIPES.get(words[0], "loop_appworld")
     for name, of in ((getattr(options, "config", None), recipe), (getattr(options, "training", None), "sft_appworld")):
         if name is not None and not name.endswith(".yaml"):
-            load_config(config_name(name, of))
+            compose(name, [word for word in getattr(options, "overrides", []) if "..." not in word], of)

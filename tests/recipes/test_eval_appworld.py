@@ -11,7 +11,7 @@ import eval_appworld
 from eval_appworld import EvalAppWorldRecipe
 from loop_formats.run_files import adapter_digest
 from loop_formats.schema import ConfigError
-from loop_recipes.config.files import extended, load_config
+from loop_recipes.config.files import compose
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.config import find_policies, read_eval_config
 from support.counter_node import TOKEN, local_node
@@ -104,7 +104,7 @@ async def test_a_mixture_is_scored_by_environment_and_group(policy, tmp_path):
     counter = {"name": "counter"}
     mixture = {
         "name": "mixed",
-        "config": {"environments": {"one": counter, "two": {**counter, "splits": {"dev": "test_normal"}}}},
+        "environments": {"one": counter, "two": {**counter, "splits": {"dev": "test_normal"}}},
     }
     async with local_node(policy, tmp_path / "node", publish=False, environment=mixture) as local:
         local.vllm.speak = lambda rng: solve(4)  # one task of the six of dev, none of the six of test_normal
@@ -289,8 +289,7 @@ def test_patterns_and_runs_name_adapters(policy, tmp_path):
 @pytest.mark.parametrize("name", ["tiny_cpu", "qwen2_5_32b"])
 def test_a_run_that_has_only_policies_can_be_evaluated(policy, name):
     """The command that follows a training job names nothing but the run."""
-    cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), {"run": str(policy / "run")})
-    before, after = find_policies(read_eval_config(extended(cfg, "eval_appworld")))
+    before, after = find_policies(read_eval_config(compose(name, [f"run={policy / 'run'}"], "eval_appworld")))
     assert before.adapter is None
     assert after.adapter == policy / "run/policies/policy-v0001"
 
@@ -299,23 +298,22 @@ def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_t
     """`loop compare` wants equal limits, and a finished rollout counts only for the limits it was made with."""
     limits = []
     for name in ("qwen2_5_32b", "endpoint"):
-        for changes in ({}, {"deadline_s": 200_000.0}):
-            cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), changes)
-            limits.append(OmegaConf.to_container(extended(cfg, "eval_appworld").limits, resolve=True))
+        for changes in ([], ["deadline_s=200000.0"]):
+            limits.append(OmegaConf.to_container(compose(name, changes, "eval_appworld").limits, resolve=True))
     assert limits == limits[:1] * 4
 
 
 def test_results_of_another_environment_or_precision_are_not_taken(policy, tmp_path, monkeypatch):
     """One output_dir, several commands: a finished rollout counts only for what it was made with."""
 
-    def ids(name, *words):
-        cfg = OmegaConf.merge(load_config(f"eval_appworld/{name}"), OmegaConf.from_dotlist(list(words)))
-        recipe = EvalAppWorldRecipe(extended(OmegaConf.merge(cfg, {"output_dir": str(tmp_path)}), "eval_appworld"))
+    def ids(run, *words):
+        name, *chosen = run.split()
+        recipe = EvalAppWorldRecipe(compose(name, [*chosen, *words, f"output_dir={tmp_path}"], "eval_appworld"))
         recipe._dataset, recipe._model, recipe._model_digest, recipe._tasks = "synthetic", "model", "0", ["a_1"]
         return [cell.request.id for policy in recipe._policies for cell in recipe._cells(policy)]
 
-    node, world = "rollout_node.config", "rollout_node.config.environment.config"
-    within = f"{world}.environments.babyai.config"
+    node, world = "node", "node.environment"
+    within = f"{world}.environments.babyai"
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     for name, same, others in (
         (
@@ -323,7 +321,7 @@ def test_results_of_another_environment_or_precision_are_not_taken(policy, tmp_p
             [f"{world}.max_worlds=3", f"{world}.python=/other/python", f"{node}.port=1", "deadline_s=9"],
             [f"{world}.prompt=loop", f"{world}.observation_max_tokens=400", f"{node}.model.dtype=bfloat16"],
         ),
-        ("mixed_cpu", [f"{within}.max_worlds=3"], [f"{within}.observation_max_tokens=400"]),
+        ("tiny_cpu world=mixed", [f"{within}.max_worlds=3"], [f"{within}.observation_max_tokens=400"]),
         ("endpoint", [], [f"{world}.prompt=tiny"]),
     ):
         own = ["endpoint.model=m"] if name == "endpoint" else [f"adapter={policy / 'run'}"]
@@ -337,8 +335,7 @@ def test_the_command_for_nodes_that_already_run_is_accepted():
     """As the recipe's head says it."""
     (command,) = [line for line in str(eval_appworld.__doc__).splitlines() if "rollout_node.url=" in line]
     _, name, *overrides = command.partition("--config")[2].split(" ")
-    cfg = OmegaConf.merge(load_config(name), OmegaConf.from_dotlist(overrides))
-    assert read_eval_config(extended(cfg, "eval_appworld")).rollout_node.url == "http://node:8700"
+    assert read_eval_config(compose(name, overrides, "eval_appworld")).rollout_node.url == "http://node:8700"
 
 
 async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):

@@ -151,11 +151,12 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     refused("critic must be given for by: critic, and only then", turn_credit={"by": "critic"})
     refused("turn_credit.by: stored rollouts cannot be gone on from", turn_credit={"by": "branches"})
     harness = {"root": "node", "model": {"path": "base"}, "environment": {"name": "harness"}}
-    node = {"replay": None, "url": "http://127.0.0.1:1", "config": harness}
+    node = {"replay": None, "url": "http://127.0.0.1:1"}
     refused(
         r"turn_credit\.by: the node cannot go on from the turns of an agent of your own \(harness\); give critic",
         turn_credit={"by": "branches"},
         rollout_node=node,
+        node=harness,
     )
     refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)
     refused("loss.level is 'turn'; turn_credit gives", turn_credit=critic, loss={"level": "turn"})

@@ -12,7 +12,7 @@ SMALL = (
     "collection.min_rollouts_per_task=3",
     "collection.min_rollouts_fraction=1.0",
     "collection.limits.max_turns=4",
-    "rollout_node.config.max_concurrent_episodes=4",
+    "node.max_concurrent_episodes=4",
     "update.min_abs_advantage=0.0",  # a step in every iteration, also where all rollouts earn the same
 )
 

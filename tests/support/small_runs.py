@@ -135,29 +135,27 @@ def write_logs(folder: Path, iterations: int, vocab_size: int, stale_by: int = 0
 
 
 def launched_node(environment: dict[str, Any], max_num_seqs: int) -> dict[str, Any]:
-    """A ``rollout_node`` section: a small node of the run's own over ``environment``, with an episode for each slot."""
-    return {
-        "launch": True,
-        "config": {
-            "port": 0,
-            "root": "${output_dir}/node",
-            "model": {
-                "path": "${checkpointer.checkpoint_dir}",
-                "dtype": "float32",
-                "max_context": 512,
-                "lora_rank": "${model.lora_rank}",
-            },
-            "servers": {
-                "count": 1,
-                "max_num_seqs": max_num_seqs,
-                "kv_cache_bytes": 128 << 20,
-                "max_loras": 2,
-                "max_cpu_loras": 4,
-            },
-            "environment": environment,
-            "max_concurrent_episodes": max_num_seqs,
+    """The sections of a small node of the run's own over ``environment``, with an episode for each slot."""
+    node = {
+        "port": 0,
+        "root": "${output_dir}/node",
+        "model": {
+            "path": "${checkpointer.checkpoint_dir}",
+            "dtype": "float32",
+            "max_context": 512,
+            "lora_rank": "${model.lora_rank}",
         },
+        "servers": {
+            "count": 1,
+            "max_num_seqs": max_num_seqs,
+            "kv_cache_bytes": 128 << 20,
+            "max_loras": 2,
+            "max_cpu_loras": 4,
+        },
+        "environment": environment,
+        "max_concurrent_episodes": max_num_seqs,
     }
+    return {"rollout_node": {"launch": True}, "node": node}
 
 
 def replay_config(folder: Path, iterations: int = 6, stale_by: int = 0, **changes: Any) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
-from rollout_server.config import as_config
+from rollout_server.config import as_config, as_keys
 
 
 class Learner:
@@ -119,7 +118,7 @@ class Learner:
         Args:
             figures: the environment's, of behaviour.
         """
-        config = as_config(asdict(self.conf))
+        config = as_config(as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
             OmegaConf.save(config, self._output_dir / "config.yaml")
         loggers = [build(logger) for logger in self.conf.metric_logger]

@@ -14,14 +14,19 @@ def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def config_parser(verb: str, description: str | None, recipe: str = "loop_appworld") -> argparse.ArgumentParser:
+def config_parser(verb: str, description: str | None, optional: bool = False) -> argparse.ArgumentParser:
     """A parser for ``loop VERB CONFIG [key=value ...]``: ``config`` and ``overrides`` of what it parses.
 
     Call its ``parse_intermixed_args``: words may stand before and after the options.
     """
     parser = verb_parser(verb, description)
-    parser.add_argument("config", metavar="CONFIG", help=f"a config of {recipe}: its name, or a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that replace those of CONFIG; ~key leaves one out"
+        "config", nargs="?" if optional else None, metavar="CONFIG", help="a machine's name, or a YAML file"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="world=, preset=, algorithm=, or values that replace those of CONFIG; ~key leaves one out",
     )
     return parser

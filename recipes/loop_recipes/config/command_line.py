@@ -1,41 +1,54 @@
-"""torchtune's command line of a recipe, whose mistakes are one line and not a traceback."""
+"""The command line of a recipe, `tune run RECIPE --config CONFIG key=value ...`; a mistake in it is one line."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from torchtune import config
+from omegaconf import DictConfig
 
-from loop_formats.schema import ConfigError
-from loop_recipes.config.files import load_config, overridden
-
-
-def parse(recipe_main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
-    """torchtune's ``config.parse``, but a command line that it cannot read is one line and not a traceback."""
-    parsed = config.parse(recipe_main)
-
-    @functools.wraps(recipe_main)
-    def checked() -> Any:
-        recipe, *words = sys.argv
-        try:
-            _check_words(words)
-        except ConfigError as error:
-            sys.exit(f"{Path(recipe).stem}: {error}")
-        return parsed()
-
-    return checked
+from loop_formats.schema import ConfigError, fields_of, require
+from loop_recipes.config.files import compose
+from loop_recipes.paths import KINDS
 
 
-def _check_words(words: list[str]) -> None:
-    """Of a command line; argparse itself says what is wrong with a missing ``--config``."""
-    config = OmegaConf.create()
-    if "--config" in words[:-1]:
-        place = words.index("--config")
-        config = load_config(words[place + 1])
-        words = words[:place] + words[place + 2 :]
-    overridden(config, [word for word in words if word not in ("-h", "--help", "--config")])
+def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
+    """A decorator for a recipe's ``main(cfg)``: called without arguments it composes ``cfg`` from the command line.
+
+    Args:
+        section: what the recipe reads ``cfg`` as.
+    """
+
+    def decorated(main: Callable[[DictConfig], Any]) -> Callable[[], Any]:
+        @functools.wraps(main)
+        def from_command_line() -> Any:
+            recipe = Path(sys.argv[0]).stem
+            parser = argparse.ArgumentParser(
+                recipe, description=main.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            parser.add_argument("--config", required=True, help="a config of `tune ls`, or a YAML file")
+            options, words = parser.parse_known_args()
+            try:
+                _check_keys(words, section, recipe)
+                config = compose(options.config, words, recipe)
+            except ConfigError as error:
+                sys.exit(f"{recipe}: {error}")
+            return main(config)
+
+        return from_command_line
+
+    return decorated
+
+
+def _check_keys(words: list[str], section: type, recipe: str) -> None:
+    """Refuse what a config may hold for another recipe, but a command line of this one need not."""
+    from loop_recipes.config.loop_config import LoopConfig
+
+    others = fields_of(LoopConfig).keys() - fields_of(section).keys() - {*KINDS}
+    for word in words:
+        key = word.lstrip("~").partition("=")[0].partition(".")[0]
+        require(key not in others, f"{word}: {key} is a key of loop_appworld, not of {recipe}")

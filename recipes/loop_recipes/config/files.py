@@ -1,16 +1,29 @@
-"""Reads configs by their names, and those that build on others: an algorithm is a few lines over a model's config.
+"""Composes the config of a run: a machine's config, and over it what differs.
 
-    extends: tiny_cpu            # or qwen2_5_7b, qwen2_5_32b, or the path of a YAML file
-    advantage:
-      _component_: loop_recipes.algorithm.advantages.StdNormalized
+    loop train qwen2_5_7b algorithm=grpo
 
-Values of the extending file, and those of the command line, win. ``extends`` can itself be given on the command line:
-``tune run loop_appworld --config loop_appworld/grpo extends=qwen2_5_32b``.
+The same in a file of one's own, whose paths are relative to it:
+
+    machine: qwen2_5_7b          # a complete run: model, hardware, node
+    world: ./my_world.yaml       # where the agent acts: environment, splits, limits
+    preset: on_policy            # settings that belong together
+    algorithm: grpo              # or several: [rloo, horizon_curriculum]
+    update: {epochs: 2}          # and keys of its own
+
+Each wins over those before it: machine, world, preset, algorithm, the file's own keys, the command line. A file that
+names no machine is one. Sections are merged key by key, but a section that names another ``_component_``, or an
+environment of another ``name``, replaces the one below, whose arguments would mean nothing to it.
+
+One file serves several recipes: the sections ``train``, ``sft``, ``eval`` and ``warm_start`` hold what is meant for one
+of them alone, and each recipe passes over the others' keys. The section ``when`` holds what is meant for machines with
+a trait: ``when: {tiny_policy: ...}`` for those that say ``traits: [tiny_policy]``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,91 +32,306 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
-from loop_formats.schema import ConfigError, from_mapping
-from loop_recipes.paths import recipes_folder
+from loop_formats.old_keys import is_gone, present_key, present_keys
+from loop_formats.schema import ConfigError, fields_of, from_mapping, require
+from loop_recipes.config.old_names import Found, found_under_old_name
+from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 
 Section = TypeVar("Section")
+Tree = dict[str, Any]
 CONFIGS = recipes_folder() / "configs"
+_NOT_KEYS = (*KINDS, "extends")
+"""What chooses files, and is no key of a recipe; ``${machine}`` refers to it."""
+_UNREADABLE = (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
 _MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, AssertionError)
 
 
-def load_config(name: str) -> DictConfig:
-    """The YAML that ``name`` means, as it stands there: a file, or a config's name as in `tune ls`.
+def read_file(file: Path) -> Tree:
+    """A YAML's content under its present keys.
 
     Raises:
-        ConfigError: there is none (says which there are), or it cannot be read.
+        ConfigError: it cannot be read, or is no mapping.
     """
-    file = Path(name)
-    if not file.is_file():
-        file = CONFIGS / f"{name}.yaml"
-    if not file.is_file():
-        known = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.yaml"))
-        raise ConfigError(f"no config {name!r}; there are: {', '.join(known)}, or give a YAML file")
     try:
         content = OmegaConf.load(file)
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{file}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, DictConfig):
-        raise ConfigError(f"{file}: a config must be a mapping of keys to values")
-    return content
+    require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
+    return present_keys(_plain(cast(DictConfig, content)))
 
 
-def config_name(name: str, recipe: str) -> str:
-    """``name`` as `tune run` knows it: a file, or with the folder of ``recipe`` where it has none."""
-    return name if Path(name).is_file() or "/" in name or name.endswith(".yaml") else f"{recipe}/{name}"
+def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appworld") -> DictConfig:
+    """The config that ``tune run recipe --config name overrides...`` runs with.
+
+    Args:
+        name: a machine as in `tune ls`, with or without the recipe's name before it, or a YAML file.
+        overrides: ``key=value``, ``~key``, or one of ``machine``, ``world``, ``preset``, ``algorithm`` with a name or a
+            file.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be read, or a word is not understood.
+    """
+    check_overrides(overrides)
+    chosen = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in _NOT_KEYS)
+    words = [word for word in overrides if word.partition("=")[0] not in _NOT_KEYS]
+    run = _run(name, chosen, recipe)
+    try:
+        return OmegaConf.create(_with_words(run.tree(), words))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config {name}: {' '.join(str(error).split())}") from error
 
 
-def check_overrides(words: Sequence[str]) -> None:
+def check_overrides(words: Iterable[str]) -> None:
     """Check that every word is ``key=value`` or ``~key``.
 
     Raises:
         ConfigError: a word is neither ``key=value`` nor ``~key``.
     """
     for word in words:
-        if not word.startswith("~") and (word.count("=") != 1 or word.startswith("-")):
+        if not word.startswith("~") and ("=" not in word or word.startswith(("-", "="))):
             raise ConfigError(f"{word!r} is not understood; after the config come key=value, or ~key to leave one out")
 
 
-def overridden(base: DictConfig, words: Sequence[str]) -> DictConfig:
-    """``base`` with ``words`` over it, merged as ``tune run`` merges its command line.
+def config_name(name: str, recipe: str) -> str:
+    """``name`` as `tune run` knows it: a file, or with the name of ``recipe`` before it where it has none."""
+    return name if Path(name).is_file() or "/" in name or name.endswith(".yaml") else f"{recipe}/{name}"
 
-    Not by torchtune's own function, because with it comes torch: a mistake in a config is said in the first second.
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before ``--``, and those after it."""
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
+    """Resolve ``cfg`` and turn it into ``section``, without what is meant for other recipes.
 
     Raises:
-        ConfigError: a word that is neither ``key=value`` nor ``~key``, leaves out a key that is not there, or gives a
-            value that is no YAML or does not fit the key.
+        ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
     """
-    check_overrides(words)
-    keys, values = _plain(base), {}
+    try:
+        config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
+        others = {*_NOT_KEYS, *_training_keys()} - fields_of(section).keys()
+        plain = {str(key): _resolved(config, str(key)) for key in config if key not in others}
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
+    return from_mapping(section, plain)
+
+
+def _resolved(config: DictConfig, key: str) -> Any:
+    value = config[key]
+    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+
+
+@functools.cache
+def _training_keys() -> frozenset[str]:
+    """The keys of `loop_appworld`, which a machine has all of."""
+    from loop_recipes.config.loop_config import LoopConfig  # which reads its configs by this module
+
+    return frozenset(fields_of(LoopConfig))
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a run: its name, its content, and the files that it chooses, by their kind."""
+
+    name: str
+    content: Tree
+    chosen: dict[str, tuple[Path, ...]]
+
+    def parts(self, verb: str, traits: Iterable[str]) -> tuple[Tree, Tree]:
+        """What is meant for all recipes, and what for the one called ``verb``."""
+        common: Tree = {}
+        special: Tree = {}
+        when = self.content.get("when") or {}
+        for layer in (self.content, *(when[trait] for trait in traits if trait in when)):
+            own = {key: value for key, value in layer.items() if key not in (*RECIPES.values(), "when", "traits")}
+            common, special = _merged(common, own), _merged(special, layer.get(verb) or {})
+        return common, special
+
+
+NOTHING = _File("", {}, {})
+
+
+def _together(files: Sequence[_File]) -> _File:
+    """Several files as one, each over those before it."""
+    content = functools.reduce(_merged, (file.content for file in files), cast(Tree, {}))
+    return _File("_".join(file.name for file in files), content, {}) if files else NOTHING
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The files of a run. ``label`` names its output folder, where an old name of a config has one of its own."""
+
+    recipe: str
+    machine: _File
+    world: _File
+    preset: _File
+    algorithm: _File
+    own: _File
+    label: str | None
+
+    def tree(self) -> Tree:
+        """All of them merged for the recipe, with interpolations as they are."""
+        verb = RECIPES[self.recipe]
+        traits = self.machine.content.get("traits") or []
+        (machine, machine_only), (world, world_only), preset, algorithm, own = (
+            file.parts(verb, traits) for file in (self.machine, self.world, self.preset, self.algorithm, self.own)
+        )
+        result = _merged(machine, world)
+        self._check(verb, preset, algorithm)
+        if verb in ("sft", "eval") and result.keys() <= _training_keys():
+            if verb == "eval":
+                result["run"] = result.get("output_dir")
+            result = _merged(result, read_file(CONFIGS / verb / "base.yaml"))
+        layers = [machine_only, world_only, *preset, *algorithm, self._folder(verb, world, machine_only, preset), *own]
+        if verb == "eval" and own[0].keys() <= _training_keys() and "output_dir" in own[0]:
+            layers[-2] = {**own[0], "run": own[0]["output_dir"]}
+            del layers[-2]["output_dir"]
+        names = {kind: getattr(self, kind).name for kind in KINDS if getattr(self, kind) is not NOTHING}
+        return functools.reduce(_merged, layers, result) | names
+
+    def _folder(self, verb: str, world: Tree, machine_only: Tree, preset: tuple[Tree, Tree]) -> Tree:
+        """The output folder of a run that is more than its machine: named by all that it is made of."""
+        files = [self.machine, self.world, self.preset if verb != "eval" or preset[0] else NOTHING, self.algorithm]
+        names = [file.name for file in files if file is not NOTHING]
+        if verb == "sft" and self.algorithm is NOTHING:
+            names.append("rft")
+        named = (self.world is not NOTHING and "output_dir" not in world) or files[2:] != [NOTHING, NOTHING]
+        if verb == "sft":
+            alone = files[1:] == [NOTHING, NOTHING, NOTHING]
+            named = not alone or ("output_dir" not in machine_only and "rollouts" not in self.machine.content)
+        if not named or verb == "warm_start":
+            return {}
+        return {"run" if verb == "eval" else "output_dir": f"${{loop_home:}}/runs/{self.label or '_'.join(names)}"}
+
+    def _check(self, verb: str, preset: tuple[Tree, Tree], algorithm: tuple[Tree, Tree]) -> None:
+        """Refuse a preset or an algorithm that is meant for other recipes."""
+        recipes = {word: name for name, word in RECIPES.items()}
+        for kind, file, (common, special) in (
+            ("preset", self.preset, preset),
+            ("algorithm", self.algorithm, algorithm),
+        ):
+            meant = [recipes[word] for word in file.content if word in recipes]
+            if file is not NOTHING and meant and not (common or special):
+                raise ConfigError(f"{kind} {file.name} is one of {' and '.join(meant)}, not of {self.recipe}")
+        if verb == "sft":
+            foreign = sorted(algorithm[0].keys() & {"collection", "critic", "turn_credit"})
+            require(
+                not foreign, f"algorithm {self.algorithm.name} is one of loop_appworld: it sets {', '.join(foreign)}"
+            )
+
+
+def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
+    """Find and read the files of a run. ``words`` are those of the command line that choose some."""
+    known = config_files(recipe, CONFIGS)
+    stem = name.removeprefix(f"{recipe}/")
+    extends = words.get("extends")
+    label: str | None = None
+    chosen: dict[str, tuple[Path, ...]] = {}
+    own = NOTHING
+    old = Found({}) if stem in known["machine"] or Path(name).is_file() else found_under_old_name(stem, extends, recipe)
+    if old.files:
+        label = old.label
+        chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in old.files.items()}
+    else:
+        require(extends is None, "extends is machine now: name the machine first, then algorithm=, preset= or world=")
+        file = _file_of_run(name, stem, recipe)
+        first = _read(file, recipe)
+        if "machine" in first.chosen and file not in known["machine"].values():
+            own = first
+            chosen |= first.chosen
+        else:
+            chosen["machine"] = (file,)
+    chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in words.items() if kind in KINDS}
+    require(len(chosen["machine"]) == 1, "machine must be one")
+    machine = _machine(chosen["machine"][0], recipe)
+    chosen = {**machine.chosen, **chosen}
+    others = {kind: _together([_read(path, recipe) for path in chosen.get(kind, ())]) for kind in KINDS[1:]}
+    return _Run(recipe, machine, **others, own=own, label=label)
+
+
+def _file_of_run(name: str, stem: str, recipe: str) -> Path:
+    known = config_files(recipe, CONFIGS)["machine"]
+    if stem in known and not (name.endswith(".yaml") and Path(name).is_file()):
+        return known[stem]
+    if not Path(name).is_file():
+        names = ", ".join(f"{recipe}/{one}" for one in known)
+        raise ConfigError(f"no config {config_name(name, recipe)!r}; there are: {names}, or give a YAML file")
+    return Path(name).resolve()
+
+
+def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> tuple[Path, ...]:
+    """The files that ``value`` chooses: a name or a path relative to ``folder``, a list of them, or null for none."""
+    if isinstance(value, str) and value.startswith("["):
+        value = [name.strip() for name in value.strip("[]").split(",")]
+    names = value if isinstance(value, list) else [] if value in (None, "null", "None") else [value]
+    known = config_files(recipe, CONFIGS)[kind]
+    files = []
+    for name in map(str, names):
+        stem = name.removeprefix(f"{recipe}/") if kind == "machine" else name
+        file = known.get(stem, folder / name)
+        require(file.is_file(), f"no {kind} {name!r}; there are: {', '.join(known)}, or give a YAML file")
+        files.append(file.resolve())
+    return tuple(files)
+
+
+def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
+    """A machine over the one that it names, and so on."""
+    if file in above:
+        raise ConfigError(f"machine: {' -> '.join(path.name for path in (*above, file))} goes in a circle")
+    own = _read(file, recipe)
+    below = own.chosen.get("machine")
+    if not below:
+        return own
+    lower = _machine(below[0], recipe, (*above, file))
+    content = _merged(lower.content, {key: value for key, value in own.content.items() if key != "when"})
+    content["when"] = _merged(lower.content.get("when") or {}, own.content.get("when") or {})
+    return _File(own.name, content, {**lower.chosen, **own.chosen})
+
+
+def _read(file: Path, recipe: str) -> _File:
+    content = read_file(file)
+    chosen = {kind: _chosen(kind, content.pop(kind), file.parent, recipe) for kind in KINDS if kind in content}
+    if (extends := content.get("extends")) is not None:
+        if Path(str(extends)).is_file():  # as it was: relative to the working folder
+            files: dict[str, Any] = {"machine": Path(str(extends)).resolve()}
+        else:
+            stem = str(extends).removeprefix(f"{recipe}/").removeprefix("rollout_node/")
+            files = found_under_old_name(stem, None, recipe, "extends: ").files or {"machine": stem}
+        try:
+            chosen = {kind: _chosen(kind, value, Path(), recipe) for kind, value in files.items()} | chosen
+        except ConfigError as error:
+            raise ConfigError(f"extends: {error}") from error
+    return _File(file.stem, content, chosen)
+
+
+def _with_words(tree: Tree, words: Iterable[str]) -> Tree:
+    """``tree`` with the words of a command line over it, as torchtune merges them.
+
+    Raises:
+        ConfigError: a word leaves out a key that is not there, or gives a value that is no YAML.
+    """
+    result = tree
     for word in words:
         if word.startswith("~"):
-            _leave_out(keys, word[1:].split("."), word)
+            _leave_out(result, present_key(word[1:]).split("."), word)
             continue
-        key, value = word.split("=")
-        if isinstance(section := keys.get(key), dict) and "_component_" in section:
+        key, _, value = word.partition("=")
+        key = present_key(key)
+        if isinstance(section := result.get(key), dict) and "_component_" in section and not value.startswith("{"):
             key += "._component_"
-        value = "!!null" if value == "None" else value
-        values[f"{key}=!!str {value}" if "max_filename" in key else f"{key}={value}"] = word
-    below = OmegaConf.create(keys)
-    try:
-        return cast(DictConfig, OmegaConf.merge(below, OmegaConf.from_dotlist(list(values))))
-    except _MERGE_ERRORS as error:
-        for value, word in values.items():
-            _check_alone(below, value, word)
-        raise ConfigError(f"{' '.join(words)}: {' '.join(str(error).split())}") from error
+        value = "!!null" if value == "None" else f"!!str {value}" if "max_filename" in key else value
+        try:
+            given = _plain(OmegaConf.from_dotlist([f"{key}={value}"]))
+        except _MERGE_ERRORS as error:
+            raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
+        if not is_gone(key, OmegaConf.select(OmegaConf.create(given), key)):
+            result = _merged(result, given, ("name",))
+    return result
 
 
-def _check_alone(base: DictConfig, value: str, word: str) -> None:
-    """Say what is wrong with ``word``, if it cannot be merged by itself."""
-    try:
-        OmegaConf.merge(base, OmegaConf.from_dotlist([value]))
-    except TypeError as error:
-        raise ConfigError(f"{word}: a list cannot take the place of a section, nor a section that of a list") from error
-    except _MERGE_ERRORS as error:
-        raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
-
-
-def _leave_out(keys: dict[str, Any], path: Sequence[str], word: str) -> None:
+def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
     """Delete a key, and the sections that are empty without it; ``word`` asks for it."""
     outer, rest = path[0], path[1:]
     section: Any = keys.get(outer)
@@ -118,83 +346,18 @@ def _leave_out(keys: dict[str, Any], path: Sequence[str], word: str) -> None:
     del keys[outer]
 
 
-def extended(cfg: DictConfig, recipe: str = "loop_appworld") -> DictConfig:
-    """``cfg`` over the config it extends, that one over the one it extends, and so on; ``extends`` itself stays.
-
-    Sections are merged key by key, but a section that names another ``_component_``, or an environment of another
-    ``name``, replaces the one it extends, whose arguments would mean nothing to it. A plain string where the base has a
-    component names another with the same arguments, as on torchtune's command line.
-
-    Args:
-        cfg: a recipe's YAML merged with the command line.
-        recipe: the folder of names without one.
-
-    Raises:
-        ConfigError: ``extends`` names no config, one that cannot be read, or leads back to itself.
-    """
-    layers = [_plain(cfg)]
-    seen: list[str] = []
-    while layers[-1].get("extends") is not None:
-        name = str(layers[-1]["extends"])
-        if name in seen:
-            raise ConfigError(f"extends: {' -> '.join([*seen, name])} goes in a circle")
-        seen.append(name)
-        try:
-            layers.append(_plain(load_config(config_name(name, recipe))))
-        except ConfigError as error:
-            raise ConfigError(f"extends: {error}") from error
-    merged = layers.pop()
-    while layers:
-        merged = _merged(merged, layers.pop())
-    return OmegaConf.create(merged)
+def _plain(cfg: DictConfig) -> Tree:
+    return cast(Tree, OmegaConf.to_container(cfg, resolve=False))
 
 
-def compose(name: str, overrides: Sequence[str], recipe: str = "loop_appworld") -> DictConfig:
-    """The config that ``tune run recipe --config name overrides...`` would run with.
-
-    Args:
-        recipe: the folder of names without one.
-
-    Raises:
-        ConfigError: no such config, or an override that is neither ``key=value`` nor the ``~key`` of a key in it.
-    """
-    try:
-        return extended(overridden(load_config(config_name(name, recipe)), overrides), recipe)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"config {name}: {str(error).splitlines()[0]}") from error
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before ``--``, and those after it."""
-    at = list(words).index("--") if "--" in words else len(words)
-    return list(words[:at]), list(words[at + 1 :])
-
-
-def read_config(cfg: DictConfig | Mapping[str, Any], section: type[Section]) -> Section:
-    """Resolve ``cfg`` and turn it into ``section``.
-
-    Raises:
-        ConfigError: an interpolation that does not resolve, an unknown, missing or ill-typed key.
-    """
-    try:
-        config = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"config: {str(error).splitlines()[0]}") from error
-    return from_mapping(section, plain)
-
-
-def _plain(cfg: DictConfig) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
-
-
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merged(base: Tree, over: Mapping[str, Any], identity: Sequence[str] = ("_component_", "name")) -> Tree:
+    """``over`` over ``base``; a section with another ``identity`` replaces the one below."""
     result = dict(base)
     for key, value in over.items():
         before = base.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
-            another = any(word in value and value[word] != before.get(word) for word in ("_component_", "name"))
-            result[key] = value if another else _merged(before, value)
+            another = any(word in value and value[word] != before.get(word) for word in identity)
+            result[key] = value if another else _merged(before, value, identity)
         elif isinstance(before, dict) and "_component_" in before and isinstance(value, str):
             result[key] = {**before, "_component_": value}
         else:

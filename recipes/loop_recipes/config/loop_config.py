@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from loop_formats.collection_request import Limits, Sampling
+from loop_formats.collection_request import Limits
 from loop_formats.schema import STRICT, require
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import RolloutNodeConfig
+from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
@@ -53,7 +53,7 @@ class HorizonStage:
 
 @dataclass(frozen=True, config=STRICT)
 class EnvironmentPartConfig:
-    """The part of one environment of a mixture (``rollout_node.config.environment.name: mixed``)."""
+    """The part of one environment of a mixture (``node.environment.name: mixed``)."""
 
     share: PositiveFloat = 1.0
     """Its share of ``tasks_per_iteration``, relative to the shares of the others."""
@@ -83,7 +83,6 @@ class CollectionConfig:
     iteration's tasks from all of them, whatever was drawn before (the paper)."""
     tasks: list[str] | None = None
     """Task ids to train on instead of a split."""
-    sampling: Sampling = field(default_factory=Sampling)
     horizons: list[HorizonStage] = field(default_factory=list)
     """Stages that replace ``limits.max_turns`` from the first stage's iteration on."""
     environments: dict[str, EnvironmentPartConfig] = field(default_factory=dict)
@@ -107,11 +106,6 @@ class CollectionConfig:
         require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be 2 to {most}")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct")
-        require(
-            self.sampling == Sampling(),
-            "sampling must be temperature 1.0, top_p 1.0, top_k -1: otherwise the sampled log-probs are not the "
-            "policy's, and the ratios are biased (evaluation may sample as it likes)",
-        )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -244,8 +238,6 @@ class LearnerConfig:
     """Iterations of the whole run, those before a resume included."""
     checkpointer: Component | None = None
     """torchtune's checkpointer, which reads the base model of one of its builders; null with ``model.path``."""
-    extends: str | None = None
-    """The config below this one: a name, or the path of a YAML file."""
     update: UpdateConfig = field(default_factory=UpdateConfig)
     seed: int = 0
     """Seed of tasks, episodes, the new adapter and minibatches."""
@@ -275,7 +267,7 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
-class LoopConfig(LearnerConfig):
+class LoopConfig(LearnerConfig, WithNode):
     """All keys of the recipe `loop_appworld`."""
 
     rollout_node: RolloutSourceConfig
@@ -302,6 +294,7 @@ class LoopConfig(LearnerConfig):
         return min(context, self.update.max_tokens_per_rollout or context)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.critic is not None:
             level = self.loss.get("level", "token")
             require(
@@ -329,23 +322,23 @@ class LoopConfig(LearnerConfig):
                 not self.collection.environments,
                 "turn_credit.by: branches of a mixture of environments have no turn limits of their own; give critic",
             )
-            node = self.rollout_node.config
+            node = self.node
             require(
                 node is None or node.environment.name != "harness",
                 "turn_credit.by: the node cannot go on from the turns of an agent of your own (harness); give critic",
             )
 
     def _check_child(self) -> None:
-        served, limits = self.rollout_node.child.model, self.collection.limits
+        served, limits = self.child.model, self.collection.limits
         require(
             limits.max_context <= served.max_context,
             f"collection.limits.max_context is {limits.max_context}, more than the node's "
-            f"rollout_node.config.model.max_context, {served.max_context}",
+            f"node.model.max_context, {served.max_context}",
         )
         rank = self.model.get("lora_rank")
         require(
             not isinstance(rank, int) or rank <= served.lora_rank,
-            f"model.lora_rank is {rank}, but rollout_node.config.model.lora_rank {served.lora_rank}",
+            f"model.lora_rank is {rank}, but node.model.lora_rank {served.lora_rank}",
         )
 
 

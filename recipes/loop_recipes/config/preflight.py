@@ -249,22 +249,20 @@ def check_rollout_node(config: LoopConfig, starts_now: bool = True) -> None:
     elif node.url is not None:
         check_token(node.token_env)
     else:
-        _check_child(config, node.child, starts_now)
+        _check_child(config, config.child, starts_now)
 
 
 def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None:
     served, trained = Path(node.model.path).resolve(), Path(config.base_model).resolve()
     require(
         served == trained,
-        f"rollout_node.config.model.path is {served}, but the model in training is {trained}; both must be the same "
-        "base model",
+        f"node.model.path is {served}, but the model in training is {trained}; both must be the same base model",
     )
     tasks_ahead(config, node)
     problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None
     require(
         problem is None,
-        f"rollout_node.config.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any "
-        "free port",
+        f"node.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any free port",
     )
 
 
@@ -279,10 +277,10 @@ def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] |
         if not hasattr(pool_class(environment.name), "preflight"):
             return None
     except ValueError as error:
-        raise ConfigError(f"rollout_node.config.environment.name: {error}") from error
+        raise ConfigError(f"node.environment.name: {error}") from error
     try:
-        pool = create_pool(environment.name, environment.config, lambda text: [])
+        pool = create_pool(environment.name, environment.options, lambda text: [])
         assert isinstance(pool, PoolWithPreflight), "its class has the method"
         return pool.dataset, pool.preflight(config.collection.tasks or config.collection.split)
     except (ValueError, FileNotFoundError, UnknownTask) as error:
-        raise ConfigError(f"rollout_node.config.environment: {error}") from error
+        raise ConfigError(f"node.environment: {error}") from error

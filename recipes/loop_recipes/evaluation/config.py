@@ -21,7 +21,7 @@ from loop_formats.collection_request import Limits
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token, read_token
+from loop_recipes.config.rollout_node import WithNode, check_token, read_token
 from loop_recipes.run.environment_file import read_description
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
@@ -120,20 +120,17 @@ class StatisticsConfig:
     """How often the groups of tasks are drawn again."""
 
 
-@dataclass(frozen=True, config=STRICT)
-class EvalConfig:
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class EvalConfig(WithNode):
     """All keys of the recipe `eval_appworld`. ``run``, ``adapter`` and ``endpoint`` are for ``policies`` and others to
     refer to, because the command line cannot reach into a list."""
 
     output_dir: str
     """Folder of the report and of the journal that an interrupted evaluation goes on from."""
     policies: list[PolicyConfig]
-    rollout_node: RolloutNodeConfig
     limits: Limits
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
     """By name, the turns that the episodes of a mixture's environments may take, in place of ``limits.max_turns``."""
-    extends: str | None = None
-    """The config below this one: a name, or the path of a YAML file."""
     run: str | None = None
     """A training run, to refer to."""
     adapter: str | None = None
@@ -161,6 +158,7 @@ class EvalConfig:
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require((self.split is None) != (self.tasks is None), "give exactly one of split and tasks")
         require(self.tasks is None or self.tasks, "tasks must not be empty")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
@@ -172,13 +170,12 @@ class EvalConfig:
         self._check_node()
 
     def _check_node(self) -> None:
-        node = self.rollout_node
-        if node.launch:
-            served, environment = node.child.model, node.child.environment.name
+        if self.rollout_node.launch:
+            served, environment = self.child.model, self.child.environment.name
             require(
                 self.limits.max_context <= served.max_context,
                 f"limits.max_context is {self.limits.max_context}, more than the node's "
-                f"rollout_node.config.model.max_context, {served.max_context}",
+                f"node.model.max_context, {served.max_context}",
             )
             if self.appworld_experiments:
                 sound = keeps_states(environment)
@@ -186,7 +183,7 @@ class EvalConfig:
         else:
             require(
                 not any(policy.endpoint for policy in self.policies),
-                "policies[].endpoint needs rollout_node.launch: true, whose config.environment the episodes run in",
+                "policies[].endpoint needs rollout_node.launch: true, and node.environment, which the episodes run in",
             )
             require(
                 not self.appworld_experiments,
@@ -201,8 +198,7 @@ class EvalConfig:
     @property
     def environment(self) -> EnvironmentConfig | None:
         """The environment of the node that the config describes, if it describes one."""
-        node = self.rollout_node.config
-        return None if node is None else node.environment
+        return None if self.node is None else self.node.environment
 
     @property
     def node_identity(self) -> list[Any]:
@@ -210,16 +206,16 @@ class EvalConfig:
         no node."""
         if not self.rollout_node.launch:
             return []
-        node = self.rollout_node.child
+        node = self.child
         model = node.model
         chat = [model.chat_format, model.thinking, model.observation_role]
         # What is not given leaves the ids of evaluations as they were when it could not be given.
-        return [model.dtype, node.environment.name, _without_where(node.environment.config), *([chat] * any(chat))]
+        return [model.dtype, node.environment.name, _without_where(node.environment.options), *([chat] * any(chat))]
 
     @property
     def metadata_root(self) -> Path | None:
         """Folder to read difficulties from, if any is known."""
-        root = self.dataset_root or (self.environment.config.get("root") if self.environment else None)
+        root = self.dataset_root or (self.environment.options.get("root") if self.environment else None)
         return Path(root) if root else None
 
 
@@ -232,11 +228,11 @@ def _without_where(options: Any) -> Any:
 
 def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
     """The configuration of a launched node; with ``appworld_experiments`` it keeps final states in ``worlds``."""
-    node = config.rollout_node.child
+    node = config.child
     if not config.appworld_experiments:
         return node
-    kept = keeping_states(node.environment.name, node.environment.config, worlds)
-    return replace(node, environment=replace(node.environment, config=kept))
+    kept = keeping_states(node.environment.name, node.environment.options, worlds)
+    return replace(node, environment=replace(node.environment, options=kept))
 
 
 @dataclasses.dataclass(frozen=True)

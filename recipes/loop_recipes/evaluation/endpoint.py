@@ -53,8 +53,8 @@ class EndpointEpisodes:
         tokens = open_chat(model_dir)
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._pool: EnvironmentPool = create_pool(environment.name, environment.config, tokens.spans)
-        self.description = description_of(environment.name, environment.config)
+        self._pool: EnvironmentPool = create_pool(environment.name, environment.options, tokens.spans)
+        self.description = description_of(environment.name, environment.options)
         self._runner = asyncio.Runner()
         self._closed = False
         try:

@@ -30,6 +30,7 @@ from loop_recipes.evaluation.comparison import (
 from loop_recipes.evaluation.goal_completion import score_names
 from loop_recipes.evaluation.groups import SCORE_COLUMNS, GroupScore, score_groups, score_row
 from loop_recipes.evaluation.scores import Figure, Score, TaskResult, score
+from rollout_server.config import as_keys
 
 if TYPE_CHECKING:  # reading a report must not import torch
     from loop_recipes.evaluation.collect import Cell
@@ -102,7 +103,7 @@ def package_versions(environment: EnvironmentConfig | None) -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found if environment is None else found | packages_of(environment.name, environment.config)
+    return found if environment is None else found | packages_of(environment.name, environment.options)
 
 
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:
@@ -174,7 +175,7 @@ def write_report(
         ],
         "comparisons": [comparison.to_dict() for comparison in comparisons],
         "best": best_policy(scored),
-        "config": asdict(config),
+        "config": as_keys(config),
     }
     return [
         write_whole(folder / "results.jsonl", "".join(f"{line}\n" for line in lines)),

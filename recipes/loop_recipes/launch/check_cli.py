@@ -1,7 +1,8 @@
-"""Shows what would run where, and whether it fits, without running it.
+"""Shows what would run where, and whether it fits, without running it; or what can be set.
 
-loop check qwen2_5_32b output_dir=runs/a
+loop check qwen2_5_32b preset=paper output_dir=runs/a
 loop check qwen2_5_7b_one_gpu output_dir=runs/a --nodes 1 --gpus 1 --gpu-gib 79
+loop check --keys collection.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 1 when something cannot work, with one line on stderr for each such thing.
     """
-    parser = config_parser("check", __doc__)
+    parser = config_parser("check", __doc__, optional=True)
+    parser.add_argument("--keys", metavar="PREFIX", nargs="?", const="", help="print the keys of configs that begin so")
     parser.add_argument("--nodes", type=int, default=2, help="1: rollouts and trainer share a node, half each (2)")
     parser.add_argument("--gpus", type=int, default=8, help="GPUs of each node (8)")
     parser.add_argument("--gpu-gib", type=float, default=79.0, help="memory of one GPU in GiB (79)")
     options = parser.parse_intermixed_args(arguments)
+    if options.keys is not None:
+        return _print_keys(parser.prog, options.keys)
+    if options.config is None:
+        parser.error("give a config, or --keys")
     try:
         config = compose(options.config, options.overrides)
         node = described_node(config)
@@ -44,4 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if report.problems:
         return 1
     print("nothing found that would stop this job")
+    return 0
+
+
+def _print_keys(program: str, prefix: str) -> int:
+    from loop_recipes.launch.keys import key_lines
+
+    try:
+        print("\n".join(key_lines(prefix)))
+    except ConfigError as error:
+        sys.exit(f"{program}: {error}")
     return 0

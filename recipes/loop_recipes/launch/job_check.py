@@ -81,7 +81,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
 
     Args:
         cfg: the training config, composed.
-        node: its ``rollout_node.config``.
+        node: its ``node``.
     """
     report = Report()
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
@@ -155,22 +155,22 @@ def _placement(
     allowed = place.rollout_gpus
     if place.shared and (servers.gpu_memory_utilization is None or servers.kv_cache_bytes is None):
         report.problems.append(
-            "on a GPU that vLLM shares with the trainer, rollout_node.config.servers needs both gpu_memory_utilization "
+            "on a GPU that vLLM shares with the trainer, node.servers needs both gpu_memory_utilization "
             "(checked when it starts) and kv_cache_bytes (else it counts the trainer's memory as its own)"
         )
     if count * per_server > len(allowed):
         report.problems.append(
             f"the servers need {count * per_server} GPUs, a rollout node has {len(allowed)}: lower "
-            "rollout_node.config.servers.count or tensor_parallel_size"
+            "node.servers.count or tensor_parallel_size"
         )
     named = sorted({gpu for gpus in servers.gpus or [] for gpu in gpus})
     if any(gpu not in allowed for gpu in named):
         report.problems.append(
-            f"rollout_node.config.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
+            f"node.servers.gpus names {named}, but on {machines.nodes} node(s) of {machines.gpus} "
             f"vLLM may use {allowed.start} to {allowed.stop - 1}"
         )
     if servers.gpus is None and (count > 1 or allowed.start > 0):
-        report.problems.append("rollout_node.config.servers.gpus must say which GPUs each server takes")
+        report.problems.append("node.servers.gpus must say which GPUs each server takes")
 
 
 def _port(report: Report, node: NodeConfig) -> None:
@@ -218,10 +218,10 @@ def _environment(report: Report, node: NodeConfig) -> None:
     settings = node.environment
     report.row("environment", settings.name)
     try:
-        create_pool(settings.name, settings.config, lambda text: [])
+        create_pool(settings.name, settings.options, lambda text: [])
     except Exception as error:
         said = str(error) if isinstance(error, ValueError | OSError) else told(error)
-        report.problems.append(f"rollout_node.config.environment: {said}")
+        report.problems.append(f"node.environment: {said}")
 
 
 def _chat(report: Report, model: ModelConfig) -> None:

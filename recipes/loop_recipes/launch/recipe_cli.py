@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
-from loop_recipes.config.files import config_name, load_config, overridden
+from loop_recipes.config.files import compose, config_name
 from loop_recipes.methods.steps import tune
 
 
@@ -16,7 +16,8 @@ def train(arguments: Sequence[str]) -> None:
     """Train an agent with LOOP or another algorithm: `tune run loop_appworld --config CONFIG key=value ...`.
 
     loop train tiny_cpu output_dir=runs/mine
-    loop train qwen2_5_7b output_dir=runs/mine --nproc-per-node 4
+    loop train tiny_cpu world=babyai
+    loop train qwen2_5_7b algorithm=grpo preset=on_policy --nproc-per-node 4
     """
     _become("train", "loop_appworld", train.__doc__, arguments)
 
@@ -41,7 +42,7 @@ def _become(
     verb: str, recipe: str, description: str | None, arguments: Sequence[str], one_process: bool = False
 ) -> None:
     """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
-    parser = config_parser(verb, description, recipe)
+    parser = config_parser(verb, description)
     if not one_process:
         parser.add_argument("--nproc-per-node", type=int, metavar="N", help="processes of the trainer, one a GPU")
     options = parser.parse_intermixed_args(arguments)
@@ -50,7 +51,7 @@ def _become(
     launcher = [] if ranks is None else ["--nproc_per_node", str(ranks)]
     command = tune("run", *launcher, recipe, "--config", name, *options.overrides)
     try:
-        overridden(load_config(name), options.overrides)
+        compose(name, options.overrides, recipe)
         os.execv(command[0], command)
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")

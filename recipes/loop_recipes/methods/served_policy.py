@@ -48,7 +48,7 @@ def served_policy(config: str, overrides: Sequence[str]) -> Iterator[ServedPolic
     check_initial_adapter(conf)
     out = Path(conf.output_dir).resolve()
     made_folder("output_dir", out)
-    nodes = open_nodes(conf.rollout_node, out, conf.collection.deadline_s)
+    nodes = open_nodes(conf.rollout_node, conf.node, out, conf.collection.deadline_s)
     try:
         nodes.wait_ready()
         with tempfile.TemporaryDirectory() as scratch:

@@ -15,15 +15,21 @@ from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import CollectionSource
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import RolloutClient
+from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess
 
 
 def open_source(
-    config: RolloutSourceConfig, output_dir: Path, deadline_s: float, stop_requested: Callable[[], bool]
+    config: RolloutSourceConfig,
+    node: NodeConfig | None,
+    output_dir: Path,
+    deadline_s: float,
+    stop_requested: Callable[[], bool],
 ) -> CollectionSource:
     """Open the source of a training run. Nodes that run elsewhere are ready; a launched node may still be starting.
 
     Args:
+        node: to launch, where ``config`` says so.
         deadline_s: longest time to wait for one collection.
         stop_requested: asked while waiting; true ends the wait with StopRequested.
 
@@ -33,7 +39,7 @@ def open_source(
     """
     if config.replay is not None:
         return ReplaySource(Path(config.replay))
-    nodes = open_nodes(config, output_dir, deadline_s, stop_requested)
+    nodes = open_nodes(config, node, output_dir, deadline_s, stop_requested)
     if not config.launch:
         nodes.wait_ready()
     return nodes
@@ -41,6 +47,7 @@ def open_source(
 
 def open_nodes(
     config: RolloutNodeConfig,
+    node: NodeConfig | None,
     output_dir: Path,
     deadline_s: float,
     stop_requested: Callable[[], bool] = lambda: False,
@@ -64,8 +71,9 @@ def open_nodes(
         return NodeSource(client, child, config.start_deadline_s, deadline_s, stop)
 
     if config.launch:
+        assert node is not None, "the config says what to launch"
         with contextlib.ExitStack() as undo:
-            child = NodeProcess(config.child, output_dir, token)
+            child = NodeProcess(node, output_dir, token)
             undo.callback(child.stop)
             child.start()
             source = node_source(child.url, stop_requested, child)

@@ -108,7 +108,6 @@ class CollectionPlan:
             min_rollouts_fraction=conf.min_rollouts_fraction,
             seed=self._seed + iteration,
             policy_mode=conf.policy_mode,
-            sampling=conf.sampling,
             limits=replace(conf.limits, max_turns=self.horizon(iteration)),
             environment_turns=self.environment_horizons(iteration),
         )

@@ -42,12 +42,12 @@ class AppWorldDemonstrator:
     flaws = flaws.FLAWS
 
     def __init__(self, environment: EnvironmentConfig, world: PracticeWorld) -> None:
-        self.environment = replace(environment, config={**environment.config, "root": world.root})
+        self.environment = replace(environment, options={**environment.options, "root": world.root})
         self._world = world
         self._root = Path(world.root)
 
     def prepare(self) -> None:
-        world, python = self._world, self.environment.config["python"]
+        world, python = self._world, self.environment.options["python"]
         command = [python, str(GENERATOR), "--root", world.root, "--seed", str(world.seed)]
         command += ["--scenarios-per-template", str(world.scenarios_per_template), "--people", str(world.people)]
         try:
@@ -58,7 +58,7 @@ class AppWorldDemonstrator:
             raise ConfigError(f"the practice world could not be generated (exit {error.returncode})") from error
 
     def sources(self) -> list[Path]:
-        prompt = PROMPTS / f"{self.environment.config['prompt']}.txt"
+        prompt = PROMPTS / f"{self.environment.options['prompt']}.txt"
         return [self._root / "dataset.json", prompt, Path(flaws.__file__), Path(__file__)]
 
     def scripts(

@@ -61,13 +61,13 @@ class ColBenchDemonstrator:
     def __init__(self, environment: EnvironmentConfig) -> None:
         self.environment = environment
         try:
-            pool = create_pool(environment.name, environment.config, lambda text: [])
+            pool = create_pool(environment.name, environment.options, lambda text: [])
         except ValueError as error:
             raise ConfigError(f"environment: {error}") from error
         assert isinstance(pool, ColBenchPool)
         self._tasks = pool.all_tasks
         if not all(task.particulars for task in self._tasks.values()):
-            raise ConfigError("environment.config.tasks must be null: only generated tasks have an expert")
+            raise ConfigError("environment.tasks must be null: only generated tasks have an expert")
 
     def prepare(self) -> None:
         """Tasks are generated with the pool."""

@@ -78,7 +78,7 @@ class ExpertDemonstrator:
 
     def _pool(self) -> WorldPool:
         try:
-            pool = create_pool(self.environment.name, self.environment.config, lambda text: [])
+            pool = create_pool(self.environment.name, self.environment.options, lambda text: [])
         except ValueError as error:
             raise ConfigError(f"environment: {error}") from error
         if not isinstance(pool, WorldPool):

@@ -30,15 +30,16 @@ class MixedDemonstrator:
 
     def __init__(self, environment: EnvironmentConfig, member: Callable[[EnvironmentConfig], Demonstrator]) -> None:
         self.environment = environment
-        sections = environment.config.get("environments") or {}
-        require(bool(sections), "environment.config.environments must name at least one environment")
+        sections = environment.options.get("environments") or {}
+        require(bool(sections), "environment.environments must name at least one environment")
         self._members: dict[str, Demonstrator] = {}
         self._splits = {name: section.get("splits") or {} for name, section in sections.items()}
         for name, section in sections.items():
-            key = f"environment.config.environments.{name}"
+            key = f"environment.environments.{name}"
             require("name" in section, f"{key}.name must be given")
             try:
-                self._members[name] = member(EnvironmentConfig(section["name"], section.get("config") or {}))
+                options = {key: value for key, value in section.items() if key not in ("name", "splits")}
+                self._members[name] = member(EnvironmentConfig(section["name"], options))
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
 

@@ -1,5 +1,8 @@
 """Every config that ships parses, is complete, and builds the algorithm that its name promises, for every model."""
 
+import inspect
+import itertools
+import re
 from functools import cache
 from pathlib import Path
 
@@ -7,32 +10,34 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from agent_environments.protocol import pool_class
 from loop_appworld import LoopAppWorldRecipe
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.critic import Critic
 from loop_recipes.config.components import build, check_component
-from loop_recipes.config.files import CONFIGS, extended, read_config
+from loop_recipes.config.files import CONFIGS, compose, read_config, read_file
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.model import meta_model
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.paths import config_files
 from support.small_runs import replay_config
 
-FOLDER = CONFIGS / "loop_appworld"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+FILES = config_files()
+MACHINES = tuple(FILES["machine"])
 PARAMETERS = {
     "tiny_cpu": 1.52e6,
-    "tiny_cpu_agent": 1.52e6,
     "tiny_gpu": 1.52e6,
-    "babyai_cpu": 6.73e5,
-    "colbench_cpu": 4.86e5,
-    "mixed_cpu": 7.12e5,
-    "textworldexpress_cpu": 7.0e5,
+    "tiny_cpu world=agent": 1.52e6,
+    "tiny_cpu world=babyai": 6.73e5,
+    "tiny_cpu world=colbench": 4.86e5,
+    "tiny_cpu world=mixed": 7.12e5,
+    "tiny_cpu world=textworldexpress": 7.0e5,
     "qwen2_5_1_5b_one_gpu": 1.56e9,
     "qwen2_5_7b_one_gpu": 7.66e9,
     "qwen2_5_7b": 7.66e9,
     "qwen2_5_32b": 32.9e9,
 }
-MODELS = tuple(PARAMETERS)
 PRESETS = {
     "paper": {
         "model.lora_rank": 16,
@@ -54,8 +59,8 @@ PRESETS = {
         "update.unfinished_return": "zero",
         "update.max_tokens_per_rollout": None,
         "optimizer.lr": 5e-5,
-        "rollout_node.config.environment.config.prompt": "loop",
-        "rollout_node.config.environment.config.observation_max_tokens": 3000,
+        "node.environment.prompt": "loop",
+        "node.environment.observation_max_tokens": 3000,
     },
     "authors_code": {
         "max_iterations": 200,
@@ -87,14 +92,14 @@ PRESETS = {
         "dev_evaluation.every": 5,
         "dev_evaluation.temperature": 0.0,
         "dev_evaluation.max_turns": 50,
-        "rollout_node.config.environment.config.prompt": "loop",
-        "rollout_node.config.environment.config.observation_max_tokens": 2968,
+        "node.environment.prompt": "loop",
+        "node.environment.observation_max_tokens": 2968,
     },
 }
-ALGORITHMS = sorted(set(NAMES) - set(MODELS) - set(PRESETS))
+OF_FIXED_SETS = ("dpo", "dpo_mcts", "sft_gt", "sweet_rl", "turn_critic")
+ALGORITHMS = sorted(FILES["algorithm"].keys() - {*OF_FIXED_SETS})
 # advantage, loss, level, kl_coefficient, one step per collection, critic
 EXPECTED = {
-    "tiny_cpu": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
     "loop_turn": ("LeaveOneOut", "ClippedPolicyLoss", "turn", 0.0, False, False),
     "loop_bandit": ("LeaveOneOut", "ClippedPolicyLoss", "trajectory", 0.0, False, False),
     "loop_rwnorm": ("StdNormalized", "ClippedPolicyLoss", "token", 0.0, False, False),
@@ -104,8 +109,6 @@ EXPECTED = {
     "reinforce_plus_plus": ("ReturnToGo", "ClippedPolicyLoss", "token", 0.0, False, False),
     "reinforce_plus_plus_kl_loss": ("BatchNormalized", "ClippedPolicyLoss", "token", 0.01, False, False),
     "ppo_critic": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, True),
-    "on_policy": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
-    "on_policy_fp16": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, True, False),
     "expert_iteration": ("Solved", "LogLikelihood", None, 0.0, False, False),
     "dmpo": ("ReturnPairs", "DMPO", None, 0.0, False, False),
     "turn_credit": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
@@ -113,23 +116,24 @@ EXPECTED = {
 }
 
 
-def load(name: str, **changes) -> LoopConfig:
-    return read_config(extended(OmegaConf.merge(OmegaConf.load(FOLDER / f"{name}.yaml"), changes)), LoopConfig)
+def load(words: str) -> LoopConfig:
+    name, *chosen = words.split()
+    return read_config(compose(name, chosen), LoopConfig)
 
 
 model_config = cache(load)
 
 
-@pytest.mark.parametrize("base", MODELS)
+@pytest.mark.parametrize("base", PARAMETERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_builds_over_every_model(name, base):
-    config = load(name, extends=base)
+    config = load(f"{base} algorithm={name}")
     plain = model_config(base)
     assert config.model == plain.model
-    assert config.rollout_node.child.servers == plain.rollout_node.child.servers
+    assert config.child.servers == plain.child.servers
     served = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.dtype]
-    assert config.rollout_node.child.model.dtype == served, "sampler and learner compute alike"
-    assert Path(config.output_dir).name == f"{base}_{name}"
+    assert config.child.model.dtype == served, "sampler and learner compute alike"
+    assert Path(config.output_dir).name == f"{base.replace(' world=', '_')}_{name}"
     advantage, loss, level, kl_coefficient, one_step, critic = EXPECTED[name]
     assert type(build(config.advantage)).__name__ == advantage
     built = build(config.loss)
@@ -143,7 +147,7 @@ def test_every_algorithm_builds_over_every_model(name, base):
     check_component("optimizer", config.optimizer, positional=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_models_build_and_are_loop_token(name):
     config = load(name)
     assert config.loss["level"] == "token"
@@ -153,11 +157,10 @@ def test_models_build_and_are_loop_token(name):
     assert parameters == pytest.approx(PARAMETERS[name], rel=0.03)
 
 
-@pytest.mark.parametrize("base", ["tiny_cpu", "qwen2_5_32b"])
-@pytest.mark.parametrize("name", ["dpo", "dpo_mcts", "sft_gt", "sweet_rl", "turn_critic"])
+@pytest.mark.parametrize("base", MACHINES)
+@pytest.mark.parametrize("name", OF_FIXED_SETS)
 def test_every_algorithm_on_a_fixed_set_builds_over_every_model(name, base):
-    cfg = OmegaConf.load(CONFIGS / f"sft_appworld/{name}.yaml")
-    config = read_config(extended(OmegaConf.merge(cfg, {"extends": base}), "sft_appworld"), SftConfig)
+    config = read_config(compose(base, [f"algorithm={name}"], "sft_appworld"), SftConfig)
     assert Path(config.output_dir).name == f"{base}_{name}"
     build(config.advantage)
     build(config.loss)
@@ -165,9 +168,52 @@ def test_every_algorithm_on_a_fixed_set_builds_over_every_model(name, base):
     assert not made_for_it or all(f"/{base}_" in log for log in config.rollouts.logs), "ids belong to one model"
 
 
+SCHEMAS = {"loop_appworld": LoopConfig, "sft_appworld": SftConfig, "eval_appworld": EvalConfig}
+TOO_LONG = r"collection\.limits\.max_context is 32\d\d\d, more than the node's node\.model\.max_context, \d+"
+REFUSED = (
+    TOO_LONG,
+    r"algorithm \w+ is one of (sft|loop)_appworld.*",
+    r"preset \w+ is one of eval_appworld, not of (sft|loop)_appworld",
+    r"turn_credit.by: .*",
+)
+"""The reasons for which a combination may be refused."""
+
+
+def choices(recipe: str) -> list[list[str]]:
+    """Words that choose at most two files of different kinds; of those beside training one."""
+    kinds = [[f"{kind}={name}" for name in FILES[kind]] for kind in ("world", "preset", "algorithm")]
+    one = [[word] for words in kinds for word in words]
+    two = [list(pair) for these, those in itertools.combinations(kinds, 2) for pair in itertools.product(these, those)]
+    return [[], *one, *(two if recipe == "loop_appworld" else [])]
+
+
+def refusal(recipe: str, machine: str, words: list[str]) -> str | None:
+    """Why a combination is refused; None where it composes, with options that its environment takes."""
+    try:
+        config = read_config(compose(machine, words, recipe), SCHEMAS[recipe])
+    except ConfigError as error:
+        return str(error)
+    if (node := getattr(config, "node", None)) is not None and node.environment.name != "appworld":
+        foreign = (
+            node.environment.options.keys() - inspect.signature(pool_class(node.environment.name)).parameters.keys()
+        )
+        of_appworld = {"preset=paper", "preset=authors_code"} & {*words}
+        assert foreign <= ({"prompt", "observation_max_tokens"} if of_appworld else set()), words
+    return None
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("recipe", SCHEMAS)
+def test_all_that_ships_composes_or_is_refused_in_one_line(recipe, machine):
+    reasons = {tuple(words): refusal(recipe, machine, words) for words in choices(recipe)}
+    others = {words: said for words, said in reasons.items() if said and not re.fullmatch("|".join(REFUSED), said)}
+    assert others == {}
+    assert sum(said is None for said in reasons.values()) > len(reasons) / 3
+
+
 def test_a_kl_term_is_on_every_rollout():
     for name in ALGORITHMS:
-        config = load(name)
+        config = load(f"tiny_cpu algorithm={name}")
         if config.loss.get("kl_coefficient"):
             assert config.update.min_abs_advantage == 0.0, name
 
@@ -182,19 +228,16 @@ def flat(tree: dict, head: str = "") -> dict:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_what_is_listed_here_and_nothing_else(name):
-    own = flat(OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"), resolve=False))
-    assert own.pop("extends") == "qwen2_5_32b"
-    assert own.pop("output_dir").endswith(f"${{extends}}_{name}")
-    assert own == PRESETS[name]
-    assert load(name).loss["level"] == "token"
+    assert flat(read_file(FILES["preset"][name])) == PRESETS[name]
+    assert load(f"qwen2_5_32b preset={name}").loss["level"] == "token"
 
 
 @pytest.mark.parametrize("algorithm", ["loop_turn", "loop_rwnorm", "grpo", "rloo", "ppo_critic", "reinforce_plus_plus"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_goes_under_an_algorithm_which_wins(name, algorithm):
-    load(algorithm, extends=name)
-    cfg = extended(OmegaConf.merge(OmegaConf.load(FOLDER / f"{algorithm}.yaml"), {"extends": name}))
-    own = flat(OmegaConf.to_container(OmegaConf.load(FOLDER / f"{algorithm}.yaml"), resolve=False))
+    load(f"qwen2_5_32b preset={name} algorithm={algorithm}")
+    cfg = compose("qwen2_5_32b", [f"preset={name}", f"algorithm={algorithm}"])
+    own = flat(read_file(FILES["algorithm"][algorithm]))
     other_loss = "loss._component_" in own  # its arguments are its own
     for key, value in PRESETS[name].items():
         if key in own:
@@ -203,8 +246,19 @@ def test_a_preset_goes_under_an_algorithm_which_wins(name, algorithm):
             assert OmegaConf.select(cfg, key) == value, key
 
 
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_head_of_a_config_says_how_it_runs(file):
+    """Command, and of what runs by itself the hardware, the time and what to expect, or that it never ran."""
+    head = file.read_text().partition("\n\n")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert re.search(r"^#   (loop|tune run|make) ", head, flags=re.M), "a command"
+    if file.parent.name in ("machines", "worlds"):
+        assert re.search(r"CPU|GPU|cores", head), "hardware"
+        assert re.search(r"[Nn]ever run|minutes", head), "time, or never run"
+
+
 def test_the_critic_has_the_papers_sizes_and_schedule():
-    config = load("ppo_critic", extends="qwen2_5_32b")
+    config = load("qwen2_5_32b algorithm=ppo_critic")
     with torch.device("meta"):
         critic = build(config.critic, 5120)
     assert isinstance(critic, Critic)
@@ -214,7 +268,7 @@ def test_the_critic_has_the_papers_sizes_and_schedule():
 
 
 def test_horizons_grow_up_to_the_papers_forty_turns():
-    config = load("horizon_curriculum")
+    config = load("qwen2_5_32b algorithm=horizon_curriculum")
     stages = [(stage.from_iteration, stage.max_turns) for stage in config.collection.horizons]
     assert stages == sorted(stages)
     assert stages[0][0] == 1
@@ -222,53 +276,14 @@ def test_horizons_grow_up_to_the_papers_forty_turns():
     assert stages[-1][0] < config.max_iterations
 
 
-def test_the_command_line_wins_over_the_file_and_the_file_over_what_it_extends():
-    cfg = OmegaConf.merge(OmegaConf.load(FOLDER / "grpo.yaml"), {"loss": {"eps": 0.3}, "update": {"epochs": 3}})
-    config = read_config(extended(cfg), LoopConfig)
-    assert config.loss["eps"] == 0.3
-    assert config.update.epochs == 3
-    assert config.update.minibatch_rollouts is None
-    assert config.update.micro_batch_tokens == load("tiny_cpu").update.micro_batch_tokens
-
-
-def test_a_component_named_by_a_string_keeps_the_arguments():
-    cfg = OmegaConf.merge(OmegaConf.load(FOLDER / "grpo.yaml"), {"optimizer": "torch.optim.Adam"})
-    config = read_config(extended(cfg), LoopConfig)
-    assert config.optimizer == load("tiny_cpu").optimizer | {"_component_": "torch.optim.Adam"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("extends: tiny_tpu", r"extends: no config 'loop_appworld/tiny_tpu'; there are: .*loop_appworld/tiny_cpu"),
-        ("extends: {here}", "goes in a circle"),
-        ("extends: {broken}", "broken.yaml: "),
-        ("extends: {listed}", "a config must be a mapping"),
-    ],
-)
-def test_what_cannot_be_extended_is_one_line(tmp_path, text, message):
-    (tmp_path / "broken.yaml").write_text("a: [1\nb: 2\n")
-    (tmp_path / "listed.yaml").write_text("- 1\n")
-    names = {"here": tmp_path / "mine.yaml", "broken": tmp_path / "broken.yaml", "listed": tmp_path / "listed.yaml"}
-    (tmp_path / "mine.yaml").write_text(text.format(**names) + "\n")
-    with pytest.raises(ConfigError, match=message) as caught:
-        extended(OmegaConf.load(tmp_path / "mine.yaml"))
-    assert "\n" not in str(caught.value)
-
-
 # turn_credit needs a critic of turns that was trained before: tests/recipes/test_turn_credit.py takes its steps.
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "turn_credit"])
 def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
     """The algorithm's own sections on a random policy: one real iteration, and a second that the first one changed."""
     replay_config(tmp_path, iterations=2)
-    algorithm = OmegaConf.load(FOLDER / f"{name}.yaml")
-    algorithm.extends = str(tmp_path / "config.yaml")
-    algorithm.output_dir = str(tmp_path / "run")
-    algorithm.pop("rollout_node", None)  # rollouts are replayed
-    if name == "ppo_critic":
-        algorithm.critic.warmup_iterations = 0
-    cfg = extended(algorithm)
-    recipe = LoopAppWorldRecipe(cfg)
+    words = [f"algorithm={name}", f"output_dir={tmp_path / 'run'}"]
+    words += ["critic.warmup_iterations=0"] if name == "ppo_critic" else []
+    recipe = LoopAppWorldRecipe(compose(str(tmp_path / "config.yaml"), words))
     recipe.setup()
     recipe.train()
     recipe.cleanup()
@@ -285,7 +300,7 @@ def test_every_algorithm_takes_a_step_on_stored_rollouts(tmp_path, name):
 
 
 def test_an_environment_of_another_name_has_only_its_own_options():
-    node = load("tiny_cpu_agent").rollout_node.child
-    assert node.environment.name == "harness"
-    assert set(node.environment.config) == {"command", "max_worlds", "world"}
-    assert node.environment.config["world"]["name"] == "appworld"
+    environment = load("tiny_cpu world=agent").child.environment
+    assert environment.name == "harness"
+    assert set(environment.options) == {"command", "max_worlds", "world"}
+    assert environment.options["world"]["name"] == "appworld"

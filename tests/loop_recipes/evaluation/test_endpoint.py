@@ -94,7 +94,8 @@ def config(model, folder, url, **changes):
         {
             "output_dir": str(folder),
             "policies": [{"name": "gpt", "endpoint": {"url": url, "model": "some-model", "request": {"seed": None}}}],
-            "rollout_node": {"launch": True, "config": node},
+            "rollout_node": {"launch": True},
+            "node": node,
             "limits": {"max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 300},
             "split": "dev",
             "samplings": [{"temperature": 0.0, "runs": 2}],

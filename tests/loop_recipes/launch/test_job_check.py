@@ -70,7 +70,7 @@ def check(capsys, *words):
 @pytest.fixture
 def check_config(capsys, models, dataset, tmp_path):
     def run(config, model, *more):
-        environment = "rollout_node.config.environment.config"
+        environment = "node.environment"
         words = (
             f"output_dir={tmp_path / 'run'}",
             f"checkpointer.checkpoint_dir={models[model]}",
@@ -139,7 +139,7 @@ def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpu
     code, shown, problems = check_config(config, CONFIGS[config], *words)
     assert (code, problems) == (0, [])
     assert "1 rank(s) on GPU 0, which it shares with vLLM" in shown
-    servers = "rollout_node.config.servers"
+    servers = "node.servers"
     _, _, problems = check_config(config, CONFIGS[config], f"{servers}.kv_cache_bytes=null", *words)
     assert "needs both gpu_memory_utilization" in problems[0]
     _, _, problems = check_config(config, CONFIGS[config], *words[:-1], 0.8 * gpu_gib)
@@ -161,11 +161,9 @@ def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
         (("--gpus", "0"), "--nodes and --gpus must be at least 1"),
         (("--nodes", "0"), "--nodes and --gpus must be at least 1"),
         (("--gpu-gib", "-3"), "--gpu-gib must be above 0, not -3"),
-        (("rollout_node.config=abc",), "rollout_node.config must be a mapping, not str"),
-        (("rollout_node=[1]",), "rollout_node=[1]: a list cannot take the place of a section"),
-        (("model.lora_attn_modules={}",), "model.lora_attn_modules={}: a list cannot take the place of a section"),
+        (("node=abc",), "node must be a mapping, not str"),
         (("dtype=${nowhere}",), "Interpolation key 'nowhere' not found"),
-        (("rollout_node=${nowhere}",), "rollout_node.config: Interpolation key 'nowhere' not found"),
+        (("node=${nowhere}",), "node: Interpolation key 'nowhere' not found"),
         (("seed=[",), "seed=[: while parsing a flow node"),
     ],
 )
@@ -189,9 +187,9 @@ def test_a_sound_job_is_shown_with_its_memory(check_32b, tmp_path):
 def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     code, _, problems = check_32b("--nodes", "1")
     assert code == 1
-    assert problems[0].startswith("the servers need 8 GPUs, a rollout node has 4: lower rollout_node.config.servers")
+    assert problems[0].startswith("the servers need 8 GPUs, a rollout node has 4: lower node.servers")
     assert problems[1].endswith("on 1 node(s) of 8 vLLM may use 4 to 7")
-    servers = "rollout_node.config.servers"
+    servers = "node.servers"
     code, shown, problems = check_32b(f"{servers}.count=1", f"{servers}.gpus=[[4, 5, 6, 7]]", "--nodes", "1")
     assert (code, problems) == (0, [])
     assert "4 rank(s) on GPUs 0 to 3 of the same node" in shown
@@ -201,27 +199,29 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
     ("word", "problem"),
     [
         ("collection.tasks_per_iteration=41", "collection.tasks_per_iteration is 41, but the split has 40"),
-        ("collection.split=test_nromal", "rollout_node.config.environment: no split 'test_nromal'"),
+        ("collection.split=test_nromal", "node.environment: no split 'test_nromal'"),
         (
-            "rollout_node.config.environment.config.root=/nowhere",
-            "rollout_node.config.environment: no AppWorld dataset at /nowhere",
+            "node.environment.root=/nowhere",
+            "node.environment: no AppWorld dataset at /nowhere",
         ),
-        ("rollout_node.config.environment.config.python=/nowhere/python", "/nowhere/python does not exist"),
+        ("node.environment.python=/nowhere/python", "/nowhere/python does not exist"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
         ("checkpointer.checkpoint_dir=/nowhere", "checkpointer.checkpoint_dir /nowhere holds no config.json"),
         ("max_iterations=100000000", "GiB free, the run needs"),
-        ("rollout_node.config.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
+        ("node.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
         ("max_iterations=null", "max_iterations must be int, not None"),
+        ("rollout_node=[1]", "rollout_node must be a mapping, not [1]"),
+        ("model.lora_attn_modules={}", "model"),
         ("collection.limits=null", "collection.limits must be a mapping, not None"),
         ("update.micro_batch_tokens=32k", "update.micro_batch_tokens must be int, not '32k'"),
-        ("rollout_node.config.environment.config.root=null", "environment option root must be a path, not None"),
-        ("rollout_node.config.environment.config.python=3", "environment option python must be a path, not 3"),
-        ("rollout_node.config.environment.config.promt=loop", "unexpected keyword argument 'promt'"),
-        ("rollout_node.config.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
-        ("rollout_node.config.environment.name=tools", "environment 'tools' was given options it does not take"),
+        ("node.environment.root=null", "environment option root must be a path, not None"),
+        ("node.environment.python=3", "environment option python must be a path, not 3"),
+        ("node.environment.promt=loop", "unexpected keyword argument 'promt'"),
+        ("node.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
+        ("node.environment.name=tools", "environment 'tools' was given options it does not take"),
         ("collection.split=null", "collection.split must be str, not None"),
         ("checkpointer.checkpoint_dir=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
-        ("rollout_node.config.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
+        ("node.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
     ],
 )
 def test_what_would_stop_a_job_is_named(check_32b, word, problem):
@@ -249,8 +249,9 @@ def test_a_module_of_tools_is_looked_at(tmp_path, change, problem):
     if change == "gone":
         Path(module).unlink()
     report = Report()
-    tools = {"name": "tools", "config": {"module": module}}
-    for section in (tools, {"name": "mixed", "config": {"environments": {"sums": tools}}}):
+    tools = {"name": "tools", "options": {"module": module}}
+    mixed = {"name": "mixed", "options": {"environments": {"sums": {"name": "tools", "module": module}}}}
+    for section in (tools, mixed):
         job_check._environment(report, SimpleNamespace(environment=SimpleNamespace(**section)))
     assert [problem in line for line in report.problems] == ([True, True] if problem else [])
 
@@ -317,4 +318,4 @@ def test_a_run_that_exists_goes_on_from_its_newest_checkpoint(check_32b, tmp_pat
 
 def test_a_config_without_a_node_to_launch_is_refused(capsys, tmp_path):
     code, _, _ = check(capsys, replay_config(tmp_path, iterations=1))
-    assert "the config has no rollout_node.config" in code
+    assert "the config has no node" in code

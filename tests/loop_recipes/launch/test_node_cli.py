@@ -17,7 +17,7 @@ def node(monkeypatch):
 
 def test_the_node_of_a_training_config_is_written_into_the_runs_folder(node, tmp_path):
     run = tmp_path / "run"
-    main(["tiny_cpu", f"output_dir={run}", "rollout_node.config.port=8701", "--", "host=0.0.0.0"])
+    main(["tiny_cpu", f"output_dir={run}", "node.port=8701", "--", "host=0.0.0.0"])
     file = run / "rollout_node.yaml"
     assert node == [("loop node", ["--config", str(file), "host=0.0.0.0"])]
     assert load_node_config(str(file), []).port == 8701

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from agent_environments.colbench.tasks import ColBenchTasks, write_tasks
 from agent_environments.protocol import Message, create_pool
 from loop_formats.schema import ConfigError
-from loop_recipes.config.files import load_config
+from loop_recipes.config.files import compose
 from loop_recipes.warm_start.colbench import FLAWS, ColBenchDemonstrator, early_stops, possible_flaws
 from loop_recipes.warm_start.demonstration import Demonstration, collect
 from rollout_server.config import EnvironmentConfig
@@ -119,7 +119,7 @@ def test_what_no_expert_can_show_is_refused(demonstrator: ColBenchDemonstrator, 
 def test_demonstrations_are_kept_for_the_same_seed_and_length_only():
     marks = []
     for change in ({}, {"seed": 1}, {"model": {"max_seq_len": 2048}}, {}):
-        cfg = OmegaConf.merge(load_config("warm_start_appworld/colbench_cpu"), change)
+        cfg = OmegaConf.merge(compose("colbench_cpu", recipe="warm_start_appworld"), change)
         marks.append(WarmStartRecipe(cfg)._fingerprint())
     assert marks[0] == marks[3]
     assert len(set(marks)) == 3

@@ -32,7 +32,7 @@ def demonstrator(monkeypatch: pytest.MonkeyPatch) -> ExpertDemonstrator:
 def test_the_experts_play_succeeds_and_a_flawed_one_does_not(demonstrator: ExpertDemonstrator):
     scripts = demonstrator.scripts("train", 3, seed=0)
     scripts += demonstrator.scripts("train", 6, seed=1, habits=FLAWS)
-    pool = create_pool("fake", demonstrator.environment.config, word_spans)
+    pool = create_pool("fake", demonstrator.environment.options, word_spans)
     played = asyncio.run(collect(pool, scripts, at_once=2))
     assert [one.success for one in played] == [True] * 3 + [False] * 6
     assert [one.flaw for one in played[:3]] == [None] * 3

@@ -4,7 +4,7 @@
     loop method trees tiny_cpu output_dir=runs/tiny_cpu_trees --iterations 10 --threshold 0.2
 
 Node, tasks, limits, sampling and policy (the base model, or initial_adapter) are those of a training config. The pairs
-and their rollouts are in OUTPUT_DIR/turn_pairs, for sft_appworld/dpo_mcts. The same command goes on where it was
+and their rollouts are in OUTPUT_DIR/turn_pairs, for algorithm=dpo_mcts. The same command goes on where it was
 stopped, and with more iterations it lets the trees grow.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from loop_formats.collection_request import Sampling
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.methods.dpo_mcts.tree_search import TreeSearch, check_search
 from loop_recipes.methods.resumable import exit_status
@@ -50,7 +51,7 @@ def search_trees(options: argparse.Namespace) -> Path:
     check_search(options.iterations, options.exploration, options.threshold)  # before the node starts
     with served_policy(options.config, options.overrides) as served:
         collection = served.conf.collection
-        how = HowToSample(1, POLICY_VERSION, collection.sampling, collection.limits, served.conf.seed)
+        how = HowToSample(1, POLICY_VERSION, Sampling(), collection.limits, served.conf.seed)
         search = TreeSearch(
             served.name,
             served.tasks,

@@ -5,7 +5,7 @@
     loop sft sweet_rl
 
 Node, limits, sampling and policy (the base model, or initial_adapter) are those of a training config; the critic is the
-newest of a run of sft_appworld/turn_critic. The pairs and their rollouts are in OUTPUT_DIR/turn_pairs. The same command
+newest of a run of algorithm=turn_critic. The pairs and their rollouts are in OUTPUT_DIR/turn_pairs. The same command
 again samples nothing that is there, and ranks anew.
 """
 
@@ -17,6 +17,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from loop_formats.collection_request import Sampling
 from loop_formats.run_files import write_whole
 from loop_formats.schema import require
 from loop_recipes.config.arguments import config_parser
@@ -69,7 +70,7 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
     adapter = critic_adapter(options.critic)  # the one that there is now
     with served_policy(options.config, options.overrides) as served:
         collection, seed = served.conf.collection, served.conf.seed
-        how = HowToSample(options.candidates, POLICY_VERSION, collection.sampling, collection.limits, seed)
+        how = HowToSample(options.candidates, POLICY_VERSION, Sampling(), collection.limits, seed)
         requests = candidate_requests(rollouts, options.every, how)
         done = iter(range(1, len(requests) + 1))
         candidates = sample_candidates(

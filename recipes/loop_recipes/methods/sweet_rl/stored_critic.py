@@ -10,7 +10,7 @@ from loop_formats.run_files import newest_adapter
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
 from loop_recipes.config.components import build
-from loop_recipes.config.files import load_config
+from loop_recipes.config.files import read_file
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.model import DTYPES, load_base
@@ -54,7 +54,7 @@ def stored_config(run: Path) -> SftConfig:
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
     try:
-        return read_sft_config(load_config(str(file)))
+        return read_sft_config(read_file(file))
     except ConfigError as error:
         raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
 

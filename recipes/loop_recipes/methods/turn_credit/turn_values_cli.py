@@ -113,7 +113,7 @@ def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
         NodeUnreachable, NodeDied: it does not answer, or did not start.
     """
     yaml = options.run / "rollout_node.yaml"
-    url = options.url
+    url, node = options.url, None
     if url is None:
         if not yaml.is_file():
             raise ValueError(f"{yaml} is missing, so the run's node cannot be started; name one with --url")
@@ -123,8 +123,8 @@ def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
         check_token(TOKEN_ENV)
         config = RolloutNodeConfig(url=url)
     else:
-        config = RolloutNodeConfig(launch=True, config=node)
-    nodes = open_nodes(config, options.run, options.deadline_s)
+        config = RolloutNodeConfig(launch=True)
+    nodes = open_nodes(config, node, options.run, options.deadline_s)
     try:
         nodes.wait_ready()
     except BaseException:

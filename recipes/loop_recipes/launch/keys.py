@@ -1,0 +1,126 @@
+"""Prints the keys of configs from the schemas: every key with its type, its default and its sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from loop_formats.schema import fields_of, nearest, require, sections_in
+from loop_recipes.config.loop_config import COMPONENT, LoopConfig
+from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.warm_start.config import WarmStartConfig
+from rollout_server.config import EnvironmentConfig
+
+RECIPES = {
+    "loop train": LoopConfig,
+    "loop sft": SftConfig,
+    "loop eval": EvalConfig,
+    "tune run warm_start_appworld": WarmStartConfig,
+}
+NODE = "node"
+"""Its keys are those of ``loop node --file`` as well; they are listed once."""
+_REFUSED: dict[type, tuple[tuple[str, ...], str]] = {SftConfig: (REFUSED, WHY_REFUSED)}
+"""Keys that a recipe's section shares with others and that must be left out there, and why."""
+_TOLD_ELSEWHERE = "policies[].endpoint"
+"""Its keys are those of ``endpoint``."""
+
+
+def key_lines(prefix: str = "") -> list[str]:
+    """The keys that begin with ``prefix``: for each recipe those that no recipe before it has too.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    lines: list[str] = []
+    known: set[tuple[str, ...]] = set()
+    for title, section in RECIPES.items():
+        refused, why = _REFUSED.get(section, ((), ""))
+        found = [row for row in rows(section) if row[0].startswith(prefix)]
+        new = [row for row in found if row not in known]
+        known |= {*found}
+        lines += [f"# {title}", ""] if new else []
+        for key, kind, default, text in new:
+            lines += [f"{key}: {kind}{f' = {default}' if default else ''}", *wrap(text, 100, indent="    ")]
+        for key in refused if found else ():
+            lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
+        lines += [""] if new else []
+    known_keys = sorted({row[0] for row in known} if known else {row[0] for s in RECIPES.values() for row in rows(s)})
+    require(lines, f"no key begins with {prefix!r}; {nearest(prefix, known_keys)}")
+    return lines[:-1]
+
+
+def wrap(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
+
+
+def rows(section: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """(key, type, default, sentence) of each key of ``section``, those of the sections within it after it."""
+    for name, field in fields_of(section).items():
+        key = path + ("<option>" if section is EnvironmentConfig and name == "options" else name)
+        inside = sections_in(field.annotation)
+        text = _one_line(_sentence(section, name) or (inspect.getdoc(inside[0]) or "" if inside else ""))
+        yield key, _kind(field.annotation, field.metadata), _default(field, bool(inside)), text
+        if inside and key != _TOLD_ELSEWHERE:
+            below = {list: "[]", dict: ".<name>"}.get(get_origin(field.annotation), "")
+            yield from rows(inside[0], f"{key}{below}.")
+
+
+def _sentence(section: type, name: str) -> str | None:
+    """The string below the field, where ``section`` or what it extends defines it."""
+    described = [fields_of(base)[name] for base in section.__mro__ if name in getattr(base, "__pydantic_fields__", {})]
+    return next((field.description for field in described if field.description), None)
+
+
+def _kind(annotation: Any, metadata: list[Any]) -> str:
+    """A type in the words of YAML."""
+    bounds = _bounds(metadata)
+    if dataclasses.is_dataclass(annotation):
+        return "section"
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        kinds = ["null" if item is type(None) else _kind(item, []) for item in arguments]
+        return " or ".join(kinds) + bounds
+    if origin is Literal:
+        *others, last = [f"`{value}`" for value in arguments]
+        return f"{', '.join(others)} or {last}" if others else last
+    if origin is list:
+        (item,) = arguments
+        return "list of sections" if dataclasses.is_dataclass(item) else f"list of {_kind(item, [])}"
+    if origin is dict:
+        if COMPONENT in metadata:
+            return "component"
+        return "sections by name" if dataclasses.is_dataclass(arguments[1]) else "mapping"
+    if hasattr(annotation, "__metadata__"):
+        return _kind(annotation.__origin__, list(annotation.__metadata__))
+    return annotation.__name__ + bounds
+
+
+def _bounds(metadata: list[Any]) -> str:
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    found: dict[str, float] = {}
+    for item in metadata:
+        for part in [item, *getattr(item, "metadata", [])]:
+            found |= {name: getattr(part, name) for name in words if getattr(part, name, None) is not None}
+    return "".join(f", {words[name]} {value:g}" for name, value in found.items())
+
+
+def _default(field: FieldInfo, is_section: bool) -> str:
+    if field.is_required():
+        return ""
+    if is_section and field.default is not None:
+        return ""
+    value = field.get_default(call_default_factory=True)
+    assert value is not PydanticUndefined
+    return "null" if value is None else f"`{value}`"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())

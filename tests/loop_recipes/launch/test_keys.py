@@ -1,0 +1,35 @@
+"""`loop check --keys` says of every key what the schemas say."""
+
+import pytest
+
+from loop_formats.schema import ConfigError
+from loop_recipes.launch.check_cli import main
+from loop_recipes.launch.keys import RECIPES, key_lines, rows
+
+
+def test_every_key_has_its_sentence():
+    silent = [key for section in RECIPES.values() for key, _, _, text in rows(section) if not text.endswith(".")]
+    assert silent == []
+
+
+def test_every_key_is_listed_once():
+    heads = [line.partition(":")[0] for line in key_lines() if line and not line.startswith((" ", "#"))]
+    assert len(heads) > 200
+    shared = [key for key in heads if key.startswith(("node.", "rollout_node.", "model", "optimizer"))]
+    assert all(heads.count(key) == 1 for key in shared if not key.startswith(("model.", "rollout_node")))
+
+
+def test_keys_are_listed_by_their_beginning(capsys):
+    assert main(["--keys", "node.servers.max"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "# loop train"
+    assert "node.servers.max_loras: int = `2`" in printed
+    assert "    Policy versions that can be sampled from at the same time; at least 2." in printed
+    assert all(line.startswith(("#", " ", "node.servers.max")) for line in printed if line)
+
+
+def test_a_misspelt_beginning_is_one_line():
+    with pytest.raises(ConfigError, match="did you mean 'node"):
+        key_lines("nod.servers.max_loras")
+    with pytest.raises(SystemExit, match="loop check: no key begins with 'nosuch'"):
+        main(["--keys", "nosuch"])

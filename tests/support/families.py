@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,18 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def with_config(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``model`` section whose folder has the published config.json, where its own is not there."""
+    if (Path(model["path"]) / "config.json").is_file():
+        return dict(model)
+    return {**model, "path": _written(Path(model["path"]).name.removesuffix("-Instruct"))}
+
+
+@cache
+def _written(name: str) -> str:
+    return str(write_config(Path(tempfile.mkdtemp(prefix="loop-config-")), PUBLISHED[name]))
 
 
 def write_model(folder: Path, config: dict[str, Any], seed: int = 0, max_shard_size: str = "1GB") -> Path:

@@ -128,7 +128,9 @@ def _check_components(config: LearnerConfig) -> None:
     builder = config.model["_component_"]
     if config.checkpointer is not None:
         require(
-            builder != FROM_ITS_FOLDER, "checkpointer must be null: model.path says where the model is; ~checkpointer"
+            builder != FROM_ITS_FOLDER,
+            "checkpointer must be left out: model.path says where the model is, in place of "
+            "checkpointer.checkpoint_dir",
         )
         check_component("checkpointer", config.checkpointer)
     else:

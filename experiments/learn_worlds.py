@@ -23,14 +23,14 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
 from scored_runs import ALGORITHMS, Algorithm, figure, joined, number, put_into
 
-from agent_environments.description import environment_of
+from agent_environments.description import UNSAID, Description, environment_of
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
 from loop_recipes.evaluation.report import read_report
@@ -42,7 +42,7 @@ from loop_recipes.run.metrics import read_metrics
 WORLDS = {"babyai": "BabyAI", "textworldexpress": "TextWorldExpress", "colbench": "ColBench", "mixed": "mixture"}
 """Name of the world in the configs -> in the table."""
 SCORED_BY_TASK = ("textworldexpress",)
-"""Environments with so few scenarios (two games) that intervals over them would say nothing; they are over tasks."""
+"""Environments with so few groups of tasks (two games) that their intervals are over single tasks."""
 CLEAN, BEFORE, LOOP, CONTROL = "clean", "before", "loop", "shuffled"
 LABELS = {
     CLEAN: "before the habits",
@@ -169,17 +169,12 @@ def scores_of(world: World) -> dict[str, dict[tuple[str, str], Score]]:
     results = world.results()
     scored: dict[str, dict[tuple[str, str], Score]] = {}
     for environment in sorted({environment_of(one.task_id) for one in results[LOOP, GREEDY]}):
-        by_task = (environment or world.name) in SCORED_BY_TASK
+        groups = Description() if (environment or world.name) in SCORED_BY_TASK else UNSAID
         scored[environment] = {}
         for key, found in results.items():
             own = [one for one in found if environment_of(one.task_id) == environment]
-            scored[environment][key] = score(list(map(as_scenario, own)) if by_task else own)
+            scored[environment][key] = score(own, None, groups)
     return scored
-
-
-def as_scenario(result: TaskResult) -> TaskResult:
-    """With an id by which the task is a scenario of its own."""
-    return replace(result, task_id=f"{result.task_id.replace('_', '-')}_1")
 
 
 def reward_ends(runs: Sequence[Sequence[dict[str, Any]]], environment: str = "") -> list[float]:

@@ -15,7 +15,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from agent_environments.description import Description
 from agent_environments.protocol import UnknownTask
@@ -97,6 +105,7 @@ class EvalAppWorldRecipe:
         # A log file has no width of its own, and a table in it should not be folded.
         self._console = Console() if sys.stdout.isatty() else Console(width=180)
         self._cleanup = ExitStack()
+        self._told_of_break = False
 
     def setup(self) -> None:
         """Start or find the node, and what endpoints need; read the tasks and what the node serves."""
@@ -156,8 +165,15 @@ class EvalAppWorldRecipe:
             for policy, group in cells.items():
                 if any(self._store.missing(cell) for cell in group):
                     progress.update(bar, description=policy.name)
-                    self._run(policy, group, lambda cell, result: progress.advance(bar))
+                    self._run(policy, group, lambda cell, result: self._ended(result, progress, bar))
         return self._report([cell for group in cells.values() for cell in group])
+
+    def _ended(self, result: TaskResult, progress: Progress, bar: TaskID) -> None:
+        progress.advance(bar)
+        if result.broke is not None and not self._told_of_break:
+            self._told_of_break = True
+            text = f"the environment broke over task {result.task_id} in {result.broke}; mend it before reading scores"
+            progress.console.print(text, markup=False)
 
     def cleanup(self) -> None:
         """Stop a launched node and close files; safe to call at any point, and twice."""
@@ -235,12 +251,15 @@ class EvalAppWorldRecipe:
         terminal_table(protocol, scored, self._console)
         with writing(self._output_dir):
             files = write_report(self._output_dir, conf, protocol, scored, comparisons)
+        results = [result for cell in cells for result in self._store.results(cell)]
+        if broken := sum(result.broke is not None for result in results):
+            self._console.print(f"the environment broke in {broken} of {len(results)} rollouts, which count above")
         if conf.appworld_experiments:
             self._write_experiments(cells)
         return files
 
     def _write_experiments(self, cells: list[Cell]) -> None:
-        split = str(self._config.split or "chosen")
+        split = str(self._config.split) if self._config.tasks is None else "chosen"
         for cell in cells:
             states = [
                 FinalState(result.task_id, result.run, None if result.over_budget else result.rollout_id)

@@ -4,9 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from loop_recipes.launch.config_reference import PAGES, rows
-
 from loop_recipes.cli import VERBS
+from loop_recipes.launch.keys import RECIPES, rows
 
 CHECKOUT = Path(__file__).parents[1]
 NOT_BY_HAND = ("CHANGELOG.md",)
@@ -35,7 +34,7 @@ def figures() -> dict[str, int]:
         "words on the pages of results": words(tracked("docs/results/*.md")),
         "lines of the packages": sum(file.read_bytes().count(b"\n") for file in sources),
         "verbs of `loop`": len(VERBS),
-        "config keys": sum(len(list(rows(section))) for section in PAGES.values()),
+        "config keys": len({row for section in RECIPES.values() for row in rows(section)}),
     }
 
 

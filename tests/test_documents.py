@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from loop_recipes.launch.config_reference import PAGES as SCHEMAS
-from loop_recipes.launch.config_reference import rows
+
+from loop_recipes.launch.keys import RECIPES, rows
 
 CHECKOUT = Path(__file__).parents[1]
 PAGES = sorted([*CHECKOUT.glob("docs/**/*.md"), *CHECKOUT.glob("*.md")])
@@ -45,12 +45,24 @@ def test_files_that_are_named_exist(page):
         assert name in known or (CHECKOUT / name).exists(), f"{page.name} names {name}"
 
 
-SECTIONS = "collection|dev_evaluation|endpoint|limits|rollouts|sampler_gap|servers|stop|turn_credit|update"
-"""Sections all of whose keys are in a schema; those of a component are its class's arguments."""
+SECTIONS = r"collection|dev_evaluation|endpoint|limits|node\.(?:model|servers)|rollouts|sampler_gap|servers|stop"
+SECTIONS += "|turn_credit|update"
+"""Sections all of whose keys are in a schema; those of a component are its class's arguments. A node's own YAML has its
+keys without ``node.``."""
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_keys_that_are_named_exist(page):
-    known = {key for section in SCHEMAS.values() for key, *_ in rows(section)}
+    known = {key for section in RECIPES.values() for key, *_ in rows(section)}
+    known |= {key.removeprefix("node.") for key in known}
     named = re.findall(rf"(?<![\w./-])((?:{SECTIONS})(?:\.[a-z_]+)+)\b", page.read_text())
     assert not set(named) - known
+
+
+def test_pages_that_code_names_exist():
+    names = ["*.py", "*.yaml", "*.sh", "*.sbatch", "Makefile", "*.toml", ".importlinter"]
+    said = subprocess.run(
+        ["git", "grep", "-ohE", r"docs/[A-Za-z0-9_/]+\.md", "--", *names], cwd=CHECKOUT, capture_output=True, text=True
+    ).stdout.split()
+    assert said
+    assert not sorted(name for name in set(said) if not (CHECKOUT / name).exists())

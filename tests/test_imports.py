@@ -15,7 +15,8 @@ def test_imports_go_one_way():
 
 ROOT = Path(__file__).parents[1]
 NAMES = re.compile(
-    r"(loop|sft|eval|warm_start)_appworld|appworld_experiments|\.venv-appworld|``appworld``|appworld evaluate"
+    r"(loop|sft|eval|warm_start)_appworld|appworld_experiments|\.venv-appworld|appworld evaluate|``appworld``"
+    r"|appworld\.md"
 )
 """Asked-for names of recipes, keys and folders, and the names that a config may give an environment."""
 

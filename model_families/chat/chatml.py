@@ -8,8 +8,11 @@ ids. Text is encoded with the parsing of special tokens switched off. An observa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from agent_environments.tool_calls import ToolCall
+from model_families.chat.control import MARK, Shield
 from model_families.chat.format import ChatFormat, ObservationRole, SampledTurn, Thinking
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from model_families.chat.tokenizer import read_tokenizer
@@ -47,11 +50,13 @@ class ChatML(ChatFormat):
         tokenizer = read_tokenizer(model_dir)
         tokenizer.encode_special_tokens = True
         super().__init__(tokenizer)
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._shield = Shield(token.content for token in added if not token.special)
         known = {text: tokenizer.token_to_id(text) for text in (IM_START, IM_END, END_OF_TEXT)}
         ids = {text: token for text, token in known.items() if token is not None}
         missing = sorted(known.keys() - ids.keys())
         if missing:
-            raise ValueError(f"{file} has no token {', '.join(missing)}: the policy must use the ChatML format")
+            raise ValueError(f"{file} has no token {', '.join(missing)}, which chat format {self.name} needs")
         self.im_start, self.im_end, self.pad_id = ids[IM_START], ids[IM_END], ids[END_OF_TEXT]
         self.turn_end = self.im_end
         self.stop_ids = (self.im_end, self.pad_id, self.im_start)
@@ -64,7 +69,7 @@ class ChatML(ChatFormat):
             )
 
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
-        return self._messages(as_texts(messages, tools))
+        return self._messages(as_texts(list(map(self._shielded, messages)), self._shield(tools)))
 
     def extension(
         self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[ChatMessage], tools: Tools = ()
@@ -72,17 +77,30 @@ class ChatML(ChatFormat):
         """A turn that did not end with ``<|im_end|>`` (token cap, another stop token) gets the mark, on which nobody
         trains."""
         ending = [] if sampled[-1] == self.im_end else [self.im_end]
-        return [*ending, *self._newline, *self._messages(as_texts(messages, ()))]
+        return [*ending, *self._newline, *self._messages(as_texts(list(map(self._shielded, messages)), ()))]
 
     def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
         return SampledTurn(self.decode(self.without_stop(sampled)))
 
     def aside(self, text: str) -> list[int]:
-        return self.message("system", text)
+        return self.message("system", self._shield(text))
 
     def message(self, role: str, content: str) -> list[int]:
         """One whole message, with its header, its end and the newline after it."""
         return [self.im_start, *self._encode_again(f"{role}\n{content}"), self.im_end, *self._newline]
+
+    def _shielded(self, message: ChatMessage) -> ChatMessage:
+        """Only what a turn and a call are written with may become a token that is added, but not special."""
+        if message.role != "assistant":
+            return replace(message, content=self._shield(message.content))
+        calls = (ToolCall(self._shield(call.name), self._shield(call.arguments)) for call in message.calls)
+        return replace(message, calls=tuple(calls))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(token for part in text.split(MARK) for token in super(ChatML, self)._encode(part))
+
+    def spoken(self, action: str, tools: Tools) -> list[int]:
+        return [*self.encode_text(action), self.turn_end]
 
     def _messages(self, turns: Iterable[tuple[str, str]]) -> list[int]:
         return [token for role, text in turns for token in self.message(role, text)] + self._assistant_header

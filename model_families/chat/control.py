@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,41 @@ from tokenizers import Tokenizer
 from agent_environments.observation import printable
 from model_families.chat.tokenizer import read_tokenizer
 
-_MARK = "\ufdd0"
+MARK = "\ufdd0"
 """A code point that Unicode sets apart for a program's own use, and that is in no text."""
 _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 """The form of a word that ordinary text does not hold by chance."""
+
+
+class Shield:
+    """Puts a mark inside each of ``words``, wherever they stand in a text or in plain data with texts in it."""
+
+    def __init__(self, words: Iterable[str]):
+        longest_first = sorted(words, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
+
+    def __call__(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self._text(value)
+            case Mapping():
+                return {self(key): self(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self(item) for item in value]
+        return value
+
+    def _text(self, text: str) -> str:
+        text = printable(text).replace(MARK, "\ufffd")
+        while self.pattern.search(text):  # what is left and right of a word may be one, too
+            text = self.pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], text)
+        return text
 
 
 class UnforgeableTokenizer:
     """The tokenizer of a model's folder, in the form that the package ``renderers`` asks for.
 
     Attributes:
+        shield: puts marks into what :meth:`encode` must make no control token of.
         text: the folder's tokenizer without its control tokens: it encodes any text as ordinary tokens.
         vocab_size: number of ids, control tokens included.
         eos_token_id, unk_token_id: none that a renderer may rely on.
@@ -56,42 +81,24 @@ class UnforgeableTokenizer:
                 raise ValueError(f"{file}: the added token {word!r} is ordinary text, whose ids would change")
             if self.text.id_to_token(token["id"]) is not None:
                 raise ValueError(f"{file}: {word} is in the vocabulary of ordinary text, which could forge it")
-        words = sorted((token["content"] for token in added), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, words)) if words else r"(?!)")
+        self.shield = Shield(token["content"] for token in added)
         self._ids = {token["content"]: token["id"] for token in added}
         self._words = {token: word for word, token in self._ids.items()}
         self.vocab_size: int = self.text.get_vocab_size() + len(added)
         self.encode_text: Callable[[str], Sequence[int]] = lambda text: self.text.encode(text).ids
 
-    def shield(self, value: Any) -> Any:
-        """A text, or plain data with texts in it, of which :meth:`encode` makes no control token."""
-        match value:
-            case str():
-                return self._shielded(value)
-            case Mapping():
-                return {self.shield(key): self.shield(item) for key, item in value.items()}
-            case list() | tuple():
-                return [self.shield(item) for item in value]
-        return value
-
-    def _shielded(self, text: str) -> str:
-        text = printable(text).replace(_MARK, "\ufffd")
-        while self._control.search(text):  # what is left and right of a word may be one, too
-            text = self._control.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
-        return text
-
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of scaffolding with shielded text in it."""
         token_ids: list[int] = []
         position = 0
-        for found in self._control.finditer(text):
+        for found in self.shield.pattern.finditer(text):
             token_ids += self._plain(text[position : found.start()])
             token_ids.append(self._ids[found[0]])
             position = found.end()
         return token_ids + self._plain(text[position:])
 
     def _plain(self, text: str) -> list[int]:
-        return list(self.encode_text(text.replace(_MARK, ""))) if text else []
+        return list(self.encode_text(text.replace(MARK, ""))) if text else []
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
         """Text of ids. Control tokens are shown as they are written, whatever is asked: no renderer leaves them out."""

@@ -51,7 +51,7 @@ class ChatFormat(TextTokens, ABC):
         pad_id: id of the padding.
         thinking: how thinking is treated; None for a model that does not think.
         observation_role: the role in which an environment's answers are written.
-        thinking_end: the id that ends thinking; None if there is none to wait for.
+        thinking_ends: ids that end thinking: its own mark, or a tool call; none where there is nothing to wait for.
     """
 
     name: ClassVar[str]
@@ -60,7 +60,7 @@ class ChatFormat(TextTokens, ABC):
     pad_id: int
     thinking: Thinking | None = None
     observation_role: ObservationRole = "user"
-    thinking_end: int | None = None
+    thinking_ends: tuple[int, ...] = ()
 
     @abstractmethod
     def opening(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> list[int]:
@@ -82,6 +82,14 @@ class ChatFormat(TextTokens, ABC):
     @abstractmethod
     def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
         """Read what was sampled after ``prompt``; ``with_tools``: the model was offered tools. Never raises."""
+
+    @abstractmethod
+    def spoken(self, action: str, tools: Tools) -> list[int]:
+        """The ids of a whole turn as the policy would sample it: an action, its calls in the model's own form, its end.
+
+        Raises:
+            ValueError: calls that the model's own format has no form for.
+        """
 
     @abstractmethod
     def aside(self, text: str) -> list[int]:
@@ -116,7 +124,7 @@ class ChatFormat(TextTokens, ABC):
                     raise ValueError(f"an episode is several sequences in chat format {self.name} ({self.thinking})")
                 token_ids += between
             start = len(token_ids)
-            token_ids += [*self.encode_text(action), self.turn_end]
+            token_ids += self.spoken(action, tools)
             spans.append((start, len(token_ids)))
         return token_ids, spans
 

@@ -119,8 +119,8 @@ class Rendered(ChatFormat):
         ends = [self.turn_end, *self._renderer.get_stop_token_ids(), self._id(family.header)]
         self.stop_ids = tuple(dict.fromkeys(ends))
         if self.thinking is not None:
-            self.thinking_end = self._closes = self._id(THOUGHT_CLOSES)
-            self._tool_call = self._id(CALL_OPENS)
+            self._closes, self._tool_call = self._id(THOUGHT_CLOSES), self._id(CALL_OPENS)
+            self.thinking_ends = (self._closes, self._tool_call)
         self._begins = self._control.encode(f"{THOUGHT_OPENS}\n") if always else []
 
     def _id(self, word: str) -> int:
@@ -149,6 +149,16 @@ class Rendered(ChatFormat):
         given = [self._given(message, bool(tools)) for message in messages]
         rendered = self._renderer.render_ids(given, tools=self._offered(tools), add_generation_prompt=True)
         return [*rendered, *self._begins]
+
+    def spoken(self, action: str, tools: Tools) -> list[int]:
+        message = spoken_message(action, bool(tools))
+        if not message.calls:
+            return [*self.encode_text(action), self.turn_end]
+        asked = {"role": "user", "content": "x"}
+        before = self._renderer.render_ids([asked], add_generation_prompt=True)
+        # Not the last turn: with that, a template may put an empty thinking.
+        after = self._renderer.render_ids([asked, self._given(message, True), asked])[len(before) :]
+        return list(after[: after.index(self.turn_end) + 1])
 
     def aside(self, text: str) -> list[int]:
         return list(self._renderer.render_ids([{"role": "system", "content": self._control.shield(text)}]))

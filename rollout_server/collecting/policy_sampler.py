@@ -87,10 +87,10 @@ class PolicySampler:
     async def _turn(self, episode_id: str, token_ids: Sequence[int], model: str, room: int, seed: int) -> Generation:
         """Thinking and answer in one request, or, where each has a limit of its own, in two."""
         tokens, limits = self._services.tokens, self._limits
-        if limits.max_thinking_tokens is None or tokens.thinking_end is None:
+        if limits.max_thinking_tokens is None or not tokens.thinking_ends:
             most = min(limits.max_tokens_per_turn, room)
             return await self._request(episode_id, token_ids, model, most, seed, tokens.stop_ids)
-        stops = (*tokens.stop_ids, tokens.thinking_end)
+        stops = (*tokens.stop_ids, *tokens.thinking_ends)
         thought = await self._request(episode_id, token_ids, model, min(limits.max_thinking_tokens, room), seed, stops)
         turn = tokens.read(token_ids, thought.token_ids, with_tools=False)
         answer = len(thought.token_ids) - turn.thinking_tokens

@@ -24,7 +24,6 @@ def run(*words: str) -> tuple[int, list[str], str]:
     """Exit code, the heavy modules that were imported, and what was printed."""
     code = f"""
 import sys
-from loop_recipes.config.files import compose
 try:
     from loop_recipes.cli import main
     code = main({list(words)!r})

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import eval_appworld
+from agent_environments.counter import CounterEnvironment
 from eval_appworld import EvalAppWorldRecipe
 from loop_formats.run_files import adapter_digest
 from loop_formats.schema import ConfigError
@@ -89,8 +90,7 @@ async def test_a_whole_evaluation(policy, tmp_path):
     assert [score["tgc"]["mean"] for score in report["scores"]] == pytest.approx([100 / 6] * 4)
     assert [score["sgc"]["mean"] for score in report["scores"]] == [0.0] * 4
     assert report["scores"][1]["tgc"]["std"] == 0.0
-    assert report["scores"][0]["behavior"]["turns"] == 1.0
-    assert report["scores"][0]["behavior"]["assume"] == 1.0
+    assert report["scores"][0]["behavior"] is None, "the counter names no figures of behaviour"
     assert report["policies"][1]["sha256"] == adapter_digest(policy / "run/policies/policy-v0001")
     assert len(report["comparisons"]) == 2
     assert report["comparisons"][0]["tgc"]["p_value"] == 1.0
@@ -174,7 +174,7 @@ async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_s
         assert (task, number) == ("reach4_3", 0)
         assert "server_error" in reason
         assert (
-            "base, T=0: 1 of 6 rollouts lost; had they all failed or all succeeded, TGC 20.0 would be 16.7 to 33.3"
+            "base, T=0: 1 of 6 rollouts lost; had they all failed or all succeeded, success 20.0 would be 16.7 to 33.3"
             in (markdown)
         )
         assert f"lost: base, T=0: {task}, run 0: server_error:" in markdown
@@ -190,6 +190,23 @@ async def test_a_lost_rollout_is_played_again_at_the_end_then_named_beside_the_s
         _, report, _ = reports(await asyncio.to_thread(run, cfg))
         assert (report["scores"][0]["lost"], report["scores"][0]["bounds"]) == ([], None)
         assert len(local.vllm.requests) == asked + 2
+
+
+async def test_an_environment_that_breaks_is_told_at_once_and_counted(policy, tmp_path, monkeypatch, capsys):
+    def broken(self, action):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(CounterEnvironment, "step", broken)
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        local.vllm.speak = lambda rng: solve(4)
+        samplings = [{"temperature": 0.0, "runs": 1}]
+        cfg = config(policy, tmp_path, local.url, policies=[{"name": "base"}], samplings=samplings)
+        results, *_ = reports(await asyncio.to_thread(run, cfg))
+    printed = capsys.readouterr().out
+    assert printed.count("the environment broke over task") == 1
+    assert "IndexError: list index out of range" in printed
+    assert "the environment broke in 6 of 6 rollouts" in printed
+    assert all("IndexError" in line["broke"] for line in results)
 
 
 async def test_where_everything_is_lost_there_is_no_score(policy, tmp_path):
@@ -355,7 +372,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     chosen = config(policy, tmp_path, policies=[{"name": "best", "adapter": str(tmp_path / "evaluation")}])
     (found,) = find_policies(read_eval_config(chosen))
     assert found.adapter == policy / "run/policies/policy-v0001"
-    assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, TGC 16.7 at T=0"
+    assert found.chosen == "best of 2 on dev of counter: at-policy-v0001, success 16.7 at T=0"
     (tmp_path / "evaluation/report.json").write_text(json.dumps({**report, "split": "test_normal:1,2"}))
     with pytest.raises(ConfigError, match=r"evaluation scored on test_normal:1,2; choose among adapters on dev"):
         find_policies(read_eval_config(chosen))
@@ -379,7 +396,7 @@ async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
         ({"policies": [{"name": "a", "adapter": "/nowhere/*"}]}, "no adapter folder matches"),
         ({"policies": [{"name": "a"}, {"name": "a"}]}, "'a' is there twice"),
         ({"policies": [{"name": "a b"}]}, r"policies\[0\].name must be of the form .*, not 'a b'"),
-        ({"tasks": ["reach4_1"]}, "exactly one of split and tasks"),
+        ({"split": None}, "give a split, or tasks"),
         ({"samplings": [{"temperature": -1}]}, r"samplings\[0\].temperature must be at least 0, not -1"),
         ({"samplings": [{"runs": 0}]}, r"samplings\[0\].runs must be above 0, not 0"),
         ({"samplings": [{"top_p": 2.0}]}, r"samplings\[0\].top_p must be at most 1, not 2"),

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_environments import http_server
+from agent_environments.description import description_of
 from loop_formats.collection_request import Progress
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
@@ -33,12 +34,24 @@ def ask(url, method, path, body=None, headers=None):
 async def test_health_needs_no_token_and_everything_else_does(running):
     status, report = await asyncio.to_thread(ask, running.url, "GET", "/health", None, {})
     assert (status, report["status"], report["policy_versions"]) == (200, "ok", [0])
-    paths = ["/metrics", "/v1/status", "/v1/tasks?split=train", "/v1/collections/c/rollouts", "/nothing"]
+    paths = [
+        "/metrics",
+        "/v1/status",
+        "/v1/tasks?split=train",
+        "/v1/environment",
+        "/v1/collections/c/rollouts",
+        "/nothing",
+    ]
     for path in paths:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
             status, report = await asyncio.to_thread(ask, running.url, "GET", path, None, headers)
             assert status == 401
             assert "bearer token" in report["error"]
+
+
+async def test_the_environment_describes_itself(running):
+    described = await running.call(running.client.description)
+    assert described == description_of("counter", {})
 
 
 async def test_tasks(running):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -67,12 +68,14 @@ def write_llama3(folder: Path) -> Path:
     return write_small(folder, "LlamaForCausalLM", LLAMA3_SPECIAL)
 
 
-def write_small(folder: Path, architecture: str, special: list[str], added: list[str] = []) -> Path:  # noqa: B006
-    """A folder with a byte-level BPE of a few hundred words, and these control tokens."""
+def write_small(
+    folder: Path, architecture: str, special: Sequence[str], added: Sequence[str] = (), words: int = 600
+) -> Path:
+    """A folder with a byte-level BPE of at most so many words, and these control tokens."""
     tokenizer = Tokenizer(models.BPE())
     _split(tokenizer)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet, show_progress=False)
     corpus = ["system user assistant tool name parameters arguments function think print(apis.counter.add(3))\n"] * 50
     tokenizer.train_from_iterator(corpus, trainer)
     _add(tokenizer, special, added)
@@ -121,7 +124,7 @@ def _split(tokenizer: Tokenizer) -> None:
     tokenizer.decoder = decoders.ByteLevel()
 
 
-def _add(tokenizer: Tokenizer, special: list[str], added: list[str]) -> None:
+def _add(tokenizer: Tokenizer, special: Sequence[str], added: Sequence[str]) -> None:
     tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in special])
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in added])
 

@@ -154,6 +154,10 @@ def _check_components(config: LearnerConfig) -> None:
         "loop_recipes.algorithm.advantages",
     )
     require(
+        hasattr(built["advantage"], "token_advantages") or not hasattr(built["advantage"], "of_tokens"),
+        f"advantage: {config.advantage['_component_']} has a method of_tokens, which is called token_advantages now",
+    )
+    require(
         config.update.loss_divisor != "tokens" or built["loss"].sums_tokens,
         f"update.loss_divisor: tokens is for a sum over tokens, and {config.loss['_component_']} is none; give mean",
     )

@@ -137,9 +137,9 @@ class EvalConfig(WithNode):
     """An adapter, to refer to."""
     endpoint: EndpointConfig | None = None
     split: str | None = None
-    """The tasks: a split of the dataset, with difficulties as in ``train:1,2``. Either this or ``tasks`` is given."""
+    """The tasks: a split of the dataset, with difficulties as in ``train:1,2``."""
     tasks: list[str] | None = None
-    """Task ids in place of a split."""
+    """Task ids, which take the place of the split, as in ``collection``."""
     groups: dict[str, str] = field(default_factory=dict)
     """Groups of tasks whose success and reward are also said by themselves: name and a pattern of task ids, such as
     ``deep: craft/depth4-*``. The environments of a mixture need no pattern."""
@@ -159,7 +159,7 @@ class EvalConfig(WithNode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require((self.split is None) != (self.tasks is None), "give exactly one of split and tasks")
+        require(self.split is not None or self.tasks is not None, "give a split, or tasks")
         require(self.tasks is None or self.tasks, "tasks must not be empty")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct; ask for more runs instead")
@@ -193,7 +193,7 @@ class EvalConfig(WithNode):
     @property
     def split_name(self) -> str:
         """The name of the tasks in a report."""
-        return self.split if self.split is not None else f"{len(self.tasks or [])} chosen tasks"
+        return str(self.split) if self.tasks is None else f"{len(self.tasks)} chosen tasks"
 
     @property
     def environment(self) -> EnvironmentConfig | None:

@@ -32,7 +32,7 @@ class TaskResult:
     ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved: as the
     environment says, and unless given as :data:`UNSAID` does.
     ``behavior`` holds the counts that the environment's figures are made of. ``failure`` says why the rollout was lost;
-    the other fields are then empty.
+    the other fields are then empty. ``broke`` says where and in what the environment itself broke.
     """
 
     task_id: str
@@ -51,6 +51,7 @@ class TaskResult:
     behavior: dict[str, int] | None = None
     failure: str | None = None
     solved: bool | None = None
+    broke: str | None = None
 
     def __post_init__(self) -> None:
         if self.solved is None:
@@ -85,6 +86,7 @@ class TaskResult:
             tampered=rollout.tampered,
             behavior=environment.counts(rollout.task_id, sequence_texts(sequences)),
             solved=environment.solved(rollout.task_id, rollout.success, rollout.end_reason),
+            broke=None if rollout.broke is None else f"{rollout.broke['where']}: {rollout.broke['what']}",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +94,13 @@ class TaskResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskResult:
-        """The inverse of :meth:`to_dict`; keys it does not know are ignored."""
+        """The inverse of :meth:`to_dict`; keys it does not know are ignored.
+
+        Raises:
+            TypeError: the data is no result.
+        """
+        if not isinstance(data.get("behavior"), dict | None):
+            raise TypeError("behavior holds no counts")
         return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
 
 

@@ -31,7 +31,8 @@ METRICS: dict[str, str] = {
     "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
     "dataset": "name of the dataset the tasks are of",
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
-    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md)",
+    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md) or its "
+    "thinking is stripped (docs/chat_formats.md)",
     "dropped_rollouts": "episodes that early stop cut off",
     "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
     "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",

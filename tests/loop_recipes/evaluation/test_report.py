@@ -20,6 +20,7 @@ from loop_recipes.evaluation.report import (
     terminal_table,
     write_report,
 )
+from loop_recipes.evaluation.scores import TaskResult
 
 STORED = Path(__file__).parent / "stored_evaluation"
 SAMPLINGS = {"T=0": SamplingConfig(0.0, runs=1), "T=1": SamplingConfig(1.0, runs=3)}
@@ -93,6 +94,15 @@ def test_ids_of_any_text_are_reported(tmp_path):
     shown = report_again(tmp_path, Description(), names)
     assert all(f"{name}, run" in shown for name in names.values())
     assert len(read_report(tmp_path)[1]) == 4
+
+
+@pytest.mark.parametrize("changes", [{"behavior": 3}, {"behavior": ["turns"]}, {"task_id": None, "run": None}])
+def test_a_line_that_is_no_result_is_refused(changes):
+    line = {"task_id": "a_1", "run": 0, "behavior": {"turns": 1}, "later": True}
+    assert TaskResult.from_dict(line).behavior == {"turns": 1}
+    without = {name: value for name, value in (line | changes).items() if value is not None}
+    with pytest.raises(TypeError):
+        TaskResult.from_dict(without)
 
 
 def test_an_environment_may_count_what_was_not_ended(tmp_path):

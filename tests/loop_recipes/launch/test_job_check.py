@@ -283,7 +283,7 @@ def test_a_way_of_thinking_that_the_model_has_not_is_named():
         job_check._chat(report, ModelConfig(path=str(loop_package("tiny_policy")), **settings))
     assert [problem.partition(":")[0] for problem in report.problems] == ["model"] * 3
     assert "chat format chatml does not think: leave model.thinking null" in report.problems[0]
-    assert "which could forge it" in report.problems[1]
+    assert "does not fit chat format qwen3: Special token '<tool_call>' not found" in report.problems[1]
     assert "chat format 'no such' is not known; choose one of chatml, qwen3, llama3" in report.problems[2]
 
 

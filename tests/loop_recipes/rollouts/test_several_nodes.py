@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent_environments.description import Description
 from loop_formats.branch import Branch, BranchPoint
 from loop_formats.collection_request import CollectionEnd, LostRollout
 from loop_recipes.rollouts.node_source import NodeSource
@@ -139,6 +140,15 @@ async def test_every_node_is_given_every_version(policy, tmp_path):
         for node in nodes:
             assert (await node.call(node.client.health))["policy_versions"] == [1]
         await asyncio.to_thread(source.retire, 0)
+
+
+async def test_nodes_of_other_environments_are_refused(policy, tmp_path):
+    async with two_nodes(policy, tmp_path) as nodes:
+        source = several([node.url for node in nodes])
+        assert await asyncio.to_thread(source.description) == nodes[0].node.description
+        nodes[1].node.description = Description(score="wins")
+        with pytest.raises(NoRollouts, match="describe their environments differently"):
+            await asyncio.to_thread(source.description)
 
 
 async def test_nodes_with_other_tasks_are_refused(policy, tmp_path):

@@ -38,7 +38,8 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     rollouts = [json.loads(line) for line in log.read_text().splitlines()]
     for rollout in rollouts:
         rollout["messages"] = MESSAGES
-        rollout["turns"] = [turn | {"message": 2 + 2 * number} for number, turn in enumerate(rollout["turns"])]
+        own = {"thinking_tokens": 1}
+        rollout["turns"] = [turn | own | {"message": 2 + 2 * number} for number, turn in enumerate(rollout["turns"])]
         rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)

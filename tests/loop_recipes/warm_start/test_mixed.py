@@ -45,9 +45,8 @@ def demonstrator(monkeypatch: pytest.MonkeyPatch) -> MixedDemonstrator:
 def test_both_are_played_in_equal_shares_in_the_mixed_pool(demonstrator: MixedDemonstrator):
     scripts = demonstrator.scripts("practice", 6, seed=0)
     scripts += demonstrator.scripts("practice", 6, seed=0, habits=["gave_up", "answered_at_once"])
-    played = asyncio.run(
-        collect(create_pool("mixed", demonstrator.environment.options, word_spans), scripts, at_once=2)
-    )
+    pool = create_pool("mixed", demonstrator.environment.options, word_spans)
+    played = asyncio.run(collect(pool, scripts, at_once=2))
     assert [one.success for one in played] == [True] * 6 + [False] * 6
     assert Counter((environment_of(one.task_id), one.flaw) for one in played) == {
         ("adds", None): 3,

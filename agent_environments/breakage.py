@@ -11,7 +11,10 @@ MOST_CHARACTERS = 500
 """Of what is said of one error."""
 _PACKAGES = Path(__file__).resolve().parents[1]
 _NOT_THE_USERS = (
-    *(f"{_PACKAGES / name}/" for name in ("agent_environments", "rollout_server", "loop_formats", "appworld_adapter")),
+    *(
+        f"{_PACKAGES / name}/"
+        for name in ("agent_environments", "rollout_server", "model_families", "loop_formats", "appworld_adapter")
+    ),
     f"{_PACKAGES / 'recipes' / 'loop_recipes'}/",
     f"{_PACKAGES / 'loop_recipes'}/",
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),

@@ -26,6 +26,9 @@ import torch
 from peak_memory import PeakMemory
 from torchtune.modules import TransformerDecoder
 
+# The root and recipes/ too, because folders of tests/ are called like packages and hide those that are installed.
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
+
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.components import build
@@ -45,6 +48,7 @@ from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_p
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
 from loop_recipes.engine.samples import Sample
 from loop_recipes.engine.sharding import local_part, place_model
+from support.families import with_config
 
 HEADS: dict[str, Head] = {
     "auto": AutoLogProbs(),
@@ -63,7 +67,7 @@ UNITS = {
 
 def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch.device) -> TransformerDecoder:
     """The config's model, or its first ``layers`` layers, drawn on the device; the host only ever holds one tensor."""
-    model = meta_model(conf.model, DTYPES[conf.dtype])
+    model = meta_model(with_config(conf.model), DTYPES[conf.dtype])
     if layers is not None:
         model.layers = model.layers[:layers]
     base = {

@@ -103,14 +103,7 @@ class World:
 
     def _train(self, run: Path, seed: int, words: Sequence[str]) -> None:
         options = self.options
-        entries = json.loads((self.policy / "config.json").read_text())["vocab_size"]
-        words = [
-            *self._node,
-            f"model.vocab_size={entries}",
-            f"checkpointer.checkpoint_dir={self.policy}",
-            *words,
-            *options.overrides,
-        ]
+        words = [*self._node, f"model.path={self.policy}", *words, *options.overrides]
         command = Algorithm("LOOP", f"world={self.name}").command(run, seed, options.iterations, words)
         steps = Steps(run, {"iterations": options.iterations, "seed": seed, "overrides": options.overrides})
         steps.run(f"{self.name} {run.name}", command, run / "log", training=run, deadline_s=options.deadline_s)

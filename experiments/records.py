@@ -70,7 +70,11 @@ class Record:
             report, (only,) = read_report(evaluation)
             dataset, model, results = report["dataset"], report["model"], list(only.results)
         elif config is not None:
-            dataset, model, results = lines[-1]["dataset"], config.checkpointer.checkpoint_dir, []
+            dataset, model, results = (
+                lines[-1]["dataset"],
+                config.model.get("path") or config.checkpointer.checkpoint_dir,
+                [],
+            )
         else:
             raise ValueError("a record needs a run or an evaluation")
         files = [log for folder in logs for log in find_logs(folder) if not parse_collection_id(log.stem).dev]

@@ -136,7 +136,7 @@ class Attempt:
         """Ground-truth solutions of the training tasks as rollouts."""
         environment, out = self.plan.config.node.environment, self.folder / "solutions"
         command = module("loop_recipes.methods.ground_truth", str(environment.root), "--out", str(out))
-        command += ["--model", str(self.plan.config.checkpointer.checkpoint_dir), "--prompt", str(environment.prompt)]
+        command += ["--model", str(self.plan.config.model.path), "--prompt", str(environment.prompt)]
         self._run("writing solutions", [*command, "--split", str(self.plan.config.collection.split)])
         return out
 

@@ -96,7 +96,7 @@ def play(
     """Executed in the environment that the policy's node has; read again if they are there."""
     if not kept.is_file():
         environment = conf.child.environment
-        tokens = open_chat(conf.checkpointer["checkpoint_dir"])
+        tokens = open_chat(conf.base_model)
         pool = create_pool(environment.name, dict(environment.options), tokens.spans)
         save(asyncio.run(collect(pool, draw_scripts(world, tasks, count, seed, share), at_once=4)), kept)
     return load(kept)
@@ -125,7 +125,7 @@ class Experiment:
         self._folder = args.output / f"seed{seed}"
         self._conf = read_loop_config(compose("tiny_cpu"))
         self._world = Path(self._conf.child.environment.options["root"])
-        self._tokens = open_chat(self._conf.checkpointer["checkpoint_dir"])
+        self._tokens = open_chat(self._conf.base_model)
         self._dataset = dataset_name(self._world)
 
     def training_log(self) -> Path:
@@ -204,7 +204,7 @@ class Experiment:
         request = CollectionRequest(collection, tasks, 1, 0, seed=self._seed, limits=asked.limits)
         write_whole(meta_path(log.parent, collection), json.dumps({"request": request.to_dict()}) + "\n")
         if not (run / "policies").is_dir():
-            write_empty_adapter(run / "policies" / "policy-v0000", self._conf.checkpointer["checkpoint_dir"])
+            write_empty_adapter(run / "policies" / "policy-v0000", self._conf.base_model)
             conf = read_loop_config(compose("tiny_cpu", [f"output_dir={run}"]))
             write_node_config(conf.child, run / "rollout_node.yaml")
         if turn_values_cli.main(
@@ -249,7 +249,7 @@ def interval(found: Mapping[str, Sequence[float]], draws: int = 10_000) -> tuple
 def value_head(run: Path, learned_from: Sequence[Rollout], rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """A head on the base model of a critic's run, which is told what the critic is."""
     conf, learner = load_learner(run)
-    prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+    prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
     head = TurnValueHead(learner.update, prefix)
     head.fit(training_samples(learned_from, UpdateConfig()), ReturnPairs())
     found = head.advantages(training_samples(rollouts, UpdateConfig()))

@@ -29,7 +29,6 @@ from agent_environments.description import Description
 from agent_environments.protocol import UnknownTask
 from agent_environments.unopened import difficulties_of
 from appworld_adapter.pool.experiments import FinalState, MissingState, write_experiments
-from loop_formats.base_model import model_digest
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
@@ -65,6 +64,7 @@ from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.run.environment_file import write_description
+from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
 

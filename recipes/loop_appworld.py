@@ -34,7 +34,15 @@ from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run
 from loop_recipes.engine.checkpoint import TrainingState, load_latest, restore_generators
 from loop_recipes.engine.device_check import training_device
-from loop_recipes.engine.diagnostics import canary, flops_metrics, gap_metrics, peak_memory_gib, stress, tolerances
+from loop_recipes.engine.diagnostics import (
+    BROKEN_GAP,
+    canary,
+    flops_metrics,
+    gap_metrics,
+    peak_memory_gib,
+    stress,
+    tolerances,
+)
 from loop_recipes.engine.model import DTYPES, check_context, load_base, vocabulary
 from loop_recipes.engine.process_group import (
     RemoteError,
@@ -255,6 +263,8 @@ class LoopAppWorldRecipe:
             seconds_publishing = self._publish([self._policy_version] if metrics["steps"] else [])
             asked = "asked to" if any_rank(bool(self._stop)) else None
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))
+            if metrics["gap_verdict"] == "broken" and conf.rollout_node.replay is None:
+                reason = reason or BROKEN_GAP
             if reason and iteration < conf.max_iterations:
                 return self._end(f"stopped after iteration {iteration}: {reason}")
         self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)

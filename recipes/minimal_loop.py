@@ -26,7 +26,7 @@ from loop_formats.rollout import Rollout
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
-from loop_recipes.engine.model import adapter_parameters, load_base, lora_scale, new_adapter
+from loop_recipes.engine.model import adapter_parameters, load_base, new_adapter
 from loop_recipes.engine.peft_export import export_adapter
 from loop_recipes.engine.sharding import place_model
 from rollout_server.client import RolloutClient
@@ -77,13 +77,11 @@ def load_policy(conf: LoopConfig) -> nn.Module:
 
 def publish(client: RolloutClient, policy: nn.Module, version: int, output_dir: Path, conf: LoopConfig) -> None:
     """Write the adapter in PEFT's format and have the node serve it under a new name."""
-    rank, alpha = lora_scale(policy)
     folder = export_adapter(
         {name: parameter.detach() for name, parameter in adapter_parameters(policy).items()},
+        policy,
         output_dir / "policies" / f"policy-v{version:04d}",
-        rank=rank,
-        alpha=alpha,
-        base_model=conf.checkpointer["checkpoint_dir"],
+        base_model=conf.base_model,
         dtype=torch.float32,
     )
     client.publish_policy(version, folder)

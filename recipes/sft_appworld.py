@@ -116,7 +116,7 @@ class SftAppWorldRecipe:
             self._lock = self._cleanup.enter_context(lock_run(self._output_dir))
         fixed_set = read_fixed_set(conf.rollouts)
         samples = fixed_set.samples(conf.update)
-        prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+        prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
         if prefix is not None:
             samples = prefix.before(samples)
         init_process_group(self._device, LONGEST_WAIT_S, always=self._dtype != torch.float32)

@@ -18,12 +18,12 @@ from typing import Any
 from agent_environments.description import description_of
 from agent_environments.program_protocol import Offer, ProgramPool
 from agent_environments.protocol import UnknownTask, create_pool
-from loop_formats.base_model import model_digest
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
 from loop_formats.schema import made_folder
+from model_families.base_model import model_digest
 from model_families.chat import open_chat
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import EpisodeKey

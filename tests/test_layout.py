@@ -90,6 +90,8 @@ ELSEWHERE = {
         "rollout_server/endpoint/wire",
     ],
     "loop_formats/test_schema.py": ["rollout_server/config"],
+    "model_families/test_family.py": [f"model_families/{name}" for name in ("llama", "mistral", "qwen2", "qwen3")],
+    "model_families/decoder/test_builder.py": ["model_families/decoder/attention", "model_families/decoder/rope"],
     "rollout_server/inference/test_server.py": ["rollout_server/inference/server_group"],
     "rollout_server/policies/test_store.py": ["rollout_server/policies/folder", "rollout_server/policies/placement"],
     "agent_environments/test_counter.py": ["agent_environments/protocol"],

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from model_families.base_model import FAMILIES as MODEL_FAMILIES
 from model_families.chat.chatml import ChatML
 from model_families.chat.format import ChatFormat, ObservationRole, Thinking
 from model_families.chat.rendered import FAMILIES, Rendered
 
 FORMATS = (ChatML.name, *FAMILIES)
-_OF_TYPE = {"qwen3": "qwen3", "llama": "llama3"}
-"""The format of a model by its config.json's ``model_type``, where its tokenizer has that format's words."""
 
 
 def open_chat(
@@ -39,11 +38,12 @@ def open_chat(
 
 
 def chat_of(model_dir: str | Path) -> str:
-    """The format of a model by its folder: by its kind where its tokenizer has that kind's words, else ChatML."""
+    """The format of a model by its folder: that of its family where its tokenizer has that format's words, else
+    ChatML."""
     try:
-        kind = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8")).get("model_type")
+        (architecture,) = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))["architectures"]
+        name = MODEL_FAMILIES[architecture].chat
         words = (Path(model_dir) / "tokenizer.json").read_text(encoding="utf-8")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return ChatML.name  # of a tokenizer alone; what is wrong with it, its format says
-    name = _OF_TYPE.get(kind) if isinstance(kind, str) else None
-    return name if name is not None and json.dumps(FAMILIES[name].turn_end) in words else ChatML.name
+    return name if name in FAMILIES and json.dumps(FAMILIES[name].turn_end) in words else ChatML.name

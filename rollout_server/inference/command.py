@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 
 VLLM_RELEASE = "0.32"
@@ -97,6 +98,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
             # worlds need: collecting took 2.5 times as long.
             options["--distributed-executor-backend"] = "uni"
     pairs = [str(part) for option in options.items() for part in option]
+    flags += BaseModel.read(model.path).family.vllm_args
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model.path, *pairs, *flags, *servers.extra_args]
 
 

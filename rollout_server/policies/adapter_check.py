@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from loop_formats.base_model import LORA_MODULES, BaseModel
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from model_families.base_model import LORA_MODULES, BaseModel
 
 MAX_CONFIG_BYTES = 1 << 20
 

@@ -10,6 +10,7 @@ from typing import Any
 from rollout_server.policies.adapter_check import AdapterError
 
 NEARER = 4.0
+CERTAIN, SHARE = 5.0, 0.1
 LARGEST = 2.0**31
 """Of the numbers in a canary: ids, positions and nats are far smaller, and what is larger is no float for sure."""
 
@@ -19,14 +20,17 @@ class Canary:
     """Log-probs the trainer computed with the weights it means: a proof that the servers compute with the same.
 
     Two programs in half precision agree on most tokens to 0.01 and differ on a few by half a nat and more, with the
-    right weights. So no single token decides, but three figures of all of them: the mean and the 90th percentile of
-    the differences, and whether the servers are nearer to another version than to this one.
+    right weights. So no single token decides, but four figures of all of them: the mean and the 90th percentile of
+    the differences, whether the servers are nearer to another version than to this one, and how much of the change
+    from another version to this one they make. The last needs no bound on the noise: it finds an adapter that is
+    read in another order although its whole effect is smaller than what half precision rounds.
 
     Attributes:
         logprobs: ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it.
         tolerance: the 90th percentile of abs(served - expected), in nats, may be this large.
         mean_tolerance: so may their mean; None means ``tolerance``.
-        others: log-probs of the same tokens under other versions that a server could have by mistake.
+        others: log-probs of the same tokens under other versions that a server could have by mistake: that before
+            this one, and the base model.
     """
 
     token_ids: list[int]
@@ -54,6 +58,17 @@ class Canary:
             norm = math.sqrt(sum((o - e) ** 2 for o, e in zip(other, self.logprobs, strict=True)))
             if evidence < -NEARER * norm:
                 return "is nearer to the log-probs of another policy version than to those of this one"
+            # Noise has no sign of its own. If all is right, the sum is further from 0 than CERTAIN norms with a
+            # probability below 2 exp(-CERTAIN^2 / 2), by the same inequality.
+            changes = [e - o for o, e in zip(other, self.logprobs, strict=True)]
+            missing = [(e - s) * change for s, e, change in zip(served, self.logprobs, changes, strict=True)]
+            whole = sum(change**2 for change in changes)
+            certain = abs(sum(missing)) > CERTAIN * math.sqrt(sum(term**2 for term in missing))
+            if certain and abs(sum(missing)) > SHARE * whole:
+                return (
+                    f"makes {1 - sum(missing) / whole:.0%} of the change from another version that the trainer's "
+                    "adapter makes"
+                )
         return None
 
     @classmethod

@@ -19,8 +19,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop_formats.base_model import BaseModel
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_digest, sync, whole_file
+from model_families.base_model import BaseModel
 from rollout_server.policies.adapter_check import MAX_CONFIG_BYTES, AdapterError, check_adapter
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")

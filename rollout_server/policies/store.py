@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loop_formats.base_model import BaseModel
+from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import ServerUnavailable
 from rollout_server.inference.server import VllmServer

@@ -27,7 +27,7 @@ def write_run(folder: Path, rewards: list[float], dev: float = 0.25, rate: str =
     ]
     lines[-1]["dev_success"] = dev
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    model = f"checkpointer: {{checkpoint_dir: {loop_package('tiny_policy')}}}"
+    model = f"model: {{path: {loop_package('tiny_policy')}}}"
     (folder / "config.yaml").write_text(f"max_iterations: {len(rewards)}\noptimizer: {{lr: {rate}}}\n{model}\n")
 
 

@@ -22,7 +22,7 @@ def test_the_tokens_that_a_server_sampled_are_those_of_the_record(shared_vllm, t
     """The server's random policy has no tokenizer of its own: it is given one whose control tokens are Qwen3's."""
     model = tmp_path / "model"
     shutil.copytree(shared_vllm.model, model)
-    write_small(model, "qwen3", QWEN3_SPECIAL, QWEN3_ADDED, words=256)
+    write_small(model, "Qwen3ForCausalLM", QWEN3_SPECIAL, QWEN3_ADDED, words=256)
     shutil.copy(shared_vllm.model / "config.json", model)
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     config = shared_vllm.node_config(tmp_path / "node")

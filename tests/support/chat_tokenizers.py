@@ -60,16 +60,16 @@ LLAMA3_SPECIAL = [
 
 def write_qwen3(folder: Path, words: int | None = None) -> Path:
     """A folder with Qwen3's tokenizer: whole, which takes seconds, or with the first ``words`` of its vocabulary."""
-    return _write(folder, _qwen3(words), "qwen3")
+    return _write(folder, _qwen3(words), "Qwen3ForCausalLM")
 
 
 def write_llama3(folder: Path) -> Path:
     """A folder with Llama 3's control tokens around a small vocabulary."""
-    return write_small(folder, "llama", LLAMA3_SPECIAL)
+    return write_small(folder, "LlamaForCausalLM", LLAMA3_SPECIAL)
 
 
 def write_small(
-    folder: Path, model_type: str, special: Sequence[str], added: Sequence[str] = (), words: int = 600
+    folder: Path, architecture: str, special: Sequence[str], added: Sequence[str] = (), words: int = 600
 ) -> Path:
     """A folder with a byte-level BPE of at most so many words, and these control tokens."""
     tokenizer = Tokenizer(models.BPE())
@@ -79,7 +79,7 @@ def write_small(
     corpus = ["system user assistant tool name parameters arguments function think print(apis.counter.add(3))\n"] * 50
     tokenizer.train_from_iterator(corpus, trainer)
     _add(tokenizer, special, added)
-    return _write(folder, tokenizer.to_str(), model_type)
+    return _write(folder, tokenizer.to_str(), architecture)
 
 
 @lru_cache(maxsize=2)
@@ -129,8 +129,8 @@ def _add(tokenizer: Tokenizer, special: Sequence[str], added: Sequence[str]) -> 
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in added])
 
 
-def _write(folder: Path, tokenizer: str, model_type: str) -> Path:
+def _write(folder: Path, tokenizer: str, architecture: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     return folder

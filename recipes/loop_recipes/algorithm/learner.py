@@ -23,16 +23,9 @@ from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.checkpoint import TrainingState, all_generators, save_and_prune
 from loop_recipes.engine.logprobs import attach_head
-from loop_recipes.engine.model import (
-    DTYPES,
-    check_adapter,
-    load_adapter,
-    lora_scale,
-    new_adapter,
-    trained_parameters,
-)
+from loop_recipes.engine.model import DTYPES, check_adapter, lora_scale, new_adapter, trained_parameters
 from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
-from loop_recipes.engine.peft_export import export_adapter
+from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
@@ -142,15 +135,13 @@ class Learner:
 
     def export(self, version: int, adapter: Mapping[str, Tensor]) -> Path:
         """Write a version's full tensors in PEFT's format under ``policies/``; returns its folder. For rank 0."""
-        rank, alpha = lora_scale(self.model)
         folder = self._output_dir / "policies" / f"policy-v{version:04d}"
         with writing(folder):
             return export_adapter(
                 adapter,
+                self.model,
                 folder,
-                rank=rank,
-                alpha=alpha,
-                base_model=self.conf.checkpointer["checkpoint_dir"],
+                base_model=self.conf.base_model,
                 dtype=DTYPES[self.conf.adapter_dtype],
             )
 

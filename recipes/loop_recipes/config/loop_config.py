@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import Limits
@@ -18,6 +18,15 @@ from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
 """What to build, by ``_component_``, and its arguments."""
+
+
+def _from_its_folder(model: Any) -> Any:
+    return {"_component_": FROM_ITS_FOLDER, **model} if isinstance(model, dict) and "path" in model else model
+
+
+FROM_ITS_FOLDER = "model_families.decoder.builder.lora_decoder"
+Model = Annotated[Component, BeforeValidator(_from_its_folder)]
+"""The base model's folder, by ``path``, and its LoRA; or a builder."""
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 
@@ -182,7 +191,7 @@ class GapConfig:
     ok: float = 1e-3
     """Up to here the verdict is "ok", above it "drift"; a canary's mean may be this large."""
     broken: float = 0.1
-    """Above this the verdict is "broken"; a canary's 90th percentile may be this large."""
+    """Above this the verdict is "broken", which ends a run; a canary's 90th percentile may be this large."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -211,10 +220,9 @@ class LearnerConfig:
 
     output_dir: str
     """Folder of the run: metrics, policies, checkpoints and the launched node's files."""
-    model: Component
-    """torchtune's builder of the LoRA model."""
-    checkpointer: Component
-    """torchtune's checkpointer, which reads the base model."""
+    model: Model
+    """The base model's folder, by ``path``, with ``lora_rank``, ``lora_alpha`` and perhaps ``lora_attn_modules``,
+    ``apply_lora_to_mlp``, ``lora_dropout``; or one of torchtune's builders of LoRA models with all its arguments."""
     advantage: Component
     """From ``loop_recipes.algorithm.advantages``: what a rollout's return is compared with; ``ReturnPairs`` from
     ``loop_recipes.algorithm.preferences`` for a loss on pairs."""
@@ -228,6 +236,8 @@ class LearnerConfig:
     """From ``loop_recipes.algorithm.lr_schedules``, or one of torchtune's; a step is an iteration."""
     max_iterations: PositiveInt
     """Iterations of the whole run, those before a resume included."""
+    checkpointer: Component | None = None
+    """torchtune's checkpointer, which reads the base model of one of its builders; null with ``model.path``."""
     update: UpdateConfig = field(default_factory=UpdateConfig)
     seed: int = 0
     """Seed of tasks, episodes, the new adapter and minibatches."""
@@ -249,6 +259,11 @@ class LearnerConfig:
     """Checkpoints that are kept, beside the best of ``dev_evaluation`` and the one it is scoring."""
     metric_logger: list[Component] = field(default_factory=list)
     """torchtune's metric loggers, beside ``metrics.jsonl``."""
+
+    @property
+    def base_model(self) -> str:
+        """The folder of the base model."""
+        return self.model["path"] if self.checkpointer is None else self.checkpointer["checkpoint_dir"]
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

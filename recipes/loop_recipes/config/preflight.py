@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torchtune.training import FormattedCheckpointFiles
 
 from agent_environments.protocol import PoolWithPreflight, UnknownTask, create_pool, pool_class
-from loop_formats.base_model import BaseModel
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.components import build, check_component
-from loop_recipes.config.loop_config import LearnerConfig, LoopConfig, TurnCreditConfig
+from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LearnerConfig, LoopConfig, TurnCreditConfig
 from loop_recipes.config.rollout_node import check_token
 from loop_recipes.paths import METRICS_FILE, loop_package
+from model_families.base_model import BaseModel, weight_files
 from rollout_server.config import HIGHEST_RANK, NodeConfig
 from rollout_server.policies.adapter_check import check_adapter
 
@@ -90,7 +90,7 @@ def check_initial_adapter(config: LearnerConfig) -> None:
         is_adapter(folder), f"initial_adapter {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}"
     )
     try:
-        check_adapter(folder, BaseModel.read(config.checkpointer["checkpoint_dir"]), HIGHEST_RANK)
+        check_adapter(folder, BaseModel.read(config.base_model), HIGHEST_RANK)
     except (OSError, ValueError) as error:
         raise ConfigError(f"initial_adapter {folder}: {error}") from error
 
@@ -125,7 +125,19 @@ def port_problem(node: NodeConfig) -> str | None:
 
 def _check_components(config: LearnerConfig) -> None:
     check_component("model", config.model)
-    check_component("checkpointer", config.checkpointer)
+    builder = config.model["_component_"]
+    if config.checkpointer is not None:
+        require(
+            builder != FROM_ITS_FOLDER,
+            "checkpointer must be left out: model.path says where the model is, in place of "
+            "checkpointer.checkpoint_dir",
+        )
+        check_component("checkpointer", config.checkpointer)
+    else:
+        require(
+            builder == FROM_ITS_FOLDER,
+            f"checkpointer must say where the weights for {builder} are; or give model.path in place of both",
+        )
     built = {}
     for path in ("advantage", "loss", "log_probs"):
         check_component(path, getattr(config, path))
@@ -194,14 +206,18 @@ def _built(path: str, component: Mapping[str, Any], *args: Any, **kwargs: Any) -
 
 
 def _check_checkpoint_files(config: LearnerConfig) -> None:
-    folder = Path(config.checkpointer["checkpoint_dir"])
+    key = "model.path" if config.checkpointer is None else "checkpointer.checkpoint_dir"
+    folder = Path(config.base_model)
     shipped = folder.resolve() == loop_package("tiny_policy").resolve()
     cure = "run `make warm-start`" if shipped else "download it (tune download), or run the warm start that makes it"
-    require((folder / "config.json").is_file(), f"checkpointer.checkpoint_dir {folder} holds no config.json; {cure}")
+    require((folder / "config.json").is_file(), f"{key} {folder} holds no config.json; {cure}")
     try:
         BaseModel.read(folder)
+        if config.checkpointer is None:
+            weight_files(folder)
+            return
     except ValueError as error:
-        raise ConfigError(f"checkpointer.checkpoint_dir: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     files = config.checkpointer["checkpoint_files"]
     if not isinstance(files, list):
         try:
@@ -243,10 +259,10 @@ def check_rollout_node(config: LoopConfig, starts_now: bool = True) -> None:
 
 
 def _check_child(config: LoopConfig, node: NodeConfig, starts_now: bool) -> None:
-    served, trained = Path(node.model.path).resolve(), Path(config.checkpointer["checkpoint_dir"]).resolve()
+    served, trained = Path(node.model.path).resolve(), Path(config.base_model).resolve()
     require(
         served == trained,
-        f"node.model.path is {served}, but checkpointer.checkpoint_dir is {trained}; both must be the same base model",
+        f"node.model.path is {served}, but the model in training is {trained}; both must be the same base model",
     )
     tasks_ahead(config, node)
     problem = port_problem(node) if starts_now and int(os.environ.get("RANK", 0)) == 0 else None

@@ -14,28 +14,40 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from torchtune.modules import MultiHeadAttention, RMSNorm
+from torchtune.modules import MultiHeadAttention, RMSNorm, TransformerDecoder
 from torchtune.modules.peft import LoRALinear
 
+from loop_formats.schema import require
 from loop_recipes.engine.batching import Documents
+from model_families.decoder.attention import NormFirstAttention, heads
 
 HALF = (torch.bfloat16, torch.float16)
 VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
 """Whether this torch's ``varlen_attn`` can do what packed rows need: 2.13's can."""
 
 
-def enable_cuda_layers(model: nn.Module) -> None:
+def enable_cuda_layers(model: TransformerDecoder) -> None:
     """Give the model's attention, LoRA and norm layers these forward passes, and switch off cuDNN's attention.
 
     Parameters, names and hooks stay. Call before ``fully_shard``. cuDNN builds a plan for each shape and keeps all of
     them; micro-batches have a new shape each time.
+
+    Raises:
+        ConfigError: the model has an attention without such a pass, or one that torchtune normalises where no known
+            model does.
     """
+    for layer in model.layers:
+        attention: Any = layer.attn
+        require(
+            type(attention) in OURS and (isinstance(attention, NormFirstAttention) or attention.q_norm is None),
+            f"model: its attention is {type(attention).__name__}, of which no packed rows are known here",
+        )
     torch.backends.cuda.enable_cudnn_sdp(False)
     if torch.cuda.is_available() and not VARLEN:
         warnings.warn(
@@ -50,7 +62,7 @@ def enable_cuda_layers(model: nn.Module) -> None:
 
 
 class PackedAttention(MultiHeadAttention):
-    """torchtune's attention; packed rows in half precision on CUDA go through ``varlen_attn``."""
+    """An attention whose packed rows in half precision on CUDA go through ``varlen_attn``; torchtune's by itself."""
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
@@ -62,14 +74,14 @@ class PackedAttention(MultiHeadAttention):
 
     def packed(self, x: Tensor, documents: Documents, input_pos: Tensor | None) -> Tensor:
         """Self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.pos_embeddings is not None:
-            q, k = (self.pos_embeddings(part, input_pos=input_pos) for part in (q, k))
-        if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = heads(self, x, input_pos)
         longest, borders = max(documents.lengths), documents.borders
         packed = varlen_attn(q[0], k[0], v[0], borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
         return self.output_proj(cast(Tensor, packed).flatten(1)[None])
+
+
+class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
+    """The same of the attention that normalises queries and keys before it rotates them."""
 
 
 class FoldedLoRALinear(LoRALinear):
@@ -98,6 +110,7 @@ class FusedRMSNorm(RMSNorm):
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     MultiHeadAttention: PackedAttention,
+    NormFirstAttention: PackedNormFirstAttention,
     LoRALinear: FoldedLoRALinear,
     RMSNorm: FusedRMSNorm,
 }

@@ -15,6 +15,10 @@ from loop_recipes.config.loop_config import GapConfig
 from loop_recipes.engine.samples import Sample, ScoredSample
 
 CANARY_TOKENS = 512
+BROKEN_GAP = (
+    "sampler and learner disagree (gap_p99 is over sampler_gap.broken): base model, dtype or vLLM differ between the "
+    "two; mend that, or raise sampler_gap.broken if the precision explains it"
+)
 
 
 def gap_metrics(samples: Sequence[ScoredSample], thresholds: GapConfig) -> dict[str, Any]:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchtune import training
-from torchtune.modules import TransformerDecoder
+from torchtune.modules import TiedLinear, TransformerDecoder
 from torchtune.modules.attention import MultiHeadAttention
 from torchtune.modules.peft import LoRALinear, get_adapter_params, set_trainable_params
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
-from loop_recipes.engine.peft_export import read_adapter
+from model_families.base_model import BaseModel
+from model_families.decoder.rope import frequencies, turns_neighbours
+from model_families.decoder.weights import load_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WRAPPER = "_checkpoint_wrapped_module."
@@ -37,10 +39,10 @@ def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> TransformerD
         with training.set_default_dtype(dtype), torch.device("meta"):
             model = build(component)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"model: {component['_component_']} cannot be built: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"model: {_called(component)} cannot be built: {str(error).splitlines()[0]}") from error
     lora = [module for module in model.modules() if isinstance(module, LoRALinear)]
     if not lora:
-        raise ConfigError(f"model: {component['_component_']} has no LoRA layers; name a lora_* builder of torchtune")
+        raise ConfigError(f"model: {_called(component)} has no LoRA layers; name a lora_* builder of torchtune")
     for module in lora:
         module.lora_a.float()
         module.lora_b.float()
@@ -55,9 +57,77 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[TransformerDec
         ConfigError: they do not fit each other.
     """
     model = meta_model(config.model, dtype)
-    base = build(config.checkpointer).load_checkpoint()[training.MODEL_KEY]
-    check_shapes(model, base, config.checkpointer["checkpoint_dir"])
+    try:
+        described = BaseModel.read(config.base_model)
+        check_built(model, described, config)
+        if config.checkpointer is None:
+            base = load_weights(config.base_model, described)
+        else:
+            base = build(config.checkpointer).load_checkpoint()[training.MODEL_KEY]
+    except ValueError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"model: {error}") from error
+    check_shapes(model, base, config.base_model)
     return model, base
+
+
+def check_built(model: TransformerDecoder, described: BaseModel, config: LearnerConfig) -> None:
+    """Compare what was built with config.json, which the weights and the servers go by.
+
+    Raises:
+        ConfigError: names all that differs; most of it no shape would tell.
+    """
+    attention, mlp = model.layers[0].attn, model.layers[0].mlp
+    built = {
+        "layers": len(model.layers),
+        "width": attention.embed_dim,
+        "feed_forward": mlp.w1.weight.shape[0],
+        "heads": attention.num_heads,
+        "kv_heads": attention.num_kv_heads,
+        "head_width": attention.head_dim,
+        "vocabulary": vocabulary(model),
+        "tied": isinstance(model.output, TiedLinear),
+        "norm_eps": model.layers[0].sa_norm.eps,
+    }
+    differ = [
+        f"{key} {value} ({getattr(described, key)})" for key, value in built.items() if value != getattr(described, key)
+    ]
+    if not differ and not torch.allclose(
+        _turns(attention.pos_embeddings), frequencies(described.rope, attention.head_dim)
+    ):
+        rope = described.rope
+        differ = [f"other rotary positions (base {rope.base:g}, scaling {rope.kind} {dict(rope.scaling)})"]
+    if differ:
+        raise ConfigError(
+            f"model: {_called(config.model)} has {', '.join(differ)} where the config.json in {config.base_model} has "
+            "what stands in brackets; make them the same, or give model.path alone"
+        )
+
+
+def _called(component: Mapping[str, Any]) -> str:
+    """Return how a model section calls its model."""
+    return component.get("path") or component["_component_"]
+
+
+def _turns(rope: Any) -> Tensor:
+    """The frequencies of rotary positions that may have no storage."""
+    small = deepcopy(rope)
+    small.max_seq_len = 1
+    with torch.device("cpu"):
+        small.rope_init()
+    return small.theta
+
+
+def neighbour_heads(model: TransformerDecoder) -> int | None:
+    """The width of the heads whose neighbouring channels turn together; None where halves do, as in Hugging Face.
+
+    Raises:
+        ConfigError: it is not known of this model.
+    """
+    attention = model.layers[0].attn
+    try:
+        return attention.head_dim if turns_neighbours(attention.pos_embeddings) else None
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
 
 
 def check_context(model: TransformerDecoder, tokens: int, key: str) -> None:
@@ -84,35 +154,21 @@ def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> No
     expected = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     for name, tensor in expected.items():
         if name not in base:
-            raise ConfigError(f"checkpoint {where} lacks {name}; is the config's model the one it was saved from?")
+            raise ConfigError(f"checkpoint {where} lacks {name}; are its config.json and its weights of one model?")
         if base[name].shape != tensor.shape:
             raise ConfigError(
-                f"checkpoint {where}: {name} is {list(base[name].shape)}, the config's model wants "
-                f"{list(tensor.shape)}; make the sizes under `model` those of its config.json"
+                f"checkpoint {where}: {name} is {list(base[name].shape)}, but its config.json says "
+                f"{list(tensor.shape)}; are they of one model?"
             )
     for name in base:
         if name not in expected:
-            raise ConfigError(f"checkpoint {where} has {name}, the config's model has not; wrong number of layers?")
+            raise ConfigError(f"checkpoint {where} has {name}, which its config.json has no place for")
 
 
 def lora_scale(model: nn.Module) -> tuple[int, float]:
     """Rank and alpha of the model's LoRA layers, which are the same in all of them."""
     layer = next(module for module in model.modules() if isinstance(module, LoRALinear))
     return layer.rank, float(layer.alpha)
-
-
-def load_adapter(folder: Path, model: nn.Module) -> dict[str, Tensor]:
-    """A stored PEFT adapter that acts in ``model`` as it acts where it is served: full CPU tensors.
-
-    Raises:
-        ConfigError: there is none, or it does not fit the model's LoRA layers; names the first difference.
-    """
-    try:
-        adapter, _, alpha = read_adapter(folder)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    check_adapter(model, adapter, alpha, f"adapter {folder}")
-    return adapter
 
 
 def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float, what: str) -> None:

@@ -1,7 +1,7 @@
-"""LoRA adapters in and out of PEFT's format (what vLLM and transformers load), for Qwen2 and Qwen2.5.
+"""LoRA adapters in and out of PEFT's format, which vLLM and transformers load.
 
-torchtune 0.6.1 permutes q and k on export as Llama needs it and Qwen2 does not, so the names are mapped here and the
-values are left alone.
+Names are mapped, and values left alone but for one thing: torchtune's Llama and Mistral turn neighbouring channels
+where Hugging Face turns those half a head apart, so B of q and k has its rows in another order there.
 """
 
 from __future__ import annotations
@@ -15,60 +15,36 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchtune.modules import TransformerDecoder
 
-from loop_formats.base_model import BaseModel
 from loop_formats.run_files import ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, whole_folder
+from loop_formats.schema import ConfigError
+from loop_recipes.engine.model import check_adapter, lora_scale, neighbour_heads
+from model_families.base_model import BaseModel
+from model_families.weight_names import peft_name, tune_name_of_peft
 from rollout_server.policies.adapter_check import read_adapter_config
 
-# torchtune module (inside `layers.{i}.`) -> Hugging Face module (inside `model.layers.{i}.`)
-_HF_MODULES = {
-    "attn.q_proj": "self_attn.q_proj",
-    "attn.k_proj": "self_attn.k_proj",
-    "attn.v_proj": "self_attn.v_proj",
-    "attn.output_proj": "self_attn.o_proj",
-    "mlp.w1": "mlp.gate_proj",
-    "mlp.w2": "mlp.down_proj",
-    "mlp.w3": "mlp.up_proj",
-}
-_TUNE_MODULES = {hf: tune for tune, hf in _HF_MODULES.items()}
-_TUNE_NAME = re.compile(r"layers\.(\d+)\.(.+)\.lora_([ab])\.weight")
-_PEFT_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
-
-
-def peft_name(name: str) -> str:
-    """``layers.0.attn.q_proj.lora_a.weight`` -> ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``."""
-    match = _TUNE_NAME.fullmatch(name)
-    if match is None or match[2] not in _HF_MODULES:
-        raise ValueError(f"{name} is no LoRA weight of a Qwen2 decoder layer; only those can be exported")
-    return f"base_model.model.model.layers.{match[1]}.{_HF_MODULES[match[2]]}.lora_{match[3].upper()}.weight"
-
-
-def tune_name(name: str) -> str:
-    """The inverse of :func:`peft_name`."""
-    match = _PEFT_NAME.fullmatch(name)
-    if match is None or match[2] not in _TUNE_MODULES:
-        raise ValueError(f"{name} is no LoRA weight of a Qwen2 decoder layer; only those can be read")
-    return f"layers.{match[1]}.{_TUNE_MODULES[match[2]]}.lora_{match[3].lower()}.weight"
+_PAIRED = re.compile(r".*\.attn\.[qk]_proj\.lora_b\.weight")
+"""Whose rows are the channels that rotary positions turn."""
 
 
 def export_adapter(
-    tensors: Mapping[str, Tensor],
-    folder: Path,
-    *,
-    rank: int,
-    alpha: float,
-    base_model: str,
-    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor], model: TransformerDecoder, folder: Path, *, base_model: str, dtype: torch.dtype
 ) -> Path:
     """Write ``folder`` with PEFT's two files; it appears at once or not at all, and replaces an older one.
 
     Args:
         tensors: full (not sharded) LoRA weights by their torchtune names, A as [r, in], B as [out, r].
+        model: which they act in.
         base_model: where the base checkpoint is, recorded for PEFT.
         dtype: of the written weights; float32 masters served in bfloat16 are rounded here, once.
     """
-    weights = {peft_name(name): tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
-    return _write(weights, folder, rank, alpha, base_model)
+    heads, weights = neighbour_heads(model), {}
+    for name, tensor in tensors.items():
+        if heads is not None and _PAIRED.fullmatch(name):
+            tensor = tensor.unflatten(0, (-1, heads // 2, 2)).transpose(1, 2).flatten(0, 2)
+        weights[peft_name(name)] = tensor.to("cpu", dtype).contiguous()
+    return _write(weights, folder, *lora_scale(model), base_model)
 
 
 def write_empty_adapter(folder: Path, base_model: str) -> Path:
@@ -100,7 +76,7 @@ def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float,
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
-    """Read a PEFT adapter: (LoRA weights by their torchtune names, rank, alpha).
+    """Read a PEFT adapter: (LoRA weights by their torchtune names, in PEFT's order of rows; rank; alpha).
 
     Raises:
         ValueError: a file is missing or damaged, or a rollout node would refuse the adapter's config.
@@ -110,7 +86,25 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
             raise ValueError(f"{folder} is no PEFT adapter: {name} is missing")
     try:
         config = read_adapter_config(folder)
-        tensors = {tune_name(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
+        tensors = {tune_name_of_peft(name): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"adapter {folder}: {error}") from error
     return tensors, config.rank, config.alpha
+
+
+def load_adapter(folder: Path, model: TransformerDecoder) -> dict[str, Tensor]:
+    """A stored PEFT adapter that acts in ``model`` as it acts where it is served: full CPU tensors.
+
+    Raises:
+        ConfigError: there is none, or it does not fit the model's LoRA layers; names the first difference.
+    """
+    try:
+        adapter, _, alpha = read_adapter(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    check_adapter(model, adapter, alpha, f"adapter {folder}")
+    heads = neighbour_heads(model)
+    if heads is not None:
+        for name in filter(_PAIRED.fullmatch, adapter):
+            adapter[name] = adapter[name].unflatten(0, (-1, 2, heads // 2)).transpose(1, 2).flatten(0, 2)
+    return adapter

@@ -13,13 +13,13 @@ from omegaconf import DictConfig
 
 from agent_environments.breakage import told
 from agent_environments.protocol import create_pool
-from loop_formats.base_model import BaseModel
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
-from loop_recipes.engine.model import DTYPES, meta_model, vocabulary
+from loop_recipes.engine.model import DTYPES, check_built, meta_model
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
+from model_families.base_model import BaseModel
 from model_families.chat import open_chat
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
 
@@ -234,28 +234,11 @@ def _chat(report: Report, model: ModelConfig) -> None:
 
 
 def _sizes(report: Report, config: LoopConfig, shape: BaseModel) -> None:
-    """The sizes under `model` against those of config.json, of which the weights are."""
+    """Compare what is built under `model` with config.json, of which the weights are."""
     try:
-        model = meta_model(config.model, DTYPES[config.dtype])
+        check_built(meta_model(config.model, DTYPES[config.dtype]), shape, config)
     except ConfigError as error:
         report.problems.append(str(error))
-        return
-    attention, (feed_forward, width) = model.layers[0].attn, model.layers[0].mlp.w1.weight.shape
-    own = {
-        "layers": len(model.layers),
-        "width": width,
-        "feed_forward": feed_forward,
-        "heads": attention.num_heads,
-        "kv_heads": attention.num_kv_heads,
-        "head_width": attention.head_dim,
-        "vocabulary": vocabulary(model),
-    }
-    differ = [f"{name} {size} ({getattr(shape, name)})" for name, size in own.items() if size != getattr(shape, name)]
-    if differ:
-        report.problems.append(
-            f"model: {config.model['_component_']} has {', '.join(differ)} where the config.json in "
-            f"{config.checkpointer['checkpoint_dir']} has what stands in brackets; make them the same"
-        )
 
 
 def _run_state(report: Report, config: LoopConfig) -> None:

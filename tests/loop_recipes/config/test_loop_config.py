@@ -23,8 +23,8 @@ def workspace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("config_errors")
     replay_config(folder, iterations=1)
     (folder / "empty").mkdir()
-    (folder / "llama").mkdir()
-    (folder / "llama/config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["LlamaForCausalLM"]}))
+    (folder / "gemma").mkdir()
+    (folder / "gemma/config.json").write_text(json.dumps({**MODEL_CONFIG, "architectures": ["Gemma2ForCausalLM"]}))
     write_adapter(folder / "rslora", seed=0)
     file = folder / "rslora/adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
@@ -73,9 +73,12 @@ def config(workspace, *overrides):
         ),
         ("checkpointer.checkpoint_dir=${output_dir}/none", "holds no config.json; download it (tune download)"),
         ("checkpointer.checkpoint_files=[weights.safetensors]", "weights.safetensors does not exist"),
-        ("model.embed_dim=32", ", 32]; make the sizes under `model` those of its config.json"),
-        ("model.num_layers=1", "the config's model has not; wrong number of layers?"),
-        ("model.num_layers=3", "lacks layers.2."),
+        ("model.embed_dim=32", "has width 32 (64), head_width 16 (32) where the config.json in"),
+        ("model.num_layers=1", "has layers 1 (2) where the config.json in"),
+        (
+            "model.rope_base=1000000",
+            "has other rotary positions (base 10000, scaling default {}) where the config.json in",
+        ),
         (
             "initial_adapter=/nowhere",
             "initial_adapter /nowhere is no PEFT adapter: it must hold adapter_config.json",
@@ -141,9 +144,9 @@ def test_what_the_update_could_not_call_is_refused(workspace, key, component, me
 
 def test_a_model_that_cannot_be_trained_is_refused(workspace):
     with pytest.raises(
-        ConfigError, match=r"^checkpointer\.checkpoint_dir: .*: LlamaForCausalLM cannot be trained; take"
+        ConfigError, match=r"^checkpointer\.checkpoint_dir: .*: Gemma2ForCausalLM cannot be trained; take"
     ):
-        start(config(workspace, f"checkpointer.checkpoint_dir={workspace / 'llama'}"))
+        start(config(workspace, f"checkpointer.checkpoint_dir={workspace / 'gemma'}"))
 
 
 def test_an_adapter_that_no_node_would_take_is_refused(workspace):

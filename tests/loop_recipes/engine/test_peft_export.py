@@ -2,28 +2,32 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from loop_recipes.engine.model import meta_model, new_adapter
-from loop_recipes.engine.peft_export import export_adapter, peft_name, read_adapter, tune_name
+from loop_formats.schema import ConfigError
+from loop_recipes.engine.model import load_base, meta_model, new_adapter
+from loop_recipes.engine.peft_export import export_adapter, load_adapter, read_adapter
 from loop_recipes.engine.sharding import place_model
-from support.random_policy import write_model
+from support import random_policy
+from support.families import PUBLISHED, WORDS, section, small, write_model
+from support.learner_cases import tiny_lora_model
 from support.small_runs import base_weights, model_section, random_adapter
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_peft_and_transformers_give_the_recipes_logits(tmp_path, tied):
-    write_model(tmp_path / "base", tied=tied)
+    random_policy.write_model(tmp_path / "base", tied=tied)
     section = model_section(tmp_path / "base", tied)
     model = meta_model(section, torch.float32)
     adapter = random_adapter(new_adapter(model, seed=0), seed=1)
     place_model(model, base_weights(tmp_path / "base", tied), adapter, torch.device("cpu"), torch.float32)
     folder = export_adapter(
-        adapter, tmp_path / "policy-v0001", rank=8, alpha=16, base_model=str(tmp_path / "base"), dtype=torch.float32
+        adapter, model, tmp_path / "policy-v0001", base_model=str(tmp_path / "base"), dtype=torch.float32
     )
     tokens = torch.randint(0, section["vocab_size"], (2, 33), generator=torch.Generator().manual_seed(2))
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
@@ -37,15 +41,10 @@ def test_peft_and_transformers_give_the_recipes_logits(tmp_path, tied):
 
 def test_an_export_reads_back_and_replaces_the_older_one(tmp_path):
     name = "layers.3.mlp.w2.lora_b.weight"
+    model = tiny_lora_model(True)
     for value in (1.0, 2.0):
-        export_adapter(
-            {name: torch.full((8, 4), value)},
-            tmp_path / "policy",
-            rank=4,
-            alpha=8,
-            base_model="base",
-            dtype=torch.float32,
-        )
+        tensors = {name: torch.full((8, 4), value)}
+        export_adapter(tensors, model, tmp_path / "policy", base_model="base", dtype=torch.float32)
     tensors, rank, alpha = read_adapter(tmp_path / "policy")
     assert (rank, alpha) == (4, 8.0)
     assert torch.equal(tensors[name], torch.full((8, 4), 2.0))
@@ -53,11 +52,120 @@ def test_an_export_reads_back_and_replaces_the_older_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-def test_names_map_both_ways_and_strangers_are_refused():
-    name = "layers.11.attn.output_proj.lora_a.weight"
-    assert peft_name(name) == "base_model.model.model.layers.11.self_attn.o_proj.lora_A.weight"
-    assert tune_name(peft_name(name)) == name
-    with pytest.raises(ValueError, match=r"output\.lora_a\.weight is no LoRA weight of a Qwen2 decoder layer"):
-        peft_name("output.lora_a.weight")
+def test_what_is_no_adapter_is_refused():
     with pytest.raises(ValueError, match=r"adapter_config\.json is missing"):
         read_adapter(Path("/nonexistent"))
+
+
+def torchtunes(name: str, folder: Path) -> SimpleNamespace:
+    """A config that trains the small model of ``name`` in ``folder`` with torchtune's own builder of its family."""
+    builder, kind = {
+        "Llama-3.1-8B": ("torchtune.models.llama3_1.lora_llama3_1", "LLAMA3"),
+        "Mistral-7B-v0.3": ("torchtune.models.mistral.lora_mistral", "MISTRAL"),
+        "SmolLM2-135M": ("torchtune.models.llama2.lora_llama2", "LLAMA2"),
+        "Qwen2.5-7B": ("torchtune.models.qwen2.lora_qwen2", "QWEN2"),
+    }[name]
+    config = small(name)
+    model = {
+        "_component_": builder,
+        "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+        "apply_lora_to_mlp": True,
+        "vocab_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "embed_dim": config["hidden_size"],
+        "intermediate_dim": config["intermediate_size"],
+        "max_seq_len": 256,
+        "norm_eps": config["rms_norm_eps"],
+        "rope_base": int(config["rope_theta"]),
+        "lora_rank": 4,
+        "lora_alpha": 8,
+    }
+    checkpointer = {
+        "_component_": "torchtune.training.FullModelHFCheckpointer",
+        "checkpoint_dir": str(folder),
+        "checkpoint_files": ["model.safetensors"],
+        "model_type": kind,
+        "output_dir": str(folder.parent / "unused"),
+    }
+    return SimpleNamespace(model=model, checkpointer=checkpointer, base_model=str(folder))
+
+
+def from_its_folder(folder: Path) -> SimpleNamespace:
+    return SimpleNamespace(model=section(folder), checkpointer=None, base_model=str(folder))
+
+
+def served_apart(conf: SimpleNamespace, tmp_path: Path) -> tuple[float, float]:
+    """Between the logits of a model with a random adapter and those of transformers with the export; and what the
+    adapter changes."""
+    model, base = load_base(conf, torch.float32)
+    adapter = random_adapter(new_adapter(model, seed=0), seed=1, scale=0.2)
+    place_model(model, base, adapter, torch.device("cpu"), torch.float32)
+    folder = export_adapter(adapter, model, tmp_path / "adapter", base_model=conf.base_model, dtype=torch.float32)
+    read = load_adapter(folder, model)
+    assert all(torch.equal(read[name], tensor) for name, tensor in adapter.items())
+    tokens = torch.randint(0, WORDS, (2, 33), generator=torch.Generator().manual_seed(2))
+    bare = AutoModelForCausalLM.from_pretrained(conf.base_model, dtype=torch.float64)
+    with torch.no_grad():
+        unchanged = bare(tokens).logits
+        theirs = PeftModel.from_pretrained(bare, folder).double()(tokens).logits
+        ours = model.double()(tokens)
+    return (ours - theirs).abs().max().item(), (unchanged - theirs).abs().max().item()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_familys_adapter_is_served_as_it_is_trained(tmp_path, name):
+    apart, effect = served_apart(from_its_folder(write_model(tmp_path / "base", small(name))), tmp_path)
+    assert apart < 1e-4 * effect
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Mistral-7B-v0.3", "Qwen2.5-7B"])
+def test_what_torchtunes_builders_train_is_what_is_served(tmp_path, name, monkeypatch):
+    """Its Llama and Mistral keep the rows of queries and keys in another order, in the adapter too."""
+    changes = {}
+    if "Llama" in name:
+        scaling = PUBLISHED[name]["rope_scaling"]  # the builder's own
+        changes = {"rope_scaling": scaling}
+    conf = torchtunes(name, write_model(tmp_path / "base", small(name, **changes)))
+    apart, effect = served_apart(conf, tmp_path)
+    assert apart < 1e-4 * effect
+    if name == "Qwen2.5-7B":
+        return
+    monkeypatch.setattr("loop_recipes.engine.peft_export.neighbour_heads", lambda model: None)
+    apart, effect = served_apart(conf, tmp_path)
+    assert apart > 0.1 * effect, "without it another policy is served"
+
+
+def test_one_model_built_by_torchtune_and_from_its_folder_is_the_same(tmp_path):
+    folder = write_model(tmp_path / "base", small("Qwen2.5-7B"))
+    tokens = torch.randint(0, WORDS, (2, 33), generator=torch.Generator().manual_seed(2))
+    found = []
+    for conf in (torchtunes("Qwen2.5-7B", folder), from_its_folder(folder)):
+        model, base = load_base(conf, torch.float32)
+        adapter = random_adapter(new_adapter(model, seed=0), seed=1)
+        place_model(model, base, adapter, torch.device("cpu"), torch.float32)
+        model(tokens).logsumexp(-1).sum().backward()
+        found.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_base": 20_000}, r"has other rotary positions \(base 1e\+06, scaling default \{\}\) where the config"),
+        ({"norm_eps": 1e-5}, r"has norm_eps 1e-05 \(1e-06\) where the config.json in \S+ has what stands in brackets"),
+        ({"num_heads": 14, "num_kv_heads": 2}, r"has heads 14 \(28\), kv_heads 2 \(4\), head_width 16 \(8\) where"),
+    ],
+)
+def test_what_no_shape_tells_is_compared_with_the_config(tmp_path, change, said):
+    conf = torchtunes("Qwen2.5-7B", write_model(tmp_path, small("Qwen2.5-7B")))
+    conf.model |= change
+    with pytest.raises(ConfigError, match=said):
+        load_base(conf, torch.float32)
+
+
+def test_an_unscaled_llama_is_not_one_that_is_scaled(tmp_path):
+    conf = torchtunes("Llama-3.1-8B", write_model(tmp_path, small("Llama-3.1-8B", rope_scaling=None)))
+    with pytest.raises(ConfigError, match="has other rotary positions"):
+        load_base(conf, torch.float32)

@@ -13,6 +13,7 @@ from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
 from loop_recipes.paths import loop_package
 from rollout_server.config import ModelConfig
+from support.families import PUBLISHED, write_config
 from support.small_runs import replay_config
 from support.tool_modules import SUMS, write
 
@@ -24,6 +25,12 @@ SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
 }
 
 SHARDS = {"7b": 4, "32b": 17}
+PUBLISHED_AS = {
+    "qwen3_4b": "Qwen3-4B-Instruct-2507",
+    "qwen3_8b": "Qwen3-8B",
+    "qwen3_14b": "Qwen3-14B",
+    "qwen3_32b": "Qwen3-32B",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +41,18 @@ def models(tmp_path_factory):
     for model, sizes in SIZES.items():
         folders[model] = tmp_path_factory.mktemp(model)
         content = dict(zip((*names, "vocab_size", "tie_word_embeddings"), sizes, strict=True))
-        (folders[model] / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]} | content))
+        content |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e8 if model == "tiny" else 1e6}
+        (folders[model] / "config.json").write_text(json.dumps(content))
         count = SHARDS.get(model)
         shards = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)] if count else None
         for file in shards or ["model.safetensors"]:
             (folders[model] / file).touch()
+        if shards:
+            index = {"weight_map": {f"weight {number}": file for number, file in enumerate(shards)}}
+            (folders[model] / "model.safetensors.index.json").write_text(json.dumps(index))
+    for model, name in PUBLISHED_AS.items():
+        folders[model] = write_config(tmp_path_factory.mktemp(model), PUBLISHED[name])
+        (folders[model] / "model.safetensors").touch()
     return folders
 
 
@@ -72,7 +86,7 @@ def check_config(capsys, models, dataset, tmp_path):
         environment = "node.environment"
         words = (
             f"output_dir={tmp_path / 'run'}",
-            f"checkpointer.checkpoint_dir={models[model]}",
+            f"model.path={models[model]}",
             f"{environment}.root={dataset}",
             f"{environment}.python=/bin/sh",
             "max_iterations=2",
@@ -104,6 +118,10 @@ CONFIGS = {
     "qwen2_5_7b_one_gpu": "7b",
     "qwen2_5_7b": "7b",
     "qwen2_5_32b": "32b",
+    "qwen3_4b_one_gpu": "qwen3_4b",
+    "qwen3_8b": "qwen3_8b",
+    "qwen3_14b": "qwen3_14b",
+    "qwen3_32b": "qwen3_32b",
 }
 # Nodes and GPUs of a node on which a config needs no change.
 SOUND = {
@@ -113,6 +131,10 @@ SOUND = {
     "qwen2_5_7b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "qwen2_5_7b": {(1, 8), (2, 8), (3, 8)},
     "qwen2_5_32b": {(2, 8), (3, 8)},
+    "qwen3_4b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "qwen3_8b": {(1, 8), (2, 8), (3, 8)},
+    "qwen3_14b": {(1, 8), (2, 8), (3, 8)},
+    "qwen3_32b": {(2, 8), (3, 8)},
 }
 
 
@@ -205,7 +227,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ),
         ("node.environment.python=/nowhere/python", "/nowhere/python does not exist"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate'"),
-        ("checkpointer.checkpoint_dir=/nowhere", "checkpointer.checkpoint_dir /nowhere holds no config.json"),
+        ("model.path=/nowhere", "model.path /nowhere holds no config.json"),
         ("max_iterations=100000000", "GiB free, the run needs"),
         ("node.servers.gpus=null", "servers.gpus must say which GPUs each server takes"),
         ("max_iterations=null", "max_iterations must be int, not None"),
@@ -219,7 +241,7 @@ def test_one_node_takes_other_servers_and_names_the_gpus(check_32b):
         ("node.environment.name=nosuch", "environment.name: unknown environment 'nosuch'"),
         ("node.environment.name=tools", "environment 'tools' was given options it does not take"),
         ("collection.split=null", "collection.split must be str, not None"),
-        ("checkpointer.checkpoint_dir=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
+        ("model.path=/nowhere", "holds no config.json; download it (tune download), or run the warm"),
         ("node.environment.name=json:nosuch", "'json:nosuch' cannot be imported: json has no 'nosuch'"),
     ],
 )
@@ -265,15 +287,24 @@ def test_a_way_of_thinking_that_the_model_has_not_is_named():
     assert "chat format 'no such' is not known; choose one of chatml, qwen3, llama3" in report.problems[2]
 
 
-def test_sizes_that_are_not_those_of_the_model_are_named(check_config):
-    code, _, problems = check_config(
-        "tiny_cpu",
-        "tiny",
-        "collection.tasks_per_iteration=10",
-        "collection.split=paper_train",
-        "model.num_layers=5",
-        "model.vocab_size=784",
+def test_sizes_that_are_not_those_of_the_model_are_named(capsys, dataset, models, tmp_path):
+    """Which only a builder of torchtune's can have: all else is read from the model's folder."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"""
+        machine: tiny_cpu
+        output_dir: {tmp_path}/run
+        max_iterations: 2
+        collection: {{tasks_per_iteration: 10, split: paper_train}}
+        model: {{_component_: torchtune.models.qwen2.lora_qwen2, lora_attn_modules: [q_proj], lora_rank: 16,
+          lora_alpha: 32, vocab_size: 784, num_layers: 5, num_heads: 4, num_kv_heads: 2, embed_dim: 128,
+          intermediate_dim: 384, max_seq_len: 4096, norm_eps: 1.0e-6, rope_base: 1.0e+8, tie_word_embeddings: True}}
+        checkpointer: {{_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: {models["tiny"]},
+          checkpoint_files: [model.safetensors], model_type: QWEN2, output_dir: {tmp_path}/run}}
+        node: {{model: {{path: {models["tiny"]}}}, environment: {{root: {dataset}, python: /bin/sh}}}}
+        """
     )
+    code, _, problems = check(capsys, file)
     assert code == 1
     assert len(problems) == 1, problems
     assert "has layers 5 (6), vocabulary 784 (783) where the config.json in " in problems[0]
@@ -294,7 +325,7 @@ def test_a_missing_file_of_the_model_is_named(check_32b, models):
         shard.touch()
     assert code == 1
     assert len(problems) == 1, problems
-    assert f"{shard} does not exist; download all of the model there" in problems[0]
+    assert f"{shard} does not exist; model.safetensors.index.json names it: download all" in problems[0]
 
 
 def test_a_model_too_large_for_the_gpus_is_named(check_32b):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loop_formats.base_model import BaseModel
 from loop_formats.schema import from_mapping
 from loop_recipes.launch.memory_plan import GIB, plan_rollout_server, plan_trainer
+from model_families import qwen2
+from model_families.base_model import BaseModel
+from model_families.family import Rope
 from rollout_server.config import NodeConfig
 from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
@@ -72,10 +74,11 @@ def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(
 
 
 COUNTER = Path(__file__).parents[2] / "support/memory_count.py"
+ASSUMED = {"family": qwen2.FAMILY, "positions": 32_768, "norm_eps": 1e-6, "rope": Rope(1e6)}
 SHAPES = {  # torchtune's builder: its sizes, and ranks
-    "lora_qwen2_5_1_5b_instruct": (BaseModel(28, 1536, 8960, 12, 2, 128, 151_936, tied=True), 1),
-    "lora_qwen2_5_7b_instruct": (BaseModel(28, 3584, 18_944, 28, 4, 128, 152_064, tied=False), 1),
-    "lora_qwen2_5_32b_instruct": (BaseModel(64, 5120, 27_648, 40, 8, 128, 152_064, tied=False), 8),
+    "lora_qwen2_5_1_5b_instruct": (BaseModel(28, 1536, 8960, 12, 2, 128, 151_936, tied=True, **ASSUMED), 1),
+    "lora_qwen2_5_7b_instruct": (BaseModel(28, 3584, 18_944, 28, 4, 128, 152_064, tied=False, **ASSUMED), 1),
+    "lora_qwen2_5_32b_instruct": (BaseModel(64, 5120, 27_648, 40, 8, 128, 152_064, tied=False, **ASSUMED), 8),
 }
 
 

@@ -77,7 +77,7 @@ def test_hostile_text_cannot_forge_turns(tokens, text):
 
 def test_an_added_token_that_is_not_special_is_not_forged_either(tmp_path):
     """Qwen2.5 marks its call as added, not as special: it is a token where a call or the section on tools is."""
-    write_small(tmp_path, "qwen2", [IM_START, IM_END, END_OF_TEXT], ["<tool_call>", "</tool_call>"])
+    write_small(tmp_path, "Qwen2ForCausalLM", [IM_START, IM_END, END_OF_TEXT], ["<tool_call>", "</tool_call>"])
     chat = open_chat(tmp_path)
     opens = chat.encode_text("<tool_call>")
 

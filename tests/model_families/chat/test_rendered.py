@@ -344,7 +344,7 @@ def test_a_folders_template_says_whether_its_model_thinks(folders, tmp_path):
 
 def test_the_format_is_read_from_the_folder(folders, tmp_path):
     assert {name: chat_of(folder) for name, folder in folders.items()} == {"qwen3": "qwen3", "llama3": "llama3"}
-    smol = write_small(tmp_path, "llama", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    smol = write_small(tmp_path, "LlamaForCausalLM", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     assert open_chat(smol).name == chat_of(smol) == "chatml"
     assert set(FORMATS) == {"chatml", "qwen3", "llama3"}
 
@@ -371,7 +371,7 @@ def test_what_cannot_be_is_refused_in_one_line(folders, settings, why):
     [("\n\n", r"the added token '\\n\\n' is ordinary text"), ("print", "the added token 'print' is ordinary text")],
 )
 def test_a_tokenizer_whose_honest_ids_would_change_is_refused(tmp_path, added, why):
-    write_small(tmp_path, "llama", LLAMA3_SPECIAL, [added])
+    write_small(tmp_path, "LlamaForCausalLM", LLAMA3_SPECIAL, [added])
     with pytest.raises(ValueError, match=why):
         open_chat(tmp_path)
 

@@ -1,5 +1,6 @@
 """What a vLLM server is started with."""
 
+import json
 import os
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import command as vllm_command
 from rollout_server.inference.command import ServerStartError, installed_vllm, server_command, server_environment
+from support.random_policy import MODEL_CONFIG
 
 
 def test_other_vllm_release_or_none_is_refused(monkeypatch):
@@ -23,11 +25,18 @@ def test_other_vllm_release_or_none_is_refused(monkeypatch):
         installed_vllm()
 
 
-def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
+def written(folder, **changes):
+    """The folder of a model that says no more than its sizes."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG | changes))
+    return folder
+
+
+def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "expandable_segments:True")
-    model = ModelConfig(path="/models/qwen", dtype="bfloat16", max_context=32768, lora_rank=16)
+    model = ModelConfig(path=str(written(tmp_path / "qwen")), dtype="bfloat16", max_context=32768, lora_rank=16)
     servers = ServersConfig(
         count=2,
         tensor_parallel_size=4,
@@ -39,7 +48,7 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
     )
     gpu = " ".join(server_command(model, servers, 8001, cpu=False))
     for part in (
-        "serve /models/qwen",
+        f"serve {tmp_path}/qwen",
         "--host 127.0.0.1 --port 8001",
         "--tensor-parallel-size 4",
         "--gpu-memory-utilization 0.9",
@@ -60,13 +69,20 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch):
     assert server_environment(servers, 1, "secret", cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys(), "a trainer's"
     assert "secret" not in gpu
-    tiny = ModelConfig(path="/models/tiny", dtype="float32")
+    tiny = ModelConfig(path=model.path, dtype="float32")
     cpu = " ".join(server_command(tiny, ServersConfig(kv_cache_bytes=1 << 28), 8001, cpu=True))
     assert "--hf-overrides" not in cpu
     assert "--kv-cache-memory-bytes 268435456" in cpu
     assert "--enforce-eager" in cpu
     assert "--worker-extension-cls rollout_server.inference.cpu_lora.CpuLora" in cpu
     assert "--worker-extension-cls" not in gpu
+
+
+def test_a_family_of_two_formats_is_served_in_the_one_that_is_trained(tmp_path):
+    """vLLM would take the weights and the tokenizer that Mistral's folders hold beside Hugging Face's."""
+    model = written(tmp_path / "mistral", architectures=["MistralForCausalLM"])
+    command = server_command(ModelConfig(path=str(model)), ServersConfig(), 8001, cpu=False)
+    assert command[-6:] == ["--config-format", "hf", "--load-format", "hf", "--tokenizer-mode", "hf"]
 
 
 def test_gpus_are_counted_among_those_that_are_visible(monkeypatch):

@@ -6,7 +6,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from loop_formats.base_model import LORA_MODULES, BaseModel
+from model_families.base_model import LORA_MODULES, BaseModel
 from rollout_server.policies.adapter_check import AdapterError, check_adapter
 from support.random_policy import MODEL_CONFIG, write_adapter
 

@@ -4,7 +4,10 @@ Statistical: the noise has the published shape (standard deviation 0.01, about 0
 versions differ on a third of the tokens by 0.05 in the mean, as after some optimizer steps.
 """
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from rollout_server.policies.canary import Canary
 
@@ -61,3 +64,32 @@ def test_other_weights_are_found():
         served = (before, base, stale)
         found += [canary.objection((logprobs + noise(draw)).tolist()) is not None for logprobs in served]
     assert (found >= 990).all(), found
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_an_adapter_that_does_half_of_what_it_should_is_found(share):
+    """Or half as much again: also after a first step, whose whole effect is as large as the noise."""
+    draw = np.random.default_rng(2)
+    found = 0
+    for _ in range(200):
+        base = -draw.exponential(0.5, TOKENS)
+        change = draw.normal(0.0, 0.02, TOKENS)
+        numbers = list(range(TOKENS + 1))
+        canary = Canary(numbers, numbers[1:], (base + change).tolist(), **GAP, others=(base.tolist(),) * 2)
+        assert canary.objection((base + change + noise(draw)).tolist()) is None
+        objection = canary.objection((base + share * change + noise(draw)).tolist())
+        found += objection is not None and " of the change from another version" in objection
+    assert found >= 198, found
+
+
+def test_rows_in_another_order_pass_the_bounds_and_are_found_by_what_they_change(tmp_path):
+    """Llama as torchtune builds it, its queries and keys exported as they are: bounds of half precision let it pass."""
+    from support.scrambled_llama import logprobs
+
+    draw = np.random.default_rng(3)
+    base, meant, scrambled = logprobs(tmp_path, TOKENS)
+    numbers = list(range(TOKENS + 1))
+    canary = Canary(numbers, numbers[1:], meant.tolist(), **GAP, others=(base.tolist(),) * 2)
+    assert replace(canary, others=()).objection((scrambled + noise(draw)).tolist()) is None
+    assert " of the change from another version" in canary.objection((scrambled + noise(draw)).tolist())
+    assert canary.objection((meant + noise(draw)).tolist()) is None

@@ -13,7 +13,8 @@ from loop_recipes.config.components import build
 from loop_recipes.config.files import read_file
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.device_check import training_device
-from loop_recipes.engine.model import DTYPES, load_adapter, load_base
+from loop_recipes.engine.model import DTYPES, load_base
+from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.process_group import init_process_group
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, TurnAdvantage, TurnCritic
 
@@ -103,9 +104,9 @@ def critic_over(
 ) -> TurnCritic:
     """The critic of a run, as :func:`load_turn_critic`, over ``learner``, whose base model must be the run's."""
     conf, loss = critic_config(run)
-    theirs, ours = (Path(each.checkpointer["checkpoint_dir"]).resolve() for each in (conf, learner.conf))
+    theirs, ours = (Path(each.base_model).resolve() for each in (conf, learner.conf))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")
     tensors = load_adapter(adapter or critic_adapter(run), learner.model)
     reference = None if conf.initial_adapter is None else load_adapter(Path(conf.initial_adapter), learner.model)
-    prefix = HiddenPrefix.build(conf.hidden_information, conf.checkpointer["checkpoint_dir"])
+    prefix = HiddenPrefix.build(conf.hidden_information, conf.base_model)
     return TurnCritic(learner.update, tensors, reference, prefix, loss.per_turn, reference_sees_hidden)

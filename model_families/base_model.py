@@ -1,4 +1,4 @@
-"""A base model: a digest of its files and, from its config.json, the layers that LoRA can wrap and all sizes."""
+"""A base model, as its folder describes it: family, sizes, the layers that LoRA can wrap, weight files, a digest."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ARCHITECTURES = ("Qwen2ForCausalLM",)
-"""What can be served and trained: a learner that names or orders weights otherwise would train another policy."""
+from model_families import llama, mistral, qwen2, qwen3
+from model_families.family import Family, Rope, read_rope
+
+FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
+"""What can be served and trained, by its name in config.json."""
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The layers of a decoder that LoRA can wrap."""
 MAX_HEADER_BYTES = 16 << 20
@@ -33,9 +37,37 @@ def model_digest(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def weight_files(folder: str | Path) -> list[Path]:
+    """The files of a model's weights: the parts that an index names, or the one file, safetensors before ``.bin``.
+
+    Raises:
+        ValueError: there are none, an index cannot be read, or a part that it names is missing.
+    """
+    folder = Path(folder)
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _parts(index)
+        if (folder / name).is_file():
+            return [folder / name]
+    raise ValueError(f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin, nor an index of one")
+
+
+def _parts(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        parts = [index.parent / name for name in names]
+    except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{index} cannot be read as an index of weights: {error!r}") from error
+    for part in parts:
+        if not part.is_file():
+            raise ValueError(f"{part} does not exist; {index.name} names it: download all of the model")
+    return parts
+
+
 @dataclass(frozen=True)
 class BaseModel:
-    """A decoder's sizes; ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too."""
+    """A decoder, described; ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too."""
 
     layers: int
     width: int
@@ -45,37 +77,54 @@ class BaseModel:
     head_width: int
     vocabulary: int
     tied: bool
+    family: Family
+    positions: int
+    norm_eps: float
+    rope: Rope
 
     @classmethod
     def read(cls, folder: str | Path) -> BaseModel:
         """From ``<folder>/config.json``.
 
         Raises:
-            ValueError: names the file, and what is missing or of another architecture than :data:`ARCHITECTURES`.
+            ValueError: names the file, and what is missing or cannot be built.
         """
         file = Path(folder) / "config.json"
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
             architecture = (config.get("architectures") or ["none"])[0]
+            family = FAMILIES.get(architecture)
         except (OSError, AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
-        if architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
+        if family is None:
+            known = ", ".join(FAMILIES)
             raise ValueError(f"{file}: {architecture} cannot be trained; take a model whose architecture is {known}")
+        if objection := family.objection(config):
+            raise ValueError(f"{file}: {objection}, which cannot be trained; take another model of the family")
         try:
-            width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-            return cls(
-                layers=int(config["num_hidden_layers"]),
-                width=width,
-                feed_forward=int(config["intermediate_size"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_width=int(config.get("head_dim") or width // heads),
-                vocabulary=int(config["vocab_size"]),
-                tied=bool(config.get("tie_word_embeddings")),
-            )
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            return cls._described(config, family)
+        except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"{file} cannot be read as a model's configuration: {error!r}") from error
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    @classmethod
+    def _described(cls, config: dict[str, Any], family: Family) -> BaseModel:
+        width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        return cls(
+            layers=int(config["num_hidden_layers"]),
+            width=width,
+            feed_forward=int(config["intermediate_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_width=int(config.get("head_dim") or family.head_width or width // heads),
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings")),
+            family=family,
+            positions=int(config.get("max_position_embeddings") or family.positions),
+            norm_eps=float(config.get("rms_norm_eps") or 1e-6),
+            rope=read_rope(config),
+        )
 
     @property
     def modules(self) -> dict[str, tuple[str, int, int]]:

@@ -1,0 +1,97 @@
+"""A decoder with LoRA, built as the folder of its base model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from torch import nn
+from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
+from torchtune.modules import (
+    FeedForward,
+    MultiHeadAttention,
+    RMSNorm,
+    TiedLinear,
+    TransformerDecoder,
+    TransformerSelfAttentionLayer,
+)
+from torchtune.modules.peft import LoRALinear
+
+from model_families.base_model import BaseModel
+from model_families.decoder.attention import NormFirstAttention
+from model_families.decoder.rope import ScaledRope
+
+ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "output_proj")
+
+
+def lora_decoder(
+    path: str,
+    lora_rank: int,
+    lora_alpha: float,
+    lora_attn_modules: Collection[str] = ATTENTION_MODULES,
+    apply_lora_to_mlp: bool = True,
+    lora_dropout: float = 0.0,
+) -> TransformerDecoder:
+    """Build the decoder of the model in the folder ``path``, with LoRA in all of its layers.
+
+    Args:
+        lora_attn_modules: of :data:`ATTENTION_MODULES`, those with LoRA.
+
+    Raises:
+        ValueError: a module that there is not, or a folder whose model cannot be built.
+    """
+    base = BaseModel.read(path)
+    if unknown := sorted(set(lora_attn_modules) - set(ATTENTION_MODULES)):
+        raise ValueError(f"lora_attn_modules has {unknown[0]!r}; there are {', '.join(ATTENTION_MODULES)}")
+
+    def linear(lora: bool, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
+        if lora:
+            return LoRALinear(inputs, outputs, lora_rank, lora_alpha, lora_dropout, use_bias=bias)
+        return nn.Linear(inputs, outputs, bias=bias)
+
+    rope = (
+        Qwen2RotaryPositionalEmbeddings(base.head_width, base.positions, base.rope.base)
+        if base.rope.kind == "default"
+        else ScaledRope(base.rope, base.head_width, base.positions)
+    )
+    layers = [
+        TransformerSelfAttentionLayer(
+            attn=_attention(base, rope, lambda name, *sizes: linear(name in lora_attn_modules, *sizes)),
+            mlp=FeedForward(
+                gate_proj=linear(apply_lora_to_mlp, base.width, base.feed_forward),
+                down_proj=linear(apply_lora_to_mlp, base.feed_forward, base.width),
+                up_proj=linear(apply_lora_to_mlp, base.width, base.feed_forward),
+            ),
+            sa_norm=RMSNorm(base.width, eps=base.norm_eps),
+            mlp_norm=RMSNorm(base.width, eps=base.norm_eps),
+        )
+        for _ in range(base.layers)
+    ]
+    embedding = nn.Embedding(base.vocabulary, base.width)
+    return TransformerDecoder(
+        tok_embeddings=embedding,
+        layers=nn.ModuleList(layers),
+        max_seq_len=base.positions,
+        num_heads=base.heads,
+        head_dim=base.head_width,
+        norm=RMSNorm(base.width, eps=base.norm_eps),
+        output=TiedLinear(embedding) if base.tied else nn.Linear(base.width, base.vocabulary, bias=False),
+    )
+
+
+def _attention(base: BaseModel, rope: nn.Module, linear: Callable[..., nn.Module]) -> MultiHeadAttention:
+    queries, keys, bias = base.heads * base.head_width, base.kv_heads * base.head_width, base.family.qkv_bias
+    norm, kind = base.family.qk_norm, NormFirstAttention if base.family.qk_norm else MultiHeadAttention
+    return kind(
+        embed_dim=base.width,
+        num_heads=base.heads,
+        num_kv_heads=base.kv_heads,
+        head_dim=base.head_width,
+        q_proj=linear("q_proj", base.width, queries, bias),
+        k_proj=linear("k_proj", base.width, keys, bias),
+        v_proj=linear("v_proj", base.width, keys, bias),
+        output_proj=linear("output_proj", queries, base.width),
+        pos_embeddings=rope,
+        q_norm=RMSNorm(base.head_width, eps=base.norm_eps) if norm else None,
+        k_norm=RMSNorm(base.head_width, eps=base.norm_eps) if norm else None,
+        max_seq_len=base.positions,
+    )

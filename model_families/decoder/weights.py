@@ -1,0 +1,42 @@
+"""A base model's weights out of its folder, by torchtune's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model_families.base_model import BaseModel, weight_files
+from model_families.weight_names import tune_name
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
+    """All weights of the model in ``folder`` as CPU tensors, which stay in the files' pages until they are read.
+
+    Raises:
+        ValueError: a file is missing or damaged, a name is of no decoder, or a head is not the embedding to which
+            config.json ties it.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        tensors |= _read(file)
+    head = tensors.pop(_HEAD, None) if base.tied else None
+    if head is not None and not torch.equal(head, tensors.get(_EMBEDDING, head[:0])):
+        raise ValueError(
+            f"{folder}: {_HEAD} is not {_EMBEDDING}, to which config.json ties it (tie_word_embeddings); make it false"
+        )
+    return {tune_name(name): tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix != ".safetensors":
+            return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        with safe_open(file, framework="pt", device="cpu") as content:
+            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error

@@ -1,0 +1,12 @@
+"""Qwen2 and Qwen2.5: biases at queries, keys and values."""
+
+from __future__ import annotations
+
+from model_families.family import Family
+
+FAMILY = Family(
+    architecture="Qwen2ForCausalLM",
+    chat="chatml",
+    qkv_bias=True,
+    required={"use_sliding_window": (False, None)},
+)

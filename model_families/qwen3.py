@@ -1,0 +1,13 @@
+"""Qwen3, dense (0.6B to 32B, those of July 2025 included): queries and keys are normalised, heads are 128 wide."""
+
+from __future__ import annotations
+
+from model_families.family import Family
+
+FAMILY = Family(
+    architecture="Qwen3ForCausalLM",
+    chat="qwen3",
+    qk_norm=True,
+    head_width=128,
+    required={"use_sliding_window": (False, None), "attention_bias": (False, None)},
+)

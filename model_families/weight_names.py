@@ -1,0 +1,72 @@
+"""Names of a decoder's weights in torchtune, in Hugging Face's files, and in PEFT's adapters."""
+
+from __future__ import annotations
+
+import re
+
+# torchtune's module inside `layers.{i}.` -> Hugging Face's inside `model.layers.{i}.`
+_MODULES = {
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.output_proj": "self_attn.o_proj",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.down_proj",
+    "mlp.w3": "mlp.up_proj",
+}
+_NORMS = {
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "sa_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+_OUTER = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.scale": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _MODULES.items() for kind in ("weight", "bias")}
+_IN_LAYER |= {f"{ours}.scale": f"{theirs}.weight" for ours, theirs in _NORMS.items()}
+_LORA = {
+    f"{ours}.lora_{part}.weight": f"{theirs}.lora_{part.upper()}.weight"
+    for ours, theirs in _MODULES.items()
+    for part in "ab"
+}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def hf_name(name: str) -> str:
+    """``layers.0.attn.q_norm.scale`` -> ``model.layers.0.self_attn.q_norm.weight``."""
+    return _OUTER.get(name) or "model." + _renamed(name, "", _IN_LAYER, "weight of a decoder")
+
+
+def tune_name(name: str) -> str:
+    """The inverse of :func:`hf_name`."""
+    outer = {theirs: ours for ours, theirs in _OUTER.items()}
+    return outer.get(name) or _renamed(name, "model.", _inverse(_IN_LAYER), "weight of a decoder")
+
+
+def peft_name(name: str) -> str:
+    """``layers.0.attn.q_proj.lora_a.weight`` -> ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``."""
+    return "base_model.model.model." + _renamed(name, "", _LORA, "LoRA weight of a decoder layer")
+
+
+def tune_name_of_peft(name: str) -> str:
+    """The inverse of :func:`peft_name`."""
+    return _renamed(name, "base_model.model.model.", _inverse(_LORA), "LoRA weight of a decoder layer")
+
+
+def _inverse(names: dict[str, str]) -> dict[str, str]:
+    return {theirs: ours for ours, theirs in names.items()}
+
+
+def _renamed(name: str, prefix: str, names: dict[str, str], kind: str) -> str:
+    """``name``, which begins with ``prefix``, without it and with its part inside a layer renamed.
+
+    Raises:
+        ValueError: it is none of those names.
+    """
+    match = _LAYER.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    if match is None or match[2] not in names:
+        raise ValueError(f"{name} is no {kind}")
+    return f"layers.{match[1]}.{names[match[2]]}"

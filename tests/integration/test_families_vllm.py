@@ -1,0 +1,134 @@
+"""Families behind a real node and a real vLLM server: what is sampled is what is trained, with an adapter too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from loop_recipes.algorithm.learner import Learner
+from loop_recipes.config.loop_config import GapConfig, LoopConfig, read_loop_config
+from loop_recipes.engine import peft_export
+from loop_recipes.engine.diagnostics import canary, tolerances
+from loop_recipes.engine.model import load_base
+from loop_recipes.engine.peft_export import load_adapter
+from loop_recipes.engine.samples import Sample
+from rollout_server.client import RolloutClient, RolloutNodeError
+from support.families import PUBLISHED, section, small, write_model
+from support.node_reader import Reader, ready_node, request
+from support.random_policy import write_tokenizer
+from support.small_runs import random_adapter, replay_config
+
+pytestmark = pytest.mark.integration
+
+# vLLM on a CPU knows heads of 32, 64, 128 and more.
+SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 2048}
+GAP = 1e-4
+BOUNDS = GapConfig(ok=1e-3, broken=1e-2)
+
+
+def policy(folder: Path, name: str, **changes: Any) -> Path:
+    write_model(folder, small(name, **SIZES, **changes))
+    write_tokenizer(folder)
+    return folder
+
+
+def node(folder: Path, model: Path) -> dict[str, Any]:
+    return {
+        "port": 0,
+        "root": str(folder / "node"),
+        "model": {"path": str(model), "dtype": "float32", "max_context": 2048, "lora_rank": 8},
+        "servers": {"max_num_seqs": 8, "kv_cache_bytes": 128 << 20, "max_loras": 2, "max_cpu_loras": 4},
+        "environment": {"name": "counter", "config": {}},
+        "max_concurrent_episodes": 8,
+    }
+
+
+def config(folder: Path, model: dict[str, Any], checkpointer: dict[str, Any] | None = None) -> LoopConfig:
+    cfg = OmegaConf.load(replay_config(folder, iterations=1))
+    cfg.model, cfg.checkpointer = model, checkpointer
+    cfg["update"] |= {"micro_batch_tokens": 1500}
+    return read_loop_config(cfg)
+
+
+def learner(conf: LoopConfig) -> Learner:
+    return Learner(conf, *load_base(conf, torch.float32), torch.device("cpu"), None)
+
+
+def sampled(client: RolloutClient, version: int) -> list[Sample]:
+    """Eight episodes of a version."""
+    name = f"of-version-{version}"
+    client.start_collection(request(name, client.tasks("train").tasks[:2], policy_version=version))
+    rollouts, end = Reader(client, name).finish()
+    assert (end.reason, end.finished) == ("complete", 8), end.error
+    return [Sample.from_rollout(rollout.validate()) for rollout in rollouts]
+
+
+def gap(own: Learner, samples: list[Sample], version: int) -> float:
+    """The largest difference between what the sampler said and what the learner says."""
+    found = own.update.logprobs(samples, version)
+    return max((found[s.rollout_id] - s.sampler_logprobs).abs().max().item() for s in samples)
+
+
+def test_qwen3_from_its_folder(tmp_path):
+    """Its heads are wider than the width divided by their number."""
+    model = policy(tmp_path / "model", "Qwen3-4B", hidden_size=96, head_dim=32)
+    with ready_node(node(tmp_path, model), tmp_path) as (_, client):
+        own = learner(config(tmp_path / "own", section(model)))
+        client.publish_policy(0, own.export(0, own.versions.full(0)))
+        base = sampled(client, 0)
+        assert gap(own, base, 0) < GAP
+        adapter = random_adapter(own.versions.full(0), seed=1, scale=0.2)
+        own.versions.put(1, adapter)
+        proof = canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
+        client.publish_policy(1, own.export(1, adapter), proof)
+        assert gap(own, sampled(client, 1), 1) < GAP
+
+
+def test_llama_by_torchtunes_builder_and_from_its_folder(tmp_path, monkeypatch):
+    """Of torchtune's builder the canary refused every version, because its rows are in another order."""
+    name = "Llama-3.1-8B"
+    model = policy(tmp_path / "model", name, hidden_size=128, rope_scaling=PUBLISHED[name]["rope_scaling"])
+    sizes = small(name, **SIZES, hidden_size=128)
+    theirs = {
+        "_component_": "torchtune.models.llama3_1.lora_llama3_1",
+        "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+        "apply_lora_to_mlp": True,
+        "vocab_size": sizes["vocab_size"],
+        "num_layers": sizes["num_hidden_layers"],
+        "num_heads": sizes["num_attention_heads"],
+        "num_kv_heads": sizes["num_key_value_heads"],
+        "embed_dim": sizes["hidden_size"],
+        "intermediate_dim": sizes["intermediate_size"],
+        "max_seq_len": 2048,
+        "rope_base": 500_000,
+        "lora_rank": 4,
+        "lora_alpha": 8,
+    }
+    checkpointer = {
+        "_component_": "torchtune.training.FullModelHFCheckpointer",
+        "checkpoint_dir": str(model),
+        "checkpoint_files": ["model.safetensors"],
+        "model_type": "LLAMA3",
+        "output_dir": str(tmp_path / "unused"),
+    }
+    with ready_node(node(tmp_path, model), tmp_path) as (_, client):
+        own = learner(config(tmp_path / "own", theirs, checkpointer))
+        client.publish_policy(0, own.export(0, own.versions.full(0)))
+        base = sampled(client, 0)
+        assert gap(own, base, 0) < GAP
+        adapter = random_adapter(own.versions.full(0), seed=1, scale=0.2)
+        own.versions.put(1, adapter)
+        proof = canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
+        with monkeypatch.context() as as_before:
+            as_before.setattr(peft_export, "neighbour_heads", lambda model: None)
+            with pytest.raises(RolloutNodeError, match="not the same weights"):
+                client.publish_policy(1, own.export(1, adapter), proof)
+        exported = own.export(1, adapter)
+        client.publish_policy(1, exported, proof)
+        samples = sampled(client, 1)
+        assert gap(own, samples, 1) < GAP
+        other = learner(config(tmp_path / "other", section(model)))
+        other.versions.put(1, load_adapter(exported, other.model))
+        assert gap(other, samples, 1) < GAP

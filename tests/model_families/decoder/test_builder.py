@@ -1,0 +1,116 @@
+"""A decoder that is built from its folder is the one that transformers builds from it: every family, every size."""
+
+import pytest
+import torch
+from torchtune.modules import MultiHeadAttention
+from transformers import AutoModelForCausalLM
+
+from loop_recipes.engine.model import meta_model, new_adapter
+from loop_recipes.engine.sharding import place_model
+from model_families.base_model import BaseModel
+from model_families.decoder.attention import NormFirstAttention
+from model_families.decoder.weights import load_weights
+from model_families.weight_names import hf_name
+from support.families import ONE_EACH, PUBLISHED, WORDS, section, small, write_config, write_model
+
+TOKENS = torch.randint(0, WORDS, (2, 80), generator=torch.Generator().manual_seed(2))
+
+
+def ours(folder, dtype=torch.float64):
+    """The model in ``folder`` with an adapter that changes nothing."""
+    model = meta_model(section(folder), torch.float32)
+    base = load_weights(folder, BaseModel.read(folder))
+    return place_model(model, base, new_adapter(model, 0), torch.device("cpu"), torch.float32).to(dtype)
+
+
+def difference(folder):
+    """Between our logits and transformers', in float64, and how far transformers' are from their mean."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    with torch.no_grad():
+        expected = theirs(TOKENS).logits
+        found = ours(folder)(TOKENS)
+    return (found - expected).abs().max().item(), expected.std().item()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_logits_are_those_of_transformers(tmp_path, name):
+    """To the rounding of the norms, which both compute in float32."""
+    apart, spread = difference(write_model(tmp_path, small(name)))
+    assert apart < 2e-5 * spread
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_heads_tied_and_not(tmp_path, name, tied):
+    apart, spread = difference(write_model(tmp_path, small(name, tie_word_embeddings=tied)))
+    assert apart < 2e-5 * spread
+
+
+SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn with borders": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+    },
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_scaled_positions(tmp_path, name, scaling):
+    changes = {"rope_scaling": SCALINGS[scaling], "rope_theta": 1000.0}
+    apart, spread = difference(write_model(tmp_path / "scaled", small(name, **changes)))
+    assert apart < 2e-5 * spread
+    plain = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "plain", small(name, rope_scaling=None)))
+    with torch.no_grad():
+        unlike = plain.double()(TOKENS).logits - ours(tmp_path / "scaled")(TOKENS)
+    assert unlike.abs().max() > 0.1 * spread, "the scaling changed nothing, so the comparison says nothing"
+
+
+def test_the_order_of_norm_and_rotation_is_caught(tmp_path, monkeypatch):
+    """torchtune's own attention rotates first. With constant scales, as of a new model, nothing would show."""
+    folder = write_model(tmp_path, small("Qwen3-4B"))
+    assert difference(folder)[0] < 1e-4
+    monkeypatch.setattr(NormFirstAttention, "forward", MultiHeadAttention.forward)
+    apart, spread = difference(folder)
+    assert apart > 0.1 * spread
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_are_built_whole(tmp_path, name):
+    """On the meta device: the weights that transformers has, by its names, and their shapes; heads as they are said."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+
+    folder = write_config(tmp_path, PUBLISHED[name])
+    with init_empty_weights():
+        expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).state_dict()
+    if PUBLISHED[name]["tie_word_embeddings"]:
+        del expected["lm_head.weight"]
+    model = meta_model(section(folder), torch.bfloat16)
+    built = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    assert {hf_name(name): tensor.shape for name, tensor in built.items()} == {
+        name: tensor.shape for name, tensor in expected.items()
+    }
+    attention = model.layers[0].attn
+    assert attention.head_dim == PUBLISHED[name].get("head_dim", attention.embed_dim // attention.num_heads)
+
+
+def test_modules_of_lora_are_those_that_are_named(tmp_path):
+    folder = write_config(tmp_path, small("Qwen3-4B"))
+    names = section(folder, lora_attn_modules=["v_proj", "output_proj"], apply_lora_to_mlp=False)
+    with_lora = {name.split(".")[3] for name in meta_model(names, torch.float32).state_dict() if ".lora_" in name}
+    assert with_lora == {"v_proj", "output_proj"}
+    with pytest.raises(ValueError, match="lora_attn_modules has 'o_proj'; there are q_proj, k_proj, v_proj, output_p"):
+        meta_model(section(folder, lora_attn_modules=["o_proj"]), torch.float32)

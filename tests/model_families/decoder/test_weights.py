@@ -1,0 +1,85 @@
+"""A folder's weights are found in whatever files they are, and what is wrong with them is one line."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model_families.base_model import BaseModel, weight_files
+from model_families.decoder.weights import load_weights
+from model_families.weight_names import hf_name
+from support.families import small, write_model
+
+ONE_FILE = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_model(tmp_path / "model", small("Qwen3-4B"))
+
+
+def loaded(folder):
+    return load_weights(folder, BaseModel.read(folder))
+
+
+def as_bin(folder):
+    torch.save(load_file(folder / ONE_FILE), folder / "pytorch_model.bin")
+    (folder / ONE_FILE).unlink()
+
+
+def in_parts(folder):
+    tensors = load_file(folder / ONE_FILE)
+    (folder / ONE_FILE).unlink()
+    index = {}
+    for number, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+        save_file({name: tensors[name] for name in names}, folder / f"model-{number}.safetensors")
+        index |= dict.fromkeys(names, f"model-{number}.safetensors")
+    (folder / f"{ONE_FILE}.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def with_more(folder, **tensors):
+    save_file({**load_file(folder / ONE_FILE), **tensors}, folder / ONE_FILE)
+
+
+@pytest.mark.parametrize("stored", [lambda folder: None, as_bin, in_parts])
+def test_one_file_or_parts_safetensors_or_bin(folder, stored):
+    expected = load_file(folder / ONE_FILE)
+    stored(folder)
+    found = loaded(folder)
+    assert {hf_name(name) for name in found} == set(expected)
+    assert all(torch.equal(tensor, expected[hf_name(name)]) for name, tensor in found.items())
+
+
+def test_a_tied_head_may_be_there_and_must_be_the_embedding(folder):
+    embedding = load_file(folder / ONE_FILE)["model.embed_tokens.weight"]
+    with_more(
+        folder, **{"lm_head.weight": embedding.clone(), "model.layers.0.self_attn.rotary_emb.inv_freq": embedding[0]}
+    )
+    assert "output.weight" not in loaded(folder)
+    with_more(folder, **{"lm_head.weight": embedding + 1})
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight is not model\.embed_tokens\.weight, to which config\.json ties"
+    ):
+        loaded(folder)
+
+
+def test_what_is_missing_or_strange_is_named(folder):
+    with_more(folder, **{"model.layers.0.mlp.experts.weight": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.experts\.weight is no weight of a decoder"):
+        loaded(folder)
+    (folder / ONE_FILE).write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: .*; copy it anew"):
+        loaded(folder)
+    (folder / ONE_FILE).unlink()
+    with pytest.raises(ValueError, match=r"holds no weights: neither model\.safetensors nor pytorch_model\.bin"):
+        weight_files(folder)
+    index = folder / f"{ONE_FILE}.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    with pytest.raises(
+        ValueError, match=r"model-1\.safetensors does not exist; model\.safetensors\.index\.json names it"
+    ):
+        weight_files(folder)
+    index.write_text("[]")
+    with pytest.raises(ValueError, match=r"index\.json cannot be read as an index of weights"):
+        weight_files(folder)

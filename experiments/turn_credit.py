@@ -33,6 +33,8 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))  # the recipes are modules there
 
+from turn_value_head import TurnValueHead
+
 from agent_environments.extraction import extract_code
 from agent_environments.protocol import create_pool
 from appworld_adapter.dataset import dataset_name, load_split
@@ -47,7 +49,6 @@ from loop_recipes.engine.peft_export import write_empty_adapter
 from loop_recipes.engine.samples import training_samples
 from loop_recipes.methods.sweet_rl.stored_critic import load_learner, load_turn_critic
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix, by_turn
-from loop_recipes.methods.sweet_rl.turn_value_head import TurnValueHead
 from loop_recipes.methods.turn_credit import turn_values_cli
 from loop_recipes.methods.turn_credit.branch_credit import value_changes
 from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file

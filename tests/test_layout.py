@@ -58,7 +58,6 @@ ELSEWHERE = {
     "loop_recipes/algorithm/test_policy_update.py": ["algorithm/learner", "engine/model"],
     "loop_recipes/methods/sweet_rl/test_turn_critic.py": [
         "agent_environments/hidden_information",
-        "methods/sweet_rl/turn_value_head",
     ],
     "integration/test_learner_ranks.py": ["engine/packed_attention"],
     "loop_recipes/engine/test_peft_export.py": ["engine/sharding"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,11 +82,6 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
     if not tasks:
         raise ValueError(f"{path} holds no tasks")
     return tasks
-
-
-def write_tasks(path: Path, tasks: Iterable[ColBenchTask]) -> None:
-    """A JSONL file that :func:`read_tasks` reads."""
-    path.write_text("".join(json.dumps(task.to_json()) + "\n" for task in tasks), encoding="utf-8")
 
 
 class ColBenchTasks(Mapping[str, ColBenchTask]):

@@ -71,15 +71,6 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
-class GroupMean:
-    """``A_k = R_k - mean_i R_i``: the group's mean as baseline, own return included."""
-
-    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        _, mean, _ = _group_statistics(rewards, groups)
-        return (rewards - mean).float()
-
-
-@dataclass(frozen=True)
 class StdNormalized:
     """``A_k = (R_k - mean_i R_i) / max(std_i R_i, floor)``, population standard deviation (GRPO, arXiv 2402.03300).
 

@@ -105,18 +105,6 @@ def read_continuations(
     )
 
 
-def continue_from(source: CollectionSource, rollout: Rollout, turns: Iterable[int], how: HowToSample) -> Continuations:
-    """Go on from ``rollout`` at each of ``turns`` and wait for it.
-
-    Raises:
-        ValueError: a turn that the rollout did not sample itself.
-        NoRollouts, CollectionFailed, and what else the source raises.
-    """
-    request = continuation_request([Branch.of(rollout, turns)], how)
-    source.start(request)
-    return read_continuations(source, request)
-
-
 def stored_protocol(log: Path) -> tuple[Sampling, Limits]:
     """Read the sampling and limits of the rollouts in a collection's log.
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent_environments.colbench.tasks import ColBenchTasks, read_tasks, write_tasks
+from agent_environments.colbench.tasks import ColBenchTasks, read_tasks
 from agent_environments.protocol import UnknownTask
 
 LINE = {
@@ -46,7 +46,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path):
 
 def test_generated_tasks_survive_the_format(tmp_path):
     tasks = ColBenchTasks(seed=3).splits["dev"]
-    write_tasks(tmp_path / "dev.jsonl", tasks)
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(task.to_json()) + "\n" for task in tasks))
     again = read_tasks(tmp_path / "dev.jsonl", "dev")
     assert [task.to_json() for task in again] == [task.to_json() for task in tasks]
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from loop_recipes.algorithm.advantages import (
     BatchNormalized,
-    GroupMean,
     LeaveOneOut,
     ReturnToGo,
     Solved,
@@ -38,10 +37,6 @@ def scaled_mean_form(group):
     return [size / (size - 1) * (r - mean(group)) for r in group]
 
 
-def group_mean(group):
-    return [r - mean(group) for r in group]
-
-
 def std_normalized(group):
     return [(r - mean(group)) / max(std(group), 1e-7) for r in group]
 
@@ -55,7 +50,6 @@ def leave_one_out_over_std(group):
     [
         (LeaveOneOut(), leave_one_out),
         (LeaveOneOut(), scaled_mean_form),
-        (GroupMean(), group_mean),
         (StdNormalized(), std_normalized),
         (StdNormalized(leave_one_out=True), leave_one_out_over_std),
     ],
@@ -81,7 +75,7 @@ def test_leave_one_out_sums_to_zero_and_ignores_a_common_shift(data, shift):
         torch.testing.assert_close(LeaveOneOut()(rewards + shift, ids), advantage, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("component", [LeaveOneOut(), GroupMean(), StdNormalized(), StdNormalized(True)])
+@pytest.mark.parametrize("component", [LeaveOneOut(), StdNormalized(), StdNormalized(True)])
 def test_a_lonely_rollout_and_equal_returns_have_no_advantage(component):
     rewards, groups = torch.tensor([0.9, 0.5, 0.5, 0.5]), torch.tensor([4, 8, 8, 8])
     assert component(rewards, groups).tolist() == [0.0, 0.0, 0.0, 0.0]

@@ -1,13 +1,14 @@
 """ColBench's demonstrations: what is asked, thought and answered, the flaws, and the same about another field."""
 
 import asyncio
+import json
 import random
 from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
 
-from agent_environments.colbench.tasks import ColBenchTasks, write_tasks
+from agent_environments.colbench.tasks import ColBenchTasks
 from agent_environments.protocol import Message, create_pool
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose
@@ -110,7 +111,7 @@ def test_what_no_expert_can_show_is_refused(demonstrator: ColBenchDemonstrator, 
     with pytest.raises(ConfigError, match=r"^environment: .*options it does not take"):
         ColBenchDemonstrator(EnvironmentConfig("colbench", {"snake": "python"}))
     file = tmp_path / "tasks.jsonl"
-    write_tasks(file, [replace(task, particulars=()) for task in list(ColBenchTasks().values())[:1]])
+    file.write_text(json.dumps(replace(next(iter(ColBenchTasks().values())), particulars=()).to_json()) + "\n")
     human = {"url": "http://127.0.0.1:1", "model": "m", "api_key_env": None}
     with pytest.raises(ConfigError, match="only generated tasks have an expert"):
         ColBenchDemonstrator(EnvironmentConfig("colbench", {"tasks": {"train": str(file)}, "human": human}))

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from loop_formats.branch import Branch
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.run_files import find_logs
 from loop_recipes.methods.turn_credit import turn_values_cli
 from loop_recipes.methods.turn_credit.turn_values import TurnValue, ValuedRollout, read_turn_values, write_turn_values
 from loop_recipes.methods.turn_credit.turn_values_cli import main
-from loop_recipes.rollouts.branching import HowToSample, continue_from, stored_protocol
+from loop_recipes.rollouts.branching import HowToSample, continuation_request, read_continuations, stored_protocol
 from loop_recipes.rollouts.node_source import NodeSource
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import COMMAND_S, DEADLINE_S
@@ -113,7 +114,10 @@ async def test_another_seed_goes_on_otherwise(coin):
     (rollout,) = await adding(coin)
     texts = []
     for seed in (0, 1, 0):
-        made = await coin.call(continue_from, source_of(coin), rollout, [1], how(6, seed=seed))
+        request = continuation_request([Branch.of(rollout, [1])], how(6, seed=seed))
+        source = source_of(coin)
+        await coin.call(source.start, request)
+        made = await coin.call(read_continuations, source, request)
         texts.append([r.messages for r in made.rollouts[rollout.rollout_id, 1]])
     assert texts[0] == texts[2] != texts[1]
     assert made.refused == {(rollout.rollout_id, 1): 0}

@@ -52,7 +52,7 @@ class ChatService:
             return web.Response(status=fault[0], text=fault[1], headers={"Retry-After": "0"})
         words = sum(len(message["content"].split()) for message in body["messages"])
         said = self.speak(body)
-        said = {"content": said} if isinstance(said, str) else said
+        said = said if isinstance(said, dict) else {"content": said}
         ended = said.pop("finish_reason", "stop")
         return web.json_response(
             {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import flat_section
+from loop_formats.old_keys import present_key, present_keys
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
@@ -155,8 +156,10 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     except Exception as error:  # the YAML parser's own errors, whose class depends on the parser in use
         raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
+    keys = present_keys(cast(dict[str, Any], OmegaConf.to_container(content, resolve=False)))
+    words = [f"{present_key(key)}={value}" for key, _, value in (word.partition("=") for word in overrides)]
     try:
-        merged = OmegaConf.merge(content, OmegaConf.from_dotlist(list(overrides)))
+        merged = OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(words))
     except Exception as error:  # the parser's, and a list in the place of a section
         raise ConfigError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from error
     try:

@@ -140,7 +140,7 @@ class _File:
     chosen: dict[str, tuple[Path, ...]]
 
     def parts(self, verb: str, traits: Iterable[str]) -> tuple[Tree, Tree]:
-        """What is meant for all recipes, and what for the one called ``verb``."""
+        """Return what is meant for all recipes, and what for the one called ``verb``."""
         common: Tree = {}
         special: Tree = {}
         when = self.content.get("when") or {}

@@ -26,14 +26,14 @@ _WORLDS = {
 
 @dataclass(frozen=True)
 class Found:
-    """What an old name stands for: names of files by their kind, and the name of its output folder, if of its own."""
+    """The meaning of an old name: names of files by their kind, and the name of its output folder, if of its own."""
 
     files: dict[str, str]
     label: str | None = None
 
 
 def found_under_old_name(name: str, extends: str | None, recipe: str, said_as: str = "") -> Found:
-    """What ``name`` over ``extends`` stands for, said once on stderr; without files where it is no old name.
+    """Return the meaning of ``name`` over ``extends``, said once on stderr; without files where it is no old name.
 
     Raises:
         ConfigError: both are worlds.

@@ -331,6 +331,39 @@ async def test_a_killed_service(protocol, monkeypatch):
     await service.close()
 
 
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+async def test_a_service_that_restarts_amid_many_episodes_costs_none_of_them(protocol, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
+    process, url = await start_service()
+    port, service, made = int(url.rpartition(":")[2]), client(protocol, url), 0
+    await service.open()
+
+    async def play(number: int) -> float:
+        nonlocal made
+        environment = await service.acquire(f"episode-{number}")
+        await environment.start(TASK)
+        for _ in range(8):
+            await environment.step(act("show()"))
+            made += 1
+        assert (await environment.step(act(*["add(9)", "add(3)"], "finish()"))).done
+        reward = (await environment.grade()).reward
+        await environment.close()
+        return reward
+
+    playing = [asyncio.create_task(play(number)) for number in range(12)]
+    for some in (10, 40, 70):
+        await wait_until(lambda some=some: made >= some)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        process, _ = await start_service(port)
+    assert await asyncio.gather(*playing) == [1.0] * 12
+    assert made == 12 * 8
+    await service.close()
+    process.terminate()
+    await process.wait()
+
+
 async def test_a_service_that_is_not_there_is_named(monkeypatch):
     service = client("openenv", "http://127.0.0.1:9")
     with pytest.raises(EnvironmentCrashed, match=r"127\.0\.0\.1:9 gives no tasks"):

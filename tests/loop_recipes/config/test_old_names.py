@@ -1,5 +1,9 @@
 """Names of the last release's configs are read, with one line that says the present words."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -8,8 +12,11 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.config.old_names import found_under_old_name
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.methods.sweet_rl.stored_critic import stored_config
 from loop_recipes.paths import config_files
+from rollout_server.config import as_keys, load_node_config, write_node_config
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +99,29 @@ def test_what_a_file_extends_must_be_there(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: tiny_tpu\n")
     with pytest.raises(ConfigError, match=r"extends: no machine 'tiny_tpu'; there are: .*tiny_cpu"):
         compose(str(tmp_path / "mine.yaml"))
+
+
+RUN = Path(__file__).parents[2] / "support/run_of_last_release"
+
+
+def test_what_a_run_of_the_last_release_stored_is_read(tmp_path, capsys):
+    """Its config begins a run again, or resumes it; its node starts; a critic is built from its config."""
+    now = read_config(compose("tiny_cpu", ["output_dir=run"]), LoopConfig)
+    stored = read_config(compose(str(RUN / "config.yaml")), LoopConfig)
+    assert compared(stored) == compared(now)
+    node = load_node_config(RUN / "rollout_node.yaml")
+    assert compared(node) == compared(now.child)
+    assert "under config; the old form works one release" in capsys.readouterr().err
+    write_node_config(node, tmp_path / "rollout_node.yaml")
+    assert load_node_config(tmp_path / "rollout_node.yaml") == node
+    run = tmp_path / "critic"
+    run.mkdir()
+    (run / "config.yaml").write_text((RUN / "turn_critic.yaml").read_text())
+    now = read_config(compose("tiny_cpu", ["algorithm=turn_critic", "output_dir=run"], "sft_appworld"), SftConfig)
+    assert compared(stored_config(run)) == compared(now)
+
+
+def compared(section):
+    """The keys of a section, without the places of this machine."""
+    text = json.dumps(as_keys(section), sort_keys=True).replace(', "num_warmup_steps": 0', "")  # the default
+    return re.sub(r'"[^" ]*/(worlds|runs|\.venv-appworld|recipes/loop_recipes)(/[^"]*)?"', r'"/\1\2"', text)

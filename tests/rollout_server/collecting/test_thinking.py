@@ -6,6 +6,14 @@ import dataclasses
 import pytest
 
 from agent_environments.counter import CounterPool
+from agent_environments.protocol import Message, StepResult
+from agent_environments.tool_calls import (
+    ToolCall,
+    parse_tool_calls,
+    render_tool_call,
+    render_tool_response,
+    tools_section,
+)
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
@@ -17,10 +25,11 @@ from rollout_server.collecting.policy_sampler import EpisodeServices
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
-from support.chat_tokenizers import write_qwen3
+from support.chat_tokenizers import write_llama3, write_qwen3
 from support.random_policy import write_tokenizer
 
 TASK = "reach3_1"
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 THINK = "<think>\nI could ```python\nadd(100)\n``` but no.\n</think>\n\n"
 TURNS = [f"{THINK}```python\nadd({n})\n```" for n in (1, 2)]
 
@@ -77,9 +86,33 @@ class Acting(CounterPool):
         return environment
 
 
-def play(tokens, turns, start=None, **limits):
+class Adding(CounterPool):
+    """An environment of one tool, in the texts of all environments; keeps the calls that it was given."""
+
+    def __init__(self, tokens):
+        super().__init__(tokens.spans)
+        self.calls = []
+
+    async def acquire(self, episode_id):
+        environment = await super().acquire(episode_id)
+
+        async def start(task_id):
+            return [Message("system", f"Add.\n\n{tools_section([ADD])}"), Message("user", "Go.")]
+
+        async def step(action):
+            calls = parse_tool_calls(action)
+            self.calls.append(calls)
+            return StepResult(
+                render_tool_response(*[f"{call.arguments['n']} <|eot_id|>" for call in calls]), done=False
+            )
+
+        environment.start, environment.step = start, step
+        return environment
+
+
+def play(tokens, turns, start=None, pool=None, **limits):
     """The rollouts of an episode, its router and its pool."""
-    router, pool = Router(tokens, turns), Acting(tokens)
+    router, pool = Router(tokens, turns), pool or Acting(tokens)
     services = EpisodeServices(pool, tokens, router, router, NodeMetrics())
     bounds = Limits(**{"max_turns": len(turns) + (start.origin.turns if start else 0), "max_context": 4000, **limits})
     request = CollectionRequest("c", [TASK], 1, 0, limits=bounds)
@@ -170,6 +203,31 @@ def test_a_branch_goes_on_after_thinking_and_after_a_turn_that_was_cut(folder):
     assert router.served[0][0] == rollout.token_ids[: rollout.turns[2].start]
     assert branch.token_ids == rollout.token_ids
     assert pool.actions == [turn.removeprefix(THINK) for turn in TURNS]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3"])
+def test_tools_are_offered_called_and_answered_in_the_models_own_form(folder, tmp_path, name):
+    """The environment reads and writes one form whatever the model."""
+    tokens = open_chat(folder if name == "qwen3" else write_llama3(tmp_path))
+    call = ToolCall("add", {"n": 3})
+    own = render_tool_call(call) if name == "qwen3" else '{"name": "add", "parameters": {"n": 3}}'
+    thought = THINK if name == "qwen3" else ""
+    pool = Adding(tokens)
+    rollouts, router, _ = play(tokens, [thought + own] * 3, pool=pool)
+    check(rollouts, router)
+    [rollout] = rollouts
+    assert pool.calls == [[call]] * 3
+    text = tokens.decode(rollout.token_ids)
+    if name == "qwen3":
+        assert text.count("<|im_start|>user\n<tool_response>\n3 <|eot_id|>\n</tool_response><|im_end|>") == 2
+    else:
+        assert text.count('<|start_header_id|>ipython<|end_header_id|>\n\n"3 <|eot_id|>"<|eot_id|>') == 2
+        assert "<tool_call>" not in text
+        assert rollout.token_ids.count(tokens.turn_end) == text.count("<|eot_id|>") - 2, "the results' are text"
+    assert [message["content"] for message in rollout.messages[-2:]] == [
+        render_tool_call(call),
+        render_tool_response("3 <|eot_id|>"),
+    ]
 
 
 def test_without_thinking_nothing_of_it_is_recorded(tmp_path):

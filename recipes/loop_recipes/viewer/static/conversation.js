@@ -107,7 +107,7 @@ function Action({ text, reasoning, number, turn, place, rollout }) {
       ${turn && values && html` <${TurnValue} value=${values[place]} next=${after} />`}
       ${turn && !isExport && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
     </div>
-    ${reasoning && html`<details class="thinking"><summary>thinking</summary><${LongText} text=${reasoning} /></details>`}
+    ${reasoning && html`<details><summary>thinking</summary><${LongText} text=${reasoning} /></details>`}
     ${segments(text).map((part) => html`<${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`)}
     ${!text.trim() && html`<p class="quiet">(an empty message)</p>`}
   </div>`;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from torch import nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
@@ -40,6 +40,8 @@ def lora_decoder(
         ValueError: a module that there is not, or a folder whose model cannot be built.
     """
     base = BaseModel.read(path)
+    if isinstance(lora_attn_modules, str | Mapping):
+        raise ValueError(f"lora_attn_modules must be a list, not {lora_attn_modules!r}")
     if unknown := sorted(set(lora_attn_modules) - set(ATTENTION_MODULES)):
         raise ValueError(f"lora_attn_modules has {unknown[0]!r}; there are {', '.join(ATTENTION_MODULES)}")
 

@@ -38,7 +38,8 @@ def node(folder: Path, model: Path) -> dict[str, Any]:
     return {
         "port": 0,
         "root": str(folder / "node"),
-        "model": {"path": str(model), "dtype": "float32", "max_context": 2048, "lora_rank": 8},
+        # Its tokenizer is a small one of ChatML.
+        "model": {"path": str(model), "dtype": "float32", "max_context": 2048, "lora_rank": 8, "chat_format": "chatml"},
         "servers": {"max_num_seqs": 8, "kv_cache_bytes": 128 << 20, "max_loras": 2, "max_cpu_loras": 4},
         "environment": {"name": "counter"},
         "max_concurrent_episodes": 8,

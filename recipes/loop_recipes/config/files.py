@@ -326,7 +326,7 @@ def _with_words(tree: Tree, words: Iterable[str]) -> Tree:
             given = _plain(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:
             raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
-        if not is_gone(key, OmegaConf.select(OmegaConf.create(given), key)):
+        if not is_gone(key, functools.reduce(lambda section, part: section[part], key.split("."), cast(Any, given))):
             result = _merged(result, given, ("name",))
     return result
 

@@ -326,9 +326,16 @@ def _with_words(tree: Tree, words: Iterable[str]) -> Tree:
             given = _plain(OmegaConf.from_dotlist([f"{key}={value}"]))
         except _MERGE_ERRORS as error:
             raise ConfigError(f"{word}: {' '.join(str(error).split())}") from error
-        if not is_gone(key, OmegaConf.select(OmegaConf.create(given), key)):
+        if not is_gone(key, _at(given, key)):
             result = _merged(result, given, ("name",))
     return result
+
+
+def _at(tree: Any, key: str) -> Any:
+    """The value of a dotted key as it stands there; None if it is not there."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
 def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:

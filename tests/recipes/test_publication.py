@@ -1,5 +1,6 @@
 """What a run leaves behind when it ends before its time: a version that was refused, a file that asked it to stop."""
 
+import json
 import sys
 
 import pytest
@@ -63,6 +64,23 @@ def test_a_resumed_run_publishes_what_was_saved(tmp_path, monkeypatch):
         assert torch.equal(adapter[name].to(tensor.dtype), tensor), name
 
 
+def test_a_gap_that_is_broken_ends_the_run_after_its_update_is_saved(tmp_path, monkeypatch):
+    cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
+    cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
+    cfg.sampler_gap = {"ok": 1e-9, "broken": 1e-8}
+    monkeypatch.setenv(TOKEN_ENV, "unused")
+    monkeypatch.setattr(loop_appworld, "open_source", lambda *_: Node(tmp_path / "logs"))
+    recipe = LoopAppWorldRecipe(cfg)
+    try:
+        recipe.setup()
+        recipe.train()
+    finally:
+        recipe.cleanup()
+    assert load_latest(tmp_path / "run/checkpoints", critic=False).state["iteration"] == 1
+    (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["gap_verdict"] == "broken"
+
+
 def test_a_stop_file_that_is_there_at_the_start_stops_one_start_only(tmp_path, monkeypatch, capsys):
     class Starting(Node):
         def wait_ready(self):
@@ -74,8 +92,6 @@ def test_a_stop_file_that_is_there_at_the_start_stops_one_start_only(tmp_path, m
     stop = tmp_path / "run/stop"
     stop.parent.mkdir()
     stop.touch()
-    with pytest.raises(SystemExit) as ended:
-        loop_appworld.recipe_main()
-    assert ended.value.code == 0
+    assert loop_appworld.recipe_main() == 0
     assert "stopped while waiting for the rollout node" in capsys.readouterr().err
     assert not stop.exists()

@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(*map(shown, played.messages), result(played), sep="\n\n")
             return f"\n{worth_of_nothing(idle)}"
         agent = Keyboard()
-        played = asyncio.run(play_tasks(task.pool(), task.splits[TRAINED][: options.tasks], agent, agent.ended))
-        rewards = [one.grade.reward for one in played]
+        episodes = asyncio.run(play_tasks(task.pool(), task.splits[TRAINED][: options.tasks], agent, agent.ended))
+        rewards = [one.grade.reward for one in episodes]
         return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
 
     return exit_status(parser.prog, work, (ConfigError, EnvironmentFault, ValueError, OSError))

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
-from loop_formats.rollout import Rollout
+from loop_formats.rollout import Rollout, sequence_texts
 
 SURE_CALLS = 3
 """Calls of a tool, all of which raised, that are no more the agent's bad luck."""
@@ -60,9 +59,12 @@ def _last_reply(rollout: Rollout) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
-def _calls(rollout: Rollout, description: Description) -> list[str]:
-    turns = agent_turns(rollout.messages, [turn.message for turn in rollout.turns])
-    return description.calls(rollout.task_id, rollout.messages, turns)
+def _calls(rollout: Rollout, description: Description) -> bool:
+    try:
+        ((messages, turns),) = sequence_texts([rollout])
+        return bool(description.calls(rollout.task_id, messages, turns))
+    except Exception:  # of an environment's own class; the warning about its figures says so
+        return True
 
 
 def check_broken(collection_id: str, rollouts: Sequence[Rollout], max_share: float) -> None:

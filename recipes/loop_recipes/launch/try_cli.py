@@ -11,21 +11,38 @@ import asyncio
 import json
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, Message
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.launch.own_task import TRAINED, OwnTask, worth_of_nothing
+from loop_recipes.launch.own_task import (
+    ENVIRONMENT,
+    TRAINED,
+    OwnTask,
+    check_model,
+    config_of,
+    worth_of_nothing,
+    write_config,
+)
 from loop_recipes.launch.play import Played, play_tasks
 from loop_recipes.methods.resumable import exit_status
+from loop_recipes.methods.steps import StepFailed, run_step, tune
+from loop_recipes.rollouts.broken import hopeless_lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what the words ask for; returns the exit status."""
     parser = verb_parser("try", __doc__)
     parser.add_argument("file", metavar="FILE.py", help="with @tool functions, a @reward and TASKS")
-    parser.add_argument("--by-hand", action="store_true", help="play at the keyboard")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
+    who.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, which plays")
     parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many, from the first (3)")
     options = parser.parse_args(arguments)
     if options.tasks < 1:
@@ -33,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> str:
         task = OwnTask.read(options.file)
+        if options.model is not None:
+            return played_by(task, check_model(options.model), options.tasks)
         if not options.by_hand:
             idle = task.earned_by_nothing(options.tasks)
             for played in idle:
@@ -43,7 +62,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rewards = [one.grade.reward for one in episodes]
         return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
 
-    return exit_status(parser.prog, work, (ConfigError, EnvironmentFault, ValueError, OSError))
+    return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
+
+
+def played_by(task: OwnTask, model: Path, count: int) -> str:
+    """Let the model play the first ``count`` tasks, as an evaluation that is thrown away; returns what it did."""
+    with TemporaryDirectory(prefix="loop-try-") as folder:
+        config = config_of(task, model, [f"output_dir={folder}"])
+        config["eval"] |= {
+            "policies": [{"name": "model", "adapter": None}],
+            "tasks": task.splits[TRAINED][:count],
+            "samplings": [{"temperature": 1.0, "runs": 1}],
+        }
+        run_step(tune("run", "eval_appworld", "--config", str(write_config(config))), None)
+        rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
+    lines = [line for rollout in rollouts for line in _of_rollout(rollout)]
+    return "\n\n".join([*lines, *hopeless_lines(rollouts, description_of(ENVIRONMENT, {}))])
+
+
+def _of_rollout(rollout: Rollout) -> list[str]:
+    tools = ", ".join(f"{use['tool']} x{use['calls']}" for use in rollout.tools) or "none"
+    return [
+        *(shown(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
+        f"=== task {rollout.task_id}: {len(rollout.turns)} turns, {rollout.sampled_tokens} tokens of "
+        f"{len(rollout.token_ids)} sampled, calls: {tools}, reward {rollout.reward:g}",
+    ]
 
 
 class Keyboard:

@@ -1,11 +1,17 @@
 """`loop try`: what doing nothing earns, and a person at the keyboard."""
 
 import io
+from pathlib import Path
 
 import pytest
 
+from loop_recipes.config.files import compose, read_config
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.launch import own_task, try_cli
 from loop_recipes.launch.init_cli import EXAMPLE
 from loop_recipes.launch.try_cli import as_action, main
+from loop_recipes.paths import loop_package
+from support.small_runs import write_logs
 
 
 def test_what_doing_nothing_sees_and_earns(capsys):
@@ -23,6 +29,25 @@ def test_a_person_plays(capsys, monkeypatch):
     assert said.index("Lower.\n") < said.index("Found.\n") < said.index("=== task number1: 3 turns, reward 1\n")
     assert said.index("=== task number2: 1 turns, reward 1\n") < said.index("=== task number3: 0 turns, reward 0\n")
     assert said.endswith("mean reward 0.667 of 3 tasks\n")
+
+
+def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_path, capsys):
+    folders = []
+
+    def evaluate(command, log):
+        config = read_config(compose(command[-1], (), "eval_appworld"), EvalConfig)
+        assert [(policy.name, policy.adapter) for policy in config.policies] == [("model", None)]
+        assert (config.tasks, config.limits.max_turns) == (["number1", "number2"], 6)
+        folders.append(Path(command[-1]).parent)
+        write_logs(folders[0] / "evaluation/node/collections", 1, 300)
+
+    monkeypatch.setattr(try_cli, "run_step", evaluate)
+    monkeypatch.setattr(own_task, "found_machine", lambda: "cpu")
+    assert main([str(EXAMPLE), "--model", str(loop_package("tiny_policy")), "--tasks", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("=== task ") == 12
+    assert "sampled, calls: none, reward " in said
+    assert not folders[0].exists()
 
 
 def test_a_mistake_is_one_line(tmp_path, capsys):

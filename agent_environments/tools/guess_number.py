@@ -30,7 +30,7 @@ class Game:
 
 @reward
 def found(instance: Game) -> bool:
-    """What an episode is worth: a number from 0 to 1, or True or False."""
+    """Judge an episode: a number from 0 to 1, or True or False."""
     return instance.found
 
 

@@ -73,7 +73,7 @@ class OwnTask:
 
     @property
     def held_out_groups(self) -> int | None:
-        """How many groups of ``train`` are set aside; None where the file has a split to score on."""
+        """The number of groups of ``train`` that are set aside; None where the file has a split to score on."""
         if len(self.splits) > 1:
             return None
         require(self.groups > 1, f"{self.file}: TASKS has one task; to train and to score takes two at least")
@@ -95,7 +95,7 @@ class OwnTask:
         return _pool(self.file)
 
     def earned_by_nothing(self, count: int = IDLE_TASKS) -> list[Played]:
-        """What an agent that does nothing gets for the first ``count`` tasks.
+        """Play the first ``count`` tasks without doing anything.
 
         Raises:
             ConfigError: the environment breaks already here, such as by a reward that raises; one line.
@@ -239,7 +239,7 @@ def show(run: Path) -> list[str]:
 
 
 def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> list[str]:
-    """What is about to run, for the terminal."""
+    """Say for the terminal what is about to run."""
     trained, scored, groups = task.splits[TRAINED], task.scored_split, task.held_out_groups
     if groups is None:
         tasks = f"{len(trained)} tasks to train on, {len(task.splits[scored])} of split {scored} to score on"
@@ -257,7 +257,7 @@ def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> l
 
 
 def worth_of_nothing(idle: Sequence[Played]) -> str:
-    """What an agent earned that did nothing, in one line."""
+    """Say in one line what an agent earned that did nothing."""
     rewards = [played.grade.reward for played in idle]
     said = f"doing nothing earns {sum(rewards) / len(rewards):g} on average of {len(rewards)} tasks"
     return said if not any(rewards) else f"{said}, where it should earn 0: the agent may learn to do nothing"

@@ -115,7 +115,7 @@ class Keyboard:
 
 
 def as_action(line: str, system: str) -> str:
-    """What an agent would write in place of a typed line: a call of a tool that ``system`` offers, or the text."""
+    """The agent's action for a typed line: a call of a tool that ``system`` offers, or the text itself."""
     try:
         name, *rest = shlex.split(line)
     except ValueError:  # an apostrophe
@@ -139,7 +139,7 @@ def shown(message: Message) -> str:
 
 
 def result(played: Played) -> str:
-    """How an episode ended, in one line."""
+    """Say in one line how an episode ended."""
     grade = played.grade
     why = f", ungradable: {grade.ungradable}" if grade.ungradable else ""
     return f"=== task {played.task_id}: {played.turns} turns, reward {grade.reward:g}{why}"

@@ -244,6 +244,15 @@ class PoolWithPreflight(Protocol):
         ...
 
 
+@runtime_checkable
+class PoolWithSplits(Protocol):
+    """The further interface of a pool that knows the names of its splits before it is opened."""
+
+    def splits(self) -> list[str]:
+        """The names, in order."""
+        ...
+
+
 async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
     """An environment for an episode of this task. Once it is there the episode waits for nobody, so a deadline that
     begins then is all the episode's own.

@@ -121,6 +121,7 @@ class ToolPool:
         observation_max_tokens: the results of a turn's calls are cut to this many tokens together.
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
             :class:`~agent_environments.tools.mcp_server.McpServer`.
+        held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
 
     Raises:
         ValueError: anything wrong with the module or the tasks; one line.
@@ -138,10 +139,13 @@ class ToolPool:
         instance_deadline_s: float = 60.0,
         observation_max_tokens: int = 3000,
         mcp: Mapping[str, Mapping[str, Any]] | None = None,
+        held_out: int | None = None,
     ) -> None:
         if max_worlds < 1 or observation_max_tokens < 1:
             raise ValueError("max_worlds and observation_max_tokens must be at least 1")
         self._module = load_module(module, tasks)
+        if held_out is not None:
+            self._module.tasks.hold_out(held_out, self.description.group_of)
         self.dataset = dataset or self._module.name
         self._instances = InstancePool(ToolServer(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
         self._made_at_once = 1 if self._module.instance_class is None else max_worlds
@@ -154,6 +158,9 @@ class ToolPool:
         for server in self._servers:
             self._module = self._module.with_tools(await server.open())
         await self._instances.open(self._made_at_once)
+
+    def splits(self) -> list[str]:
+        return self._module.tasks.splits
 
     def tasks(self, split: str) -> list[str]:
         return self._module.tasks.split(split)

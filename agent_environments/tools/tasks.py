@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from agent_environments.protocol import UnknownTask
 Task = dict[str, Any]
 SPLIT = "train"
 """Of tasks that come without a split."""
+HELD_OUT = "held_out"
+"""Of those that are set aside from tasks without a split."""
 
 
 class TaskTable:
@@ -43,6 +46,26 @@ class TaskTable:
         self._tasks[task_id] = {**task, "id": task_id}
         return task_id
 
+    @property
+    def splits(self) -> list[str]:
+        """The names of the splits, in order."""
+        return list(self._splits)
+
+    def hold_out(self, groups: int, group_of: Callable[[str], str]) -> None:
+        """Make so many groups of tasks the split :data:`HELD_OUT`. The same tasks always give the same split.
+
+        Raises:
+            ValueError: there is another split than :data:`SPLIT`, or no group would be left in it.
+        """
+        if self.splits != [SPLIT]:
+            raise ValueError(f"held_out is for tasks without splits; there are {', '.join(self.splits)}")
+        names = {group_of(task_id) for task_id in self._tasks}
+        if not 0 < groups < len(names):
+            raise ValueError(f"held_out is {groups}; of {len(names)} groups of tasks it can be 1 to {len(names) - 1}")
+        held_out = set(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:groups])
+        for split, inside in ((SPLIT, False), (HELD_OUT, True)):
+            self._splits[split] = [task_id for task_id in self._tasks if (group_of(task_id) in held_out) == inside]
+
     def split(self, name: str) -> list[str]:
         """Task ids; raises UnknownTask for a split that there is not."""
         if name not in self._splits:
@@ -64,6 +87,8 @@ def read_tasks(source: object) -> TaskTable:
     Raises:
         ValueError: no such file, a line that is no JSON object, or anything :class:`TaskTable` refuses.
     """
+    if source is None:
+        raise ValueError("there are no TASKS: write a list of mappings, each with its id and its question")
     if isinstance(source, str | list | tuple):
         source = {SPLIT: source}
     if not isinstance(source, Mapping):

@@ -12,6 +12,21 @@ iteration. The wings, each using only those below it:
     engine                              batches, log-probs, sharding, steps, adapters, checkpoints
     run                                 metrics, and the request to stop
     config                              schemas and files of configs, and what can be refused before work begins
+
+Three lines train a model on a file of functions (:func:`loop_recipes.launch.own_task.train`):
+
+    from loop_recipes import train
+
+    train("my_tools.py", "models/SmolLM2-135M-Instruct", "max_iterations=25")
 """
 
+import importlib
+from typing import Any
+
 import agent_environments  # noqa: F401 - before torch, for the variable that it sets
+
+
+def __getattr__(name: str) -> Any:
+    if name != "train":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("loop_recipes.launch.own_task").train

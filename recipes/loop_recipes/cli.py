@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 
 VERBS = {
-    "train": ("CONFIG", "train an agent", "loop_recipes.launch.recipe_cli:train"),
+    "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.launch.init_cli:main"),
+    "try": ("FILE.py", "play a few tasks of such a file", "loop_recipes.launch.try_cli:main"),
+    "train": ("CONFIG|FILE.py", "train an agent", "loop_recipes.launch.recipe_cli:train"),
     "sft": ("CONFIG", "train on stored rollouts", "loop_recipes.launch.recipe_cli:sft"),
     "eval": ("CONFIG", "score policies on held-out tasks", "loop_recipes.launch.recipe_cli:evaluate"),
     "check": ("CONFIG", "show what would run where, and whether it fits", "loop_recipes.launch.check_cli:main"),

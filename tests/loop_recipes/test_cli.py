@@ -13,7 +13,7 @@ import pytest
 
 from loop_recipes import cli
 from loop_recipes.cli import VERBS, main
-from loop_recipes.config.files import compose
+from loop_recipes.config.files import check_overrides, compose
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchtune", "torchao", "transformers", "vllm")
@@ -149,5 +149,7 @@ def test_a_command_that_is_shown_is_understood(words, only_parse):
     (options,) = parsed.value.args
     recipe = RECIPES.get(words[0], "loop_appworld")
     for name, of in ((getattr(options, "config", None), recipe), (getattr(options, "training", None), "sft_appworld")):
-        if name is not None and not name.endswith(".yaml"):
+        if name is not None and name.endswith(".py"):
+            check_overrides(options.overrides)
+        elif name is not None and not name.endswith(".yaml"):
             compose(name, [word for word in getattr(options, "overrides", []) if "..." not in word], of)

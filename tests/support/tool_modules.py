@@ -143,3 +143,22 @@ def write(folder, source, name="mine"):
     file = folder / f"{name}.py"
     file.write_text(source)
     return str(file)
+
+
+PRODUCTS = '''
+from agent_environments.tools import reward, tool
+
+
+@tool(terminal=True)
+def answer(value: float) -> float:
+    """Give the final answer."""
+    return value
+
+
+@reward
+def correct(answer: str, target: float) -> bool:
+    return answer != "" and float(answer) == target
+
+
+TASKS = [{"id": f"product{n}", "question": f"What is {n} times 37?", "target": 37.0 * n} for n in range(2, 22)]
+'''

@@ -76,7 +76,7 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
     words = [word for word in overrides if word.partition("=")[0] not in _NOT_KEYS]
     run = _run(name, chosen, recipe)
     try:
-        return OmegaConf.create(_with_words(run.tree(), words))
+        return OmegaConf.create(with_words(run.tree(), words))
     except OmegaConfBaseException as error:
         raise ConfigError(f"config {name}: {' '.join(str(error).split())}") from error
 
@@ -306,7 +306,7 @@ def _read(file: Path, recipe: str) -> _File:
     return _File(file.stem, content, chosen)
 
 
-def _with_words(tree: Tree, words: Iterable[str]) -> Tree:
+def with_words(tree: Tree, words: Iterable[str]) -> Tree:
     """``tree`` with the words of a command line over it, as torchtune merges them.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -9,17 +10,37 @@ from collections.abc import Sequence
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name
-from loop_recipes.methods.steps import tune
+from loop_recipes.launch import own_task
+from loop_recipes.methods.resumable import exit_status
+from loop_recipes.methods.steps import StepFailed, tune
 
 
-def train(arguments: Sequence[str]) -> None:
+def train(arguments: Sequence[str]) -> int | None:
     """Train an agent with LOOP or another algorithm: `tune run loop_appworld --config CONFIG key=value ...`.
 
     loop train tiny_cpu output_dir=runs/mine
     loop train tiny_cpu world=babyai
     loop train qwen2_5_7b algorithm=grpo preset=on_policy --nproc-per-node 4
+
+    Or train a model on a file of functions (docs/your_own_task.md), and score it before and after on tasks held out:
+
+    loop train my_tools.py --model models/SmolLM2-135M-Instruct max_iterations=50
     """
-    _become("train", "loop_appworld", train.__doc__, arguments)
+    parser = _recipe_parser("train", train.__doc__)
+    parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, for a file of functions")
+    options = parser.parse_intermixed_args(arguments)
+    if not options.config.endswith(".py"):
+        if options.model is not None:
+            parser.error(f"--model is for a file of functions; say model.path={options.model}")
+        _become(parser.prog, "loop_appworld", options, options.nproc_per_node)
+        return None
+    if options.nproc_per_node is not None:
+        parser.error("--nproc-per-node is for a config: `loop train` takes the train.yaml that this writes")
+    return exit_status(
+        parser.prog,
+        lambda: "\n".join(own_task.show(own_task.train(options.config, options.model, *options.overrides))),
+        (ConfigError, StepFailed, OSError),
+    )
 
 
 def sft(arguments: Sequence[str]) -> None:
@@ -27,7 +48,9 @@ def sft(arguments: Sequence[str]) -> None:
 
     loop sft tiny_cpu 'rollouts.logs=[runs/rft_rollouts/solved]'
     """
-    _become("sft", "sft_appworld", sft.__doc__, arguments)
+    parser = _recipe_parser("sft", sft.__doc__)
+    options = parser.parse_intermixed_args(arguments)
+    _become(parser.prog, "sft_appworld", options, options.nproc_per_node)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -35,23 +58,23 @@ def evaluate(arguments: Sequence[str]) -> None:
 
     loop eval tiny_cpu run=runs/demo
     """
-    _become("eval", "eval_appworld", evaluate.__doc__, arguments, one_process=True)
+    parser = config_parser("eval", evaluate.__doc__)
+    _become(parser.prog, "eval_appworld", parser.parse_intermixed_args(arguments), ranks=None)
 
 
-def _become(
-    verb: str, recipe: str, description: str | None, arguments: Sequence[str], one_process: bool = False
-) -> None:
-    """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
+def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
     parser = config_parser(verb, description)
-    if not one_process:
-        parser.add_argument("--nproc-per-node", type=int, metavar="N", help="processes of the trainer, one a GPU")
-    options = parser.parse_intermixed_args(arguments)
+    parser.add_argument("--nproc-per-node", type=int, metavar="N", help="processes of the trainer, one a GPU")
+    return parser
+
+
+def _become(program: str, recipe: str, options: argparse.Namespace, ranks: int | None) -> None:
+    """Replace this process by `tune run`; a mistake in the command line is said before torch is loaded."""
     name = config_name(options.config, recipe)
-    ranks = None if one_process else options.nproc_per_node
     launcher = [] if ranks is None else ["--nproc_per_node", str(ranks)]
     command = tune("run", *launcher, recipe, "--config", name, *options.overrides)
     try:
         compose(name, options.overrides, recipe)
         os.execv(command[0], command)
     except (ConfigError, OSError) as error:
-        sys.exit(f"{parser.prog}: {error}")
+        sys.exit(f"{program}: {error}")

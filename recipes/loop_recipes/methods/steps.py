@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from omegaconf import OmegaConf
 
@@ -116,29 +117,44 @@ def newest_policy(run: Path) -> Path:
     return adapter
 
 
-def run_step(command: Sequence[str], log: Path, deadline_s: float | None = None) -> None:
-    """Run ``command`` to its end; its output is appended to ``log``. For the main thread.
+def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None = None) -> None:
+    """Run ``command`` to its end; its output is appended to ``log``, or is this process's own where that is None. For
+    the main thread.
 
     Nothing of it outlives this process. When the deadline passes or this process is interrupted, it gets SIGTERM, and
-    what is left of it after :data:`GRACE_S` is killed.
+    what is left of it after :data:`GRACE_S` is killed. Ctrl-C reaches this process alone.
 
     Raises:
         StepFailed: it ended with another status than 0, or not before the deadline.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S)]
-    with log.open("ab") as file:
-        process = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+    with _opened(log) as file:
+        process = subprocess.Popen(
+            [*guard, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=None if file is None else subprocess.STDOUT,
+            process_group=0,
+        )
         try:
             status = process.wait(deadline_s)
         except subprocess.TimeoutExpired as error:
-            raise StepFailed(f"not done after {deadline_s:.0f} s; see {log}") from error
+            raise StepFailed(f"not done after {deadline_s:.0f} s; see {log or 'above'}") from error
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
     if status:
-        raise StepFailed(f"status {status}: {_last_line(log)} (all of it: {log})")
+        raise StepFailed(
+            f"status {status}: " + ("see above" if log is None else f"{_last_line(log)} (all of it: {log})")
+        )
+
+
+def _opened(log: Path | None) -> AbstractContextManager[BinaryIO | None]:
+    if log is None:
+        return nullcontext()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab")
 
 
 def _last_line(log: Path) -> str:

@@ -1,14 +1,19 @@
-"""Environments that broke during a collection: what the terminal is told of it, and when it ends a run."""
+"""What the terminal is told of a collection that went wrong: environments that broke, which may end a run, and rollouts
+none of which earned anything."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from loop_formats.rollout import Rollout
+from agent_environments.description import Description
+from loop_formats.rollout import Rollout, sequence_texts
 
 SURE_CALLS = 3
 """Calls of a tool, all of which raised, that are no more the agent's bad luck."""
+SHOWN_REPLIES = 3
+SHOWN_CHARACTERS = 120
+"""Of each."""
 
 
 class EnvironmentBroke(RuntimeError):
@@ -31,6 +36,35 @@ def broken_lines(rollouts: Sequence[Rollout]) -> list[str]:
         what[use["tool"]] = what.get(use["tool"]) or use["what"]
     useless = [tool for tool in sorted(calls) if raised[tool] == calls[tool] >= SURE_CALLS]
     return [*lines, *(f"all {calls[tool]} calls of tool {tool} raised: {what[tool]}" for tool in useless)]
+
+
+def hopeless_lines(rollouts: Sequence[Rollout], description: Description) -> list[str]:
+    """For the terminal, one line each: that no rollout earned anything, that none ever called a tool or whatever the
+    environment reads; with the last replies of three of them. [] where there is something to learn from.
+    """
+    first = [rollout for rollout in rollouts if rollout.segment == 0]
+    if not first or any(rollout.reward for rollout in first):
+        return []
+    replies = [reply for rollout in first if (reply := _last_reply(rollout))]
+    shown = " | ".join(map(repr, list(dict.fromkeys(replies))[:SHOWN_REPLIES]))
+    lines = [f"the reward of all {len(first)} rollouts is 0, so nothing can be learned; they end with: {shown}"]
+    if description.behavior and not any(_calls(rollout, description) for rollout in first):
+        lines.append(f"no reply of {len(first)} rollouts holds a call that could be read; they end with: {shown}")
+    return lines
+
+
+def _last_reply(rollout: Rollout) -> str:
+    said = [message["content"] for message in rollout.messages if message["role"] == "assistant"]
+    text = " ".join(said[-1].split()) if said else ""
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def _calls(rollout: Rollout, description: Description) -> bool:
+    try:
+        ((messages, turns),) = sequence_texts([rollout])
+        return bool(description.calls(rollout.task_id, messages, turns))
+    except Exception:  # of an environment's own class; the warning about its figures says so
+        return True
 
 
 def check_broken(collection_id: str, rollouts: Sequence[Rollout], max_share: float) -> None:

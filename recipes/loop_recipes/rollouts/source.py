@@ -19,8 +19,9 @@ from loop_formats.collection_request import (
     losses,
     too_many_lost,
 )
+from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout, by_episode
-from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, broken_rollouts
+from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, broken_rollouts, hopeless_lines
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
@@ -144,7 +145,10 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
             ungradable,
             rollouts,
         )
-    for line in broken_lines(collected.rollouts):
+    lines = broken_lines(collected.rollouts)
+    if parse_collection_id(request.id).iteration == 1:
+        lines += hopeless_lines(collected.rollouts, source.description())
+    for line in lines:
         logger.warning("collection %s: %s", request.id, line)
     return collected
 

@@ -267,10 +267,11 @@ def behavior_metrics(rollouts: list[Rollout], environment: Description = UNSAID)
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
     """One readable line for the terminal."""
     gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
+    left = metrics.get("seconds", 0.0) * (max_iterations - metrics["iteration"]) / 60
     return (
         f"iteration {metrics['iteration']:3d}/{max_iterations}  reward {metrics['reward']:.3f}  "
         f"success {metrics['success']:.3f}  kept {round(metrics['kept_fraction'] * metrics['rollouts'])}/"
         f"{metrics['rollouts']}  steps {metrics['steps']}  clip {metrics.get('clip_fraction', 0.0):.3f}  {gap}  "
         f"collecting {metrics['seconds_collecting']:.1f}s  "
-        f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s"
+        f"updating {metrics['seconds_recomputing'] + metrics['seconds_updating']:.1f}s  left {left:.0f} min"
     )

@@ -116,6 +116,7 @@ def test_tasks_from_jsonl(tmp_path):
 @pytest.mark.parametrize(
     ("tasks", "complaint"),
     [
+        (None, "there are no TASKS: write a list of mappings"),
         ([], "there are no tasks"),
         (["What?"], "task train1_1 must be a mapping, not 'What\\?'"),
         ([{"id": 7}], "task id 7 must be text"),
@@ -127,6 +128,25 @@ def test_tasks_from_jsonl(tmp_path):
 def test_bad_tasks_are_named(tasks, complaint):
     with pytest.raises(ValueError, match=complaint):
         read_tasks(tasks)
+
+
+def test_groups_of_tasks_are_set_aside_and_always_the_same():
+    def table():
+        return read_tasks([{"id": f"{letter}_{number}"} for letter in "abcdef" for number in (1, 2)])
+
+    held, again = table(), table()
+    for each in (held, again):
+        each.hold_out(2, lambda task_id: task_id[0])
+    assert held.splits == ["train", "held_out"]
+    assert (held.split("train"), held.split("held_out")) == (again.split("train"), again.split("held_out"))
+    assert len(held.split("held_out")) == 4
+    assert {task[0] for task in held.split("held_out")}.isdisjoint(task[0] for task in held.split("train"))
+    assert sorted(held.split("train") + held.split("held_out")) == sorted(table().split("train"))
+    for groups in (0, 6):
+        with pytest.raises(ValueError, match=f"held_out is {groups}; of 6 groups of tasks it can be 1 to 5"):
+            table().hold_out(groups, lambda task_id: task_id[0])
+    with pytest.raises(ValueError, match="held_out is for tasks without splits; there are dev"):
+        read_tasks({"dev": [{"id": "a"}]}).hold_out(1, str)
 
 
 def test_a_damaged_line_is_named(tmp_path):

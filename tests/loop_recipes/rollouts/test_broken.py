@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
+from agent_environments.description import TOOLS_BEHAVIOR, Description
 from loop_formats.collection_request import CollectionEnd
-from loop_formats.rollout import Rollout
+from loop_formats.rollout import Rollout, Turn
 from loop_formats.run_files import read_rollouts
-from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, check_broken
+from loop_recipes.rollouts.broken import EnvironmentBroke, broken_lines, check_broken, hopeless_lines
 from loop_recipes.rollouts.source import Collected, collect
 from support.counter_node import counter_request
 from support.small_runs import in_sequences, replay_config, train, write_logs
@@ -79,6 +80,46 @@ def test_the_terminal_is_told_with_the_collection(rollouts, caplog):
     with caplog.at_level(logging.WARNING):
         collect(Source(), counter_request())
     assert f"collection c1: {broken_lines(breaking(rollouts, STEP))[0]}" in caplog.text
+
+
+def replying(rollouts, *replies, reward=0.0):
+    return [
+        replace(rollout, reward=reward, messages=[OFFER, {"role": "assistant", "content": reply}], turns=[TURN])
+        for rollout, reply in zip(rollouts, replies, strict=False)
+    ]
+
+
+OFFER = {"role": "system", "content": "Write calls within <tool_call></tool_call>."}
+TURN = Turn(1, 2, 0, "stop", "s0", 0.1, 0.1, message=1)
+CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+def test_rollouts_that_earn_nothing_are_told_with_three_replies(rollouts):
+    tools = Description(behavior=(TOOLS_BEHAVIOR,))
+    earned, call = hopeless_lines(replying(rollouts, "I", "I", "do not\nknow", "x" * 200, "how"), tools)
+    shown = f"they end with: 'I' | 'do not know' | '{'x' * 120}...'"
+    assert earned == f"the reward of all 5 rollouts is 0, so nothing can be learned; {shown}"
+    assert call == f"no reply of 5 rollouts holds a call that could be read; {shown}"
+    assert len(hopeless_lines(replying(rollouts, "I", CALL), tools)) == 1
+    assert len(hopeless_lines(replying(rollouts, "I"), Description())) == 1
+    assert hopeless_lines(replying(rollouts, "I", reward=0.5), tools) == []
+
+
+@pytest.mark.parametrize(("name", "told"), [("a-i0001-0123456789", True), ("a-i0002-0123456789", False), ("c1", False)])
+def test_the_first_iteration_says_so(rollouts, name, told, caplog):
+    class Source:
+        def start(self, request):
+            pass
+
+        def read(self, request):
+            return Collected(replying(rollouts, "I"), CollectionEnd("finished", 1, 0, 0, {}, 1.0), 0.0)
+
+        def description(self):
+            return Description()
+
+    with caplog.at_level(logging.WARNING):
+        collect(Source(), replace(counter_request(), id=name))
+    assert ("the reward of all 1 rollouts is 0" in caplog.text) == told
 
 
 def test_what_broke_reaches_the_other_ranks_and_old_logs_have_none(rollouts):

@@ -1,0 +1,61 @@
+"""Begins a task of your own: NAME.py, a small game as a file of functions, and test_NAME.py beside it.
+
+loop init my_tools
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import agent_environments
+from loop_formats.schema import ConfigError, require
+from loop_recipes.config.arguments import verb_parser
+from loop_recipes.methods.resumable import exit_status
+
+EXAMPLE = Path(agent_environments.__file__).parent / "tools" / "guess_number.py"
+TEST = '''"""Tests of {name}.py, without a model: how the game goes, and what it is worth. Run them with pytest."""
+
+import pytest
+from {name} import TASKS, Game, found
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task["id"])
+def test_halving_finds_every_number(task):
+    game = Game()
+    game.reset(task)
+    low, high = 1, 20
+    while not game.found:
+        middle = (low + high) // 2
+        said = game.guess(middle)
+        low, high = (middle + 1, high) if said == "Higher." else (low, middle - 1)
+    assert found(game)
+
+
+def test_doing_nothing_is_worth_nothing():
+    game = Game()
+    game.reset(TASKS[0])
+    assert not found(game)
+'''
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the two files; returns the exit status."""
+    parser = verb_parser("init", __doc__)
+    parser.add_argument("name", metavar="NAME", help="of the file, without .py")
+    name = parser.parse_args(arguments).name.removesuffix(".py")
+    return exit_status(parser.prog, lambda: _begin(name), (ConfigError, OSError))
+
+
+def _begin(name: str) -> str:
+    require(name.isidentifier(), f"{name!r} is no name of a Python module: letters, digits and _ alone")
+    head = '"""Find a number from 1 to 20 by "Higher." and "Lower.": change it into a task of your own."""\n'
+    example = head + EXAMPLE.read_text(encoding="utf-8").partition("\n")[2]
+    files = {Path(f"{name}.py"): example, Path(f"test_{name}.py"): TEST.format(name=name)}
+    for file in files:
+        require(not file.exists(), f"{file} is there already; choose another name")
+    for file, text in files.items():
+        file.write_text(text, encoding="utf-8")
+    return (
+        f"written: {', '.join(map(str, files))}\nnext:    loop try {name}.py, then loop train {name}.py --model FOLDER"
+    )

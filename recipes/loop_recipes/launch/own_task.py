@@ -1,0 +1,263 @@
+"""Trains on a file of functions: checks it, writes the run's config, trains, scores before and after, draws.
+
+The config is ``<output_dir>/train.yaml``, a file as a user would write it: ``loop train``, ``loop eval`` and `tune run`
+take it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from agent_environments.description import description_of
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
+from loop_formats.run_files import newest_adapter, write_whole
+from loop_formats.schema import ConfigError, made_folder, require
+from loop_recipes.config.files import check_overrides, compose, read_file, with_words
+from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
+from loop_recipes.methods.steps import check_finished, run_step, tune
+from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
+from model_families.base_model import BaseModel, weight_files
+from model_families.chat.tokenizer import read_tokenizer
+
+ENVIRONMENT = "tools"
+TRAINED = "train"
+HELD_OUT_SHARE = 0.2
+MOST_HELD_OUT = 100
+"""Groups of tasks: more make intervals no narrower than a small machine's patience allows."""
+TASKS_PER_ITERATION = 8
+IDLE_TASKS = 3
+"""Tasks in which nothing is done, to see that the reward can be asked."""
+LAPTOP, ONE_GPU = "cpu", "qwen2_5_1_5b_one_gpu"
+SMALL_EPISODES = {"limits": {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}}
+"""In place of AppWorld's, which the GPU's machine is made for."""
+NO_MODEL = (
+    "give --model FOLDER, the folder of a Hugging Face model: `make smollm2` makes models/SmolLM2-135M-Instruct, and "
+    "docs/add_a_model.md says which others there are"
+)
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """A file of functions that was read: ``splits`` by name, and the groups of tasks in ``train``."""
+
+    file: Path
+    dataset: str
+    splits: dict[str, list[str]]
+    groups: int
+
+    @classmethod
+    def read(cls, file: str | Path) -> OwnTask:
+        """Import the file and look at its parts.
+
+        Raises:
+            ConfigError: it is none, or anything is wrong with a part of it; one line.
+        """
+        file = Path(file)
+        require(file.is_file(), f"{file} is no file")
+        try:
+            pool = _pool(file.resolve())
+            assert isinstance(pool, PoolWithSplits), "that of tools is one"
+            splits = {name: pool.tasks(name) for name in pool.splits()}
+            group_of = description_of(ENVIRONMENT, {}).group_of
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
+        return cls(file.resolve(), pool.dataset, splits, len(set(map(group_of, splits[TRAINED]))))
+
+    @property
+    def held_out_groups(self) -> int | None:
+        """The number of groups of ``train`` that are set aside; None where the file has a split to score on."""
+        if len(self.splits) > 1:
+            return None
+        require(self.groups > 1, f"{self.file}: TASKS has one task; to train and to score takes two at least")
+        return max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * self.groups)))
+
+    @property
+    def scored_split(self) -> str:
+        """The split to score on: the file's last one that is not trained on."""
+        return "held_out" if len(self.splits) == 1 else [name for name in self.splits if name != TRAINED][-1]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The environment's section of a config."""
+        held_out = {} if self.held_out_groups is None else {"held_out": self.held_out_groups}
+        return {"name": ENVIRONMENT, "module": str(self.file), **held_out}
+
+    def pool(self) -> EnvironmentPool:
+        """The environment, not yet open."""
+        return _pool(self.file)
+
+    def earned_by_nothing(self, count: int = IDLE_TASKS) -> list[Played]:
+        """Play the first ``count`` tasks without doing anything.
+
+        Raises:
+            ConfigError: the environment breaks already here, such as by a reward that raises; one line.
+        """
+        try:
+            episodes = asyncio.run(play_tasks(self.pool(), self.splits[TRAINED][:count], nothing))
+        except (EnvironmentFault, ValueError, OSError) as error:
+            raise ConfigError(f"{self.file}: an episode cannot begin: {error}") from error
+        for played in episodes:
+            if (broke := played.grade.broke) is not None:
+                raise ConfigError(f"{broke.where} raised on task {played.task_id}, with nothing done: {broke.what}")
+        return episodes
+
+
+def _pool(file: Path) -> EnvironmentPool:
+    return create_pool(ENVIRONMENT, {"module": str(file), "max_worlds": 1}, words_as_tokens)
+
+
+def check_model(folder: str | Path | None) -> Path:
+    """The folder of a model that can be trained and served.
+
+    Raises:
+        ConfigError: it is none; one line.
+    """
+    if folder is None:
+        raise ConfigError(NO_MODEL)
+    path = Path(folder).expanduser()
+    require(path.is_dir(), f"--model {path} is no folder; {NO_MODEL}")
+    require((path / "config.json").is_file(), f"--model {path} holds no config.json; {NO_MODEL}")
+    try:
+        BaseModel.read(path)
+        weight_files(path)
+        read_tokenizer(path)
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from error
+    return path.resolve()
+
+
+def found_machine(devices: Path = Path("/dev")) -> str:
+    """The name of the machine's config that fits what is here: a GPU of NVIDIA's, or none."""
+    return ONE_GPU if any(devices.glob("nvidia[0-9]*")) else LAPTOP
+
+
+def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any]:
+    """The config of a run, as a file would have it.
+
+    Args:
+        words: ``key=value`` that win over what is chosen here.
+
+    Raises:
+        ConfigError: a word is not understood.
+    """
+    check_overrides(words)
+    require(
+        not any(word.startswith("~") for word in words), "~key cannot stand in a file; give key=null or another value"
+    )
+    given = with_words({}, words)
+    for kind in KINDS:  # a path is relative to the file that holds it
+        if isinstance(name := given.get(kind), str) and Path(name).is_file():
+            given[kind] = str(Path(name).resolve())
+    machine = given.pop("machine", None) or found_machine()
+    trained = task.groups - (task.held_out_groups or 0)
+    chosen: dict[str, Any] = {
+        "output_dir": str(loop_home() / "runs" / task.file.stem),
+        "resume_from_checkpoint": True,
+        "model": {"path": str(model)},
+        "collection": {"split": TRAINED, "tasks_per_iteration": min(TASKS_PER_ITERATION, trained)},
+        "node": {"environment": task.options},
+        "eval": {"split": task.scored_split},
+    }
+    if machine == ONE_GPU:
+        chosen["collection"] |= SMALL_EPISODES
+    tree = OmegaConf.to_container(OmegaConf.merge(chosen, given))
+    assert isinstance(tree, dict), "of two mappings"
+    tree["output_dir"] = str(Path(tree["output_dir"]).absolute())
+    return {"machine": machine, **tree}
+
+
+def write_config(config: Mapping[str, Any]) -> Path:
+    """Write ``<output_dir>/train.yaml``; only ``max_iterations`` may differ from what the run began with.
+
+    Raises:
+        ConfigError: the folder holds a run that was begun otherwise, or cannot be made.
+    """
+    folder = made_folder("output_dir", Path(config["output_dir"]))
+    file = folder / "train.yaml"
+    if (folder / METRICS_FILE).exists():
+        before = read_file(file) if file.exists() else {}
+        keys = [key for key in {**before, **config} if before.get(key) != config.get(key) and key != "max_iterations"]
+        require(not keys, f"{folder} holds a run with another {', '.join(keys)}; give the same, or another output_dir")
+    head = (
+        f"# Made by `loop train {Path(config['node']['environment']['module']).name}`. `loop train` and `loop eval`\n"
+    )
+    head += "# take this file too; `loop check` shows all that it leaves to the machine.\n"
+    write_whole(file, head + OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    return file
+
+
+def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, *words: str) -> Path:
+    """Train a model on a file of functions, and score it before and after.
+
+    The same call goes on where it was stopped.
+
+    Args:
+        module: a Python file with ``@tool`` functions, a ``@reward`` and ``TASKS``.
+        model: the folder of a Hugging Face model.
+        words: ``key=value`` of the config, such as ``max_iterations=50`` or ``output_dir=runs/mine``.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        ConfigError: anything wrong with what was given, before anything starts; one line.
+        StepFailed: the training or the evaluation did not come to its end.
+    """
+    task, folder = OwnTask.read(Path(module)), check_model(None if model is None else Path(model))
+    config = config_of(task, folder, words)
+    idle = task.earned_by_nothing()
+    file = write_config(config)
+    run = file.parent
+    iterations = compose(str(file)).max_iterations
+    print("\n".join(_head(task, config, idle)), flush=True)
+    if not (run / "checkpoints" / f"iteration_{iterations:04d}").is_dir():
+        run_step(tune("run", "loop_appworld", "--config", str(file)), None)
+        check_finished(run)
+    run_step(tune("run", "eval_appworld", "--config", str(file)), None)
+    return run
+
+
+def show(run: Path) -> list[str]:
+    """Draw the curves of a run that has ended; returns lines that say where everything is."""
+    from loop_recipes.plots.curves import parse_curve, write_figures  # matplotlib
+
+    first, *_ = write_figures([parse_curve(str(run))], run, 5)
+    return [
+        f"adapter:  {newest_adapter(run)}",
+        f"table:    {run / 'evaluation' / 'report.md'}",
+        f"curve:    {first}",
+        f"rollouts: loop view {run}",
+    ]
+
+
+def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> list[str]:
+    """Say for the terminal what is about to run."""
+    trained, scored, groups = task.splits[TRAINED], task.scored_split, task.held_out_groups
+    if groups is None:
+        tasks = f"{len(trained)} tasks to train on, {len(task.splits[scored])} of split {scored} to score on"
+    else:
+        of = "" if len(trained) == task.groups else f"in {task.groups} groups, "
+        tasks = f"{len(trained)} tasks, {of}of which {groups} are held out to score on, always the same"
+    model = Path(config["model"]["path"])
+    return [
+        f"task:     {task.file.name}, {tasks}",
+        f"model:    {model}, {BaseModel.read(model).parameters / 1e6:.0f}M parameters",
+        f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
+        f"nothing:  {worth_of_nothing(idle)}",
+        f"config:   {Path(config['output_dir']) / 'train.yaml'}",
+    ]
+
+
+def worth_of_nothing(idle: Sequence[Played]) -> str:
+    """Say in one line what an agent earned that did nothing."""
+    rewards = [played.grade.reward for played in idle]
+    said = f"doing nothing earns {sum(rewards) / len(rewards):g} on average of {len(rewards)} tasks"
+    return said if not any(rewards) else f"{said}, where it should earn 0: the agent may learn to do nothing"

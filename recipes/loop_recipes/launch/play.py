@@ -1,0 +1,75 @@
+"""Plays episodes of an environment in this process, without a model: to see what an agent would see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent_environments.protocol import EnvironmentPool, EnvironmentTimeout, Grade, Message, acquire
+
+Speak = Callable[[list[Message]], str | None]
+"""From the messages until now to the agent's next one; None ends the episode."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode that was played: its messages, the turns that the agent took, and its grade."""
+
+    task_id: str
+    messages: list[Message]
+    turns: int
+    grade: Grade
+
+
+def words_as_tokens(text: str) -> list[tuple[int, int]]:
+    """The spans of the words of a text, for cutting observations where no tokenizer is at hand."""
+    return [found.span() for found in re.finditer(r"\S+\s*", text)]
+
+
+def nothing(messages: list[Message]) -> None:
+    """Does nothing: the agent that every reward should give 0."""
+
+
+async def play_tasks(
+    pool: EnvironmentPool,
+    task_ids: Sequence[str],
+    speak: Speak,
+    ended: Callable[[Played], None] = lambda played: None,
+) -> list[Played]:
+    """Open the pool and play one episode of each task, one after the other; ``ended`` is called after each.
+
+    Raises:
+        EnvironmentFault, ValueError, OSError: of the environment; names what failed.
+    """
+    episodes: list[Played] = []
+    try:
+        await pool.open()
+        for number, task_id in enumerate(task_ids):
+            episodes.append(await _play(pool, f"play{number}", task_id, speak))
+            ended(episodes[-1])
+    finally:
+        await pool.close()
+    return episodes
+
+
+async def _play(pool: EnvironmentPool, episode_id: str, task_id: str, speak: Speak) -> Played:
+    environment = await acquire(pool, episode_id, task_id)
+    try:
+        messages = await environment.start(task_id)
+        turns = 0
+        while (action := speak(messages)) is not None:
+            turns += 1
+            messages.append(Message("assistant", action))
+            try:
+                result = await environment.step(action)
+            except EnvironmentTimeout as error:
+                messages.append(Message("user", str(error)))
+                break
+            if result.observation:
+                messages.append(Message("user", result.observation))
+            if result.done:
+                break
+        return Played(task_id, messages, turns, await environment.grade())
+    finally:
+        await environment.close()

@@ -1,0 +1,145 @@
+"""Plays a few tasks of a file of functions, before anything is trained. No model is needed.
+
+loop try my_tools.py                what an agent that does nothing sees and earns
+loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
+                                    and an empty line ends the episode
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from agent_environments.description import description_of
+from agent_environments.protocol import EnvironmentFault, Message
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.schema import ConfigError
+from loop_recipes.config.arguments import verb_parser
+from loop_recipes.launch.own_task import (
+    ENVIRONMENT,
+    TRAINED,
+    OwnTask,
+    check_model,
+    config_of,
+    worth_of_nothing,
+    write_config,
+)
+from loop_recipes.launch.play import Played, play_tasks
+from loop_recipes.methods.resumable import exit_status
+from loop_recipes.methods.steps import StepFailed, run_step, tune
+from loop_recipes.rollouts.broken import hopeless_lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play what the words ask for; returns the exit status."""
+    parser = verb_parser("try", __doc__)
+    parser.add_argument("file", metavar="FILE.py", help="with @tool functions, a @reward and TASKS")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
+    who.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, which plays")
+    parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many, from the first (3)")
+    options = parser.parse_args(arguments)
+    if options.tasks < 1:
+        parser.error(f"--tasks is {options.tasks}; it must be at least 1")
+
+    def work() -> str:
+        task = OwnTask.read(options.file)
+        if options.model is not None:
+            return played_by(task, check_model(options.model), options.tasks)
+        if not options.by_hand:
+            idle = task.earned_by_nothing(options.tasks)
+            for played in idle:
+                print(*map(shown, played.messages), result(played), sep="\n\n")
+            return f"\n{worth_of_nothing(idle)}"
+        agent = Keyboard()
+        episodes = asyncio.run(play_tasks(task.pool(), task.splits[TRAINED][: options.tasks], agent, agent.ended))
+        rewards = [one.grade.reward for one in episodes]
+        return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
+
+    return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
+
+
+def played_by(task: OwnTask, model: Path, count: int) -> str:
+    """Let the model play the first ``count`` tasks, as an evaluation that is thrown away; returns what it did."""
+    with TemporaryDirectory(prefix="loop-try-") as folder:
+        config = config_of(task, model, [f"output_dir={folder}"])
+        config["eval"] |= {
+            "policies": [{"name": "model", "adapter": None}],
+            "tasks": task.splits[TRAINED][:count],
+            "samplings": [{"temperature": 1.0, "runs": 1}],
+        }
+        run_step(tune("run", "eval_appworld", "--config", str(write_config(config))), None)
+        rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
+    lines = [line for rollout in rollouts for line in _of_rollout(rollout)]
+    return "\n\n".join([*lines, *hopeless_lines(rollouts, description_of(ENVIRONMENT, {}))])
+
+
+def _of_rollout(rollout: Rollout) -> list[str]:
+    tools = ", ".join(f"{use['tool']} x{use['calls']}" for use in rollout.tools) or "none"
+    return [
+        *(shown(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
+        f"=== task {rollout.task_id}: {len(rollout.turns)} turns, {rollout.sampled_tokens} tokens of "
+        f"{len(rollout.token_ids)} sampled, calls: {tools}, reward {rollout.reward:g}",
+    ]
+
+
+class Keyboard:
+    """The agent that a person is: shows the messages that are new, and reads a line."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def __call__(self, messages: list[Message]) -> str | None:
+        self._show(messages)
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return None
+        self._shown = len(messages) + 1  # what was typed is on the screen
+        return as_action(line, messages[0].content) if line else None
+
+    def _show(self, messages: Sequence[Message]) -> None:
+        print(*map(shown, messages[self._shown :]), sep="\n\n", flush=True)
+
+    def ended(self, played: Played) -> None:
+        """Show how an episode ended; the next one begins anew."""
+        self._show(played.messages)
+        self._shown = 0
+        print(f"{result(played)}\n", flush=True)
+
+
+def as_action(line: str, system: str) -> str:
+    """The agent's action for a typed line: a call of a tool that ``system`` offers, or the text itself."""
+    try:
+        name, *rest = shlex.split(line)
+    except ValueError:  # an apostrophe
+        return line
+    if f'"name": {json.dumps(name)}' not in system or not all("=" in word for word in rest):
+        return line
+    arguments = {key: _value(value) for key, _, value in (word.partition("=") for word in rest)}
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def shown(message: Message) -> str:
+    """A message for the terminal, with its number of words."""
+    return f"--- {message.role} ({len(message.content.split())} words)\n{message.content}"
+
+
+def result(played: Played) -> str:
+    """Say in one line how an episode ended."""
+    grade = played.grade
+    why = f", ungradable: {grade.ungradable}" if grade.ungradable else ""
+    return f"=== task {played.task_id}: {played.turns} turns, reward {grade.reward:g}{why}"

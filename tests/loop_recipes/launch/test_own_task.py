@@ -1,0 +1,188 @@
+"""`loop train my_tools.py`: what is refused before anything starts, the config that is written, what runs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import loop_recipes
+from loop_formats.run_files import ADAPTER_FILES
+from loop_formats.schema import ConfigError
+from loop_recipes.config.files import compose, read_config, read_file
+from loop_recipes.config.loop_config import LoopConfig
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.launch import own_task
+from loop_recipes.launch.own_task import OwnTask, check_model, config_of, found_machine, show, train, write_config
+from loop_recipes.launch.recipe_cli import train as train_verb
+from loop_recipes.paths import loop_package
+from support.tool_modules import PRODUCTS
+
+MODEL = loop_package("tiny_policy")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(own_task, "found_machine", lambda: "cpu")
+
+
+@pytest.fixture
+def products(tmp_path):
+    """A file of functions with twenty tasks."""
+    file = tmp_path / "products.py"
+    file.write_text(PRODUCTS)
+    return file
+
+
+def changed(file, *changes):
+    text = file.read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"""Give the final answer."""', "pass", "products.py: tool answer has no docstring"),
+        ("TASKS", "TASK", "products.py: there are no TASKS"),
+        ("@reward", "", "products.py: there is no reward"),
+        ("@tool(terminal=True)", "", "there are no tools"),
+        ("import reward", "import rewards", "cannot be imported: ImportError"),
+        ("value: float", "value", "parameter"),
+        ('answer != "" and ', "", "reward correct raised on task product2, with nothing done: ValueError"),
+        ("range(2, 22)", "range(2, 3)", "TASKS has one task"),
+        ('"question": f"What is {n} times 37?", ', "", "task product2 has no 'question'"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_before_anything_starts(products, before, after, message, capsys, steps):
+    changed(products, (before, after))
+    assert train_verb([str(products), "--model", str(MODEL), f"output_dir={products.parent / 'run'}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("loop train: ")
+    assert message in line
+    assert steps == []
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The commands that would have run."""
+    commands = []
+    monkeypatch.setattr(own_task, "run_step", lambda command, log: commands.append([*command, log]))
+    return commands
+
+
+def test_a_folder_that_is_no_model_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^give --model FOLDER, .*smollm2"):
+        check_model(None)
+    with pytest.raises(ConfigError, match=r"--model .*nosuch is no folder; give --model"):
+        check_model(tmp_path / "nosuch")
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        check_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    with pytest.raises(ConfigError, match="BertModel cannot be trained"):
+        check_model(tmp_path)
+    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
+    with pytest.raises(ConfigError, match="holds no weights"):
+        check_model(tmp_path)
+
+
+def test_the_machine_is_what_is_there(tmp_path):
+    (tmp_path / "nvidiactl").touch()
+    assert found_machine(tmp_path) == "cpu"
+    (tmp_path / "nvidia0").touch()
+    assert found_machine(tmp_path) == "qwen2_5_1_5b_one_gpu"
+
+
+@pytest.mark.parametrize("machine", ["cpu", "qwen2_5_1_5b_one_gpu"])
+def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machine, monkeypatch):
+    monkeypatch.setattr(own_task, "found_machine", lambda: machine)
+    task = OwnTask.read(products)
+    file = write_config(config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]))
+    assert file == tmp_path / "run/train.yaml"
+    training = read_config(compose(str(file)), LoopConfig)
+    assert (training.seed, training.loss["kl_coefficient"], training.resume_from_checkpoint) == (3, 0.04, True)
+    assert training.base_model == training.child.model.path == str(MODEL)
+    assert training.child.environment.options == {"module": str(products), "held_out": 4}
+    assert training.collection.split == "train"
+    scoring = read_config(compose(str(file), (), "eval_appworld"), EvalConfig)
+    assert (scoring.split, scoring.run) == ("held_out", str(tmp_path / "run"))
+    assert [policy.adapter for policy in scoring.policies] == [None, str(tmp_path / "run")]
+
+
+def test_a_file_with_splits_is_scored_on_its_last(products, tmp_path):
+    changed(products, ("TASKS = [", "ALL = ["))
+    products.write_text(products.read_text() + 'TASKS = {"dev": ALL[:2], "train": ALL[2:4], "test": ALL[4:]}\n')
+    config = config_of(OwnTask.read(products), MODEL, [])
+    assert config["node"]["environment"] == {"name": "tools", "module": str(products)}
+    assert (config["eval"], config["collection"]["tasks_per_iteration"]) == ({"split": "test"}, 2)
+    changed(products, ('"train": ', '"training": '))
+    with pytest.raises(ConfigError, match="TASKS has no split 'train'; there are dev, training, test"):
+        OwnTask.read(products)
+
+
+def test_the_same_command_goes_on_and_another_is_refused(products, tmp_path):
+    def write(*words):
+        return write_config(config_of(OwnTask.read(products), MODEL, [f"output_dir={tmp_path / 'run'}", *words]))
+
+    write("seed=1")
+    write("seed=2")
+    (tmp_path / "run/metrics.jsonl").touch()
+    write("seed=2", "max_iterations=50")
+    with pytest.raises(ConfigError, match=r"run holds a run with another seed; give the same, or another output_dir"):
+        write("seed=3", "max_iterations=50")
+    assert read_file(tmp_path / "run/train.yaml")["max_iterations"] == 50
+
+
+def test_a_word_that_no_file_can_hold_is_refused(products):
+    with pytest.raises(ConfigError, match="~key cannot stand in a file"):
+        config_of(OwnTask.read(products), MODEL, ["~stop.max_approx_kl"])
+
+
+def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_path, steps, monkeypatch, capsys):
+    monkeypatch.setattr(own_task, "check_finished", lambda run: None)
+    run = tmp_path / "run"
+    words = (f"output_dir={run}", "max_iterations=2")
+    assert train(products, MODEL, *words) == run
+    assert [command[1:] for command in steps] == [
+        ["run", recipe, "--config", str(run / "train.yaml"), None] for recipe in ("loop_appworld", "eval_appworld")
+    ]
+    assert "20 tasks, of which 4 are held out" in (said := capsys.readouterr().out)
+    assert "doing nothing earns 0 on average of 3 tasks\n" in said
+    (run / "checkpoints/iteration_0002").mkdir(parents=True)
+    steps.clear()
+    train(products, MODEL, *words)
+    assert [command[2] for command in steps] == ["eval_appworld"]
+
+
+def test_a_reward_for_nothing_is_told(products, tmp_path, steps, monkeypatch, capsys):
+    monkeypatch.setattr(own_task, "check_finished", lambda run: None)
+    changed(products, ('answer != "" and ', 'answer == "" or '))
+    train(products, MODEL, f"output_dir={tmp_path / 'run'}")
+    assert "doing nothing earns 1 on average of 3 tasks, where it should earn 0" in capsys.readouterr().out
+
+
+def test_three_lines_of_python_need_no_torch():
+    assert loop_recipes.train is train
+    code = "import sys; from loop_recipes import train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
+        loop_recipes.nosuch  # noqa: B018
+
+
+def test_at_the_end_it_is_said_where_everything_is(tmp_path):
+    adapter = tmp_path / "policies/policy-v0002"
+    adapter.mkdir(parents=True)
+    for name in ADAPTER_FILES:
+        (adapter / name).touch()
+    figures = {"reward": 0.5, "success": 0.5, "turns": 3.0}
+    lines = [json.dumps({"iteration": number, "dataset": "products", **figures}) for number in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert show(tmp_path) == [
+        f"adapter:  {adapter}",
+        f"table:    {tmp_path / 'evaluation/report.md'}",
+        f"curve:    {tmp_path / 'learning_curve.png'}",
+        f"rollouts: loop view {tmp_path}",
+    ]

@@ -1,0 +1,71 @@
+"""`loop try`: what doing nothing earns, and a person at the keyboard."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from loop_recipes.config.files import compose, read_config
+from loop_recipes.evaluation.config import EvalConfig
+from loop_recipes.launch import own_task, try_cli
+from loop_recipes.launch.init_cli import EXAMPLE
+from loop_recipes.launch.try_cli import as_action, main
+from loop_recipes.paths import loop_package
+from support.small_runs import write_logs
+
+
+def test_what_doing_nothing_sees_and_earns(capsys):
+    assert main([str(EXAMPLE), "--tasks", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("I think of a number") == 2
+    assert "=== task number2: 0 turns, reward 0\n" in said
+    assert said.endswith("doing nothing earns 0 on average of 2 tasks\n")
+
+
+def test_a_person_plays(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("guess number=10\nguess number=1\nIt's found!\nguess number=2\n\n"))
+    assert main([str(EXAMPLE), "--by-hand", "--tasks", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("Lower.\n") < said.index("Found.\n") < said.index("=== task number1: 3 turns, reward 1\n")
+    assert said.index("=== task number2: 1 turns, reward 1\n") < said.index("=== task number3: 0 turns, reward 0\n")
+    assert said.endswith("mean reward 0.667 of 3 tasks\n")
+
+
+def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_path, capsys):
+    folders = []
+
+    def evaluate(command, log):
+        config = read_config(compose(command[-1], (), "eval_appworld"), EvalConfig)
+        assert [(policy.name, policy.adapter) for policy in config.policies] == [("model", None)]
+        assert (config.tasks, config.limits.max_turns) == (["number1", "number2"], 6)
+        folders.append(Path(command[-1]).parent)
+        write_logs(folders[0] / "evaluation/node/collections", 1, 300)
+
+    monkeypatch.setattr(try_cli, "run_step", evaluate)
+    monkeypatch.setattr(own_task, "found_machine", lambda: "cpu")
+    assert main([str(EXAMPLE), "--model", str(loop_package("tiny_policy")), "--tasks", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("=== task ") == 12
+    assert "sampled, calls: none, reward " in said
+    assert not folders[0].exists()
+
+
+def test_a_mistake_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "nosuch.py")]) == 1
+    assert capsys.readouterr().err == f"loop try: {tmp_path / 'nosuch.py'} is no file\n"
+    with pytest.raises(SystemExit):
+        main([str(EXAMPLE), "--tasks", "0"])
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("guess number=7", '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'),
+        ("guess how='no idea'", '<tool_call>\n{"name": "guess", "arguments": {"how": "no idea"}}\n</tool_call>'),
+        ("guess again", "guess again"),
+        ("other number=7", "other number=7"),
+        ("it's 7", "it's 7"),
+    ],
+)
+def test_a_line_is_a_call_or_a_text(line, action):
+    assert as_action(line, 'tools: {"name": "guess"}') == action

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,9 +149,11 @@ class ServicePool(RemotePool):
     def reward_of(self, value: Any) -> float:
         """A service's reward as ours: in [0, 1]; it may be missing or a truth value. Raises WorldLost if it is none."""
         try:
-            reward = float(value or 0.0)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise WorldLost(f"the service's reward is no number: {str(value)[:200]}", Loss.CUT) from error
+            reward = 0.0 if value is None else float(value)
+        except (TypeError, ValueError, OverflowError):
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise WorldLost(f"the service's reward is no finite number: {str(value)[:200]}", Loss.CUT)
         if reward > 1.0 and not self._warned_of_rewards:
             self._warned_of_rewards = True
             logger.warning(

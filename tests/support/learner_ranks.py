@@ -1,6 +1,7 @@
 """On each rank: a sharded decoder with a log-prob head against the same one whole, on the same rollouts."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, RatioStatistics
+from loop_recipes.algorithm.sampler_correction import TruncatedWeights
 from loop_recipes.engine.batching import step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
@@ -17,7 +19,7 @@ BUDGET = 80
 
 def run(decoder, batches, statistics):
     """Sum of the losses of these micro-batches; gradients are left in the decoder."""
-    loss, total = ClippedPolicyLoss("turn"), 0.0
+    loss, total = ClippedPolicyLoss("turn", sampler_correction=TruncatedWeights("sequence", cap=0.9)), 0.0
     for batch in batches:
         output = loss(decoder(**batch.inputs()).logprobs, batch)
         statistics.add(output)
@@ -31,7 +33,10 @@ def differences() -> dict[str, float]:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # No two fit together, so some rank has nothing to do in the last call.
-    samples = make_samples([60, 55, 50, 48, 45])
+    samples = [
+        replace(sample, sampler_logprobs=sample.old_logprobs + 0.1 * torch.arange(len(sample.old_logprobs)).sin())
+        for sample in make_samples([60, 55, 50, 48, 45])
+    ]
     worst = {"loss": 0.0, "gradient": 0.0, "statistics": 0.0, "idle_calls": 0}
     for tied, packed, checkpointed in itertools.product((True, False), (True, False), (True, False)):
         whole = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
@@ -52,7 +57,7 @@ def differences() -> dict[str, float]:
         worst["idle_calls"] += int(total[1])
         # `local` holds every rollout on each rank, so gathering it counts all twice: the means and the maximum stay.
         ours, theirs = shared.summary(), local.summary()
-        for key in ("clip_fraction", "approx_kl", "ratio_max"):
+        for key in ("clip_fraction", "approx_kl", "ratio_max", "correction_weight", "correction_cut"):
             worst["statistics"] = max(worst["statistics"], abs(ours[key] / theirs[key] - 1))
     dist.destroy_process_group()
     return worst

@@ -7,6 +7,7 @@ neither the micro-batch split nor the number of ranks can change the total. Ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -15,14 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from loop_recipes.algorithm.sampler_correction import SamplerCorrection, Weights
 from loop_recipes.engine.batching import StepBatch
 from loop_recipes.engine.samples import ScoredSample
 
 if TYPE_CHECKING:  # preferences.py imports this module
     from loop_recipes.algorithm.preferences import Preferences
 
-Level = Literal["token", "turn", "trajectory"]
-ClipForm = Literal["symmetric", "reciprocal"]
+Level = Literal["token", "turn", "trajectory", "geometric"]
+ClipForm = Literal["symmetric", "reciprocal", "cispo", "none"]
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
@@ -37,6 +39,7 @@ class LossOutput:
         ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
         token_log_ratio: [n], whatever the level, no gradient.
         reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
+        weights: of the sampled tokens, by the sampler correction; None without one.
     """
 
     per_rollout_loss: Tensor
@@ -45,13 +48,17 @@ class LossOutput:
     ratio_index: Tensor
     token_log_ratio: Tensor
     reference_kl: Tensor | None = None
+    weights: Weights | None = None
 
 
 class PolicyLoss(nn.Module):
-    """The base of all policy losses: means over a rollout's tokens, and the optional KL term.
+    """The base of all policy losses: means over a rollout's tokens, and two options, both off unless given.
 
     With ``kl_coefficient`` > 0 each rollout's loss gains ``kl_coefficient`` times the mean over its sampled tokens of
     ``exp(d) - d - 1``, d = reference log-prob - log-prob (the non-negative estimator of GRPO, arXiv 2402.03300, eq. 4).
+
+    ``sampler_correction`` weighs the advantages (never the KL term) for the gap between sampler and learner; see
+    :mod:`~loop_recipes.algorithm.sampler_correction`.
     """
 
     compares_pairs = False
@@ -61,11 +68,11 @@ class PolicyLoss(nn.Module):
     sees_hidden_information = False
     """Whether it trains a critic, which may see what the agent does not."""
 
-    def __init__(self, kl_coefficient: float = 0.0) -> None:
+    def __init__(self, kl_coefficient: float = 0.0, sampler_correction: SamplerCorrection | None = None) -> None:
         super().__init__()
         if kl_coefficient < 0:
             raise ValueError(f"kl_coefficient must not be negative, but is {kl_coefficient}")
-        self.kl_coefficient = kl_coefficient
+        self.kl_coefficient, self.sampler_correction = kl_coefficient, sampler_correction
 
     @property
     def needs_reference(self) -> bool:
@@ -80,6 +87,19 @@ class PolicyLoss(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} compares no pairs of rollouts")
 
+    def _weighed(
+        self, advantage: Tensor, index: Tensor, logprobs: Tensor, batch: StepBatch
+    ) -> tuple[Tensor, Weights | None]:
+        """The advantages of the loss's ratios, times their weights where there is a correction, and the weights.
+
+        Args:
+            index: [n], for each sampled token the ratio that it counts in; all tokens of one ratio have one weight.
+        """
+        if self.sampler_correction is None:
+            return advantage, None
+        weights = self.sampler_correction(logprobs.detach(), batch)
+        return advantage * torch.zeros_like(advantage).scatter(0, index, weights.values), weights
+
     def _finish(
         self,
         objective: Tensor,
@@ -89,6 +109,7 @@ class PolicyLoss(nn.Module):
         token_log_ratio: Tensor,
         logprobs: Tensor,
         batch: StepBatch,
+        weights: Weights | None = None,
     ) -> LossOutput:
         loss, kl = -objective, None
         if self.needs_reference:
@@ -104,36 +125,54 @@ class PolicyLoss(nn.Module):
             ratio_index=ratio_index,
             token_log_ratio=token_log_ratio.detach(),
             reference_kl=None if kl is None else kl.detach(),
+            weights=weights,
         )
 
 
 class ClippedPolicyLoss(PolicyLoss):
-    """The clipped importance-weighted objective ``min(r A, g(A))`` at one of three levels (LOOP, eqs. 4-5, 9-10).
+    """The clipped importance-weighted objective ``min(r A, g(A))`` at one of four levels (LOOP, eqs. 4-5, 9-10).
 
     - ``token``: one ratio per sampled token; mean over a rollout's sampled tokens (eq. 10, the paper's best).
     - ``turn``: one ratio per agent turn, the product over its tokens; mean over the rollout's turns. The paper gives no
       equation for it; this normaliser is our choice.
     - ``trajectory``: one ratio per rollout, the product over all its sampled tokens (eqs. 8-9).
+    - ``geometric``: one ratio per rollout, the geometric mean over its sampled tokens (GSPO, arXiv 2507.18071, eq. 7).
 
     Args:
         level: as above.
-        clip: ``symmetric`` is the paper's trust region 1 - eps .. 1 + eps; ``reciprocal`` is 1/(1+eps) .. 1+eps.
+        clip: the range that the ratio is kept in. ``symmetric`` is the paper's trust region 1 - eps .. 1 + eps;
+            ``reciprocal`` is 1/(1+eps) .. 1+eps; ``none`` is no bound. ``cispo`` bounds the weight of a token in
+            ``min(r, 1 + eps) A log p`` and keeps its gradient (CISPO, arXiv 2506.13585, eqs. 4 and 5; no lower bound).
         eps: its half-width; in (0, 1) for ``symmetric``.
-        kl_coefficient: see :class:`PolicyLoss`.
+        eps_high: takes the place of ``eps`` in the upper bound (DAPO, arXiv 2503.14476, eq. 10).
+        kl_coefficient, sampler_correction: see :class:`PolicyLoss`. A correction of tokens needs the level ``token``.
     """
 
     def __init__(
-        self, level: Level = "token", clip: ClipForm = "symmetric", eps: float = 0.1, kl_coefficient: float = 0.0
+        self,
+        level: Level = "token",
+        clip: ClipForm = "symmetric",
+        eps: float = 0.1,
+        kl_coefficient: float = 0.0,
+        eps_high: float | None = None,
+        sampler_correction: SamplerCorrection | None = None,
     ) -> None:
-        super().__init__(kl_coefficient)
-        if level not in ("token", "turn", "trajectory"):
-            raise ValueError(f"unknown level {level!r}; choose token, turn or trajectory")
-        if clip not in ("symmetric", "reciprocal"):
-            raise ValueError(f"unknown clip form {clip!r}; choose symmetric or reciprocal")
+        super().__init__(kl_coefficient, sampler_correction)
+        if level not in ("token", "turn", "trajectory", "geometric"):
+            raise ValueError(f"unknown level {level!r}; choose token, turn, trajectory or geometric")
+        if clip not in ("symmetric", "reciprocal", "cispo", "none"):
+            raise ValueError(f"unknown clip form {clip!r}; choose symmetric, reciprocal, cispo or none")
         if eps <= 0 or (clip == "symmetric" and eps >= 1):
             raise ValueError(f"eps {eps} is outside the range of the {clip} clip form")
-        self.level = level
-        self.low, self.high = (1.0 - eps if clip == "symmetric" else 1.0 / (1.0 + eps)), 1.0 + eps
+        if eps_high is not None and eps_high <= 0:
+            raise ValueError(f"eps_high must be above 0, but is {eps_high}")
+        if level != "token" and clip == "cispo":
+            raise ValueError(f"clip: cispo weighs tokens; it needs level: token, not {level}")
+        if level != "token" and sampler_correction is not None and sampler_correction.ratio_of == "token":
+            raise ValueError(f"sampler_correction weighs tokens; level: {level} needs one with ratio_of: sequence")
+        self.level, self.clip = level, clip
+        self.low = {"symmetric": 1.0 - eps, "reciprocal": 1.0 / (1.0 + eps)}.get(clip, 0.0)
+        self.high = math.inf if clip == "none" else 1.0 + (eps if eps_high is None else eps_high)
 
     def forward(self, logprobs: Tensor, batch: StepBatch) -> LossOutput:
         """Return the clipped loss of a micro-batch.
@@ -144,7 +183,7 @@ class ClippedPolicyLoss(PolicyLoss):
 
         Raises:
             ValueError: no old log-probs, per-token advantages with a coarser level, or an episode of several sequences
-                at the level ``trajectory``.
+                at the levels ``trajectory`` and ``geometric``.
         """
         if batch.old_logprobs is None:
             raise ValueError("the clipped objective needs the sampling policy's log-probs: set old_logprobs")
@@ -152,7 +191,7 @@ class ClippedPolicyLoss(PolicyLoss):
         token_log_ratio = logprobs - batch.old_logprobs.float()
         rollouts, turns = len(batch.advantages), len(batch.turn_rollout)
         if self.level == "token":
-            index, log_ratio, advantage = _each_token(batch), token_log_ratio, _advantage_of_tokens(batch)
+            index, log_ratio, advantage = _each_token(batch), token_log_ratio, batch.advantages_of_tokens()
         elif batch.token_advantages is not None:
             raise ValueError(f"per-token advantages need level: token, not {self.level}")
         elif self.level == "turn":
@@ -161,16 +200,21 @@ class ClippedPolicyLoss(PolicyLoss):
         else:
             _refuse_episodes_of_several(batch)
             index, log_ratio = batch.rollout_index, _sum_by(token_log_ratio, batch.rollout_index, rollouts)
+            log_ratio = log_ratio / batch.episode_tokens if self.level == "geometric" else log_ratio
             advantage = batch.advantages
 
-        terms, clipped = self._clipped(log_ratio, advantage)
+        advantage, weights = self._weighed(advantage, index, logprobs, batch)
+        if self.clip == "cispo":
+            terms, clipped = self._with_bounded_weights(log_ratio, advantage, logprobs)
+        else:
+            terms, clipped = self._clipped(log_ratio, advantage)
         if self.level == "token":
             objective = _mean_over_tokens(terms, batch)
         elif self.level == "turn":
             objective = _sum_by(terms, batch.turn_rollout, rollouts) / batch.episode_turns
         else:
             objective = terms
-        return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch)
+        return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch, weights)
 
     def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """``min(r A, g(A))`` and where the second was the smaller.
@@ -184,6 +228,12 @@ class ClippedPolicyLoss(PolicyLoss):
         idle = clipped | (advantage == 0)
         ratio = torch.where(idle, torch.zeros_like(log_ratio), log_ratio).exp()
         return torch.where(clipped, ratio_bound * advantage, ratio * advantage), clipped
+
+    def _with_bounded_weights(self, log_ratio: Tensor, advantage: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """``min(r, high) A log p``, the weight a constant, and where it was bounded."""
+        limit = math.log(self.high)
+        weight = log_ratio.detach().clamp(max=limit).exp()
+        return weight * advantage * logprobs, (log_ratio.detach() > limit) & (advantage != 0)
 
 
 class Reinforce(PolicyLoss):
@@ -203,9 +253,11 @@ class Reinforce(PolicyLoss):
         logprobs = logprobs.float()
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
         log_ratio = logprobs.detach() - old
-        objective = _mean_over_tokens(_advantage_of_tokens(batch) * logprobs, batch)
+        index = _each_token(batch)
+        advantage, weights = self._weighed(batch.advantages_of_tokens(), index, logprobs, batch)
+        objective = _mean_over_tokens(advantage * logprobs, batch)
         clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
-        return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
+        return self._finish(objective, log_ratio, clipped, index, log_ratio, logprobs, batch, weights)
 
 
 class LogLikelihood(PolicyLoss):
@@ -231,7 +283,7 @@ class LogLikelihood(PolicyLoss):
         logprobs = logprobs.float()
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
         log_ratio = logprobs.detach() - old
-        objective = _sum_by(_advantage_of_tokens(batch) * logprobs, batch.rollout_index, len(batch.advantages))
+        objective = _sum_by(batch.advantages_of_tokens() * logprobs, batch.rollout_index, len(batch.advantages))
         clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
         return self._finish(objective, log_ratio, clipped, _each_token(batch), log_ratio, logprobs, batch)
 
@@ -244,6 +296,8 @@ class RatioStatistics:
     _clipped: list[Tensor] = field(default_factory=list)
     _token_log_ratios: list[Tensor] = field(default_factory=list)
     _kl: list[Tensor] = field(default_factory=list)
+    _weights: list[Tensor] = field(default_factory=list)
+    _cut: list[Tensor] = field(default_factory=list)
 
     def add(self, output: LossOutput) -> None:
         """Keep what the summary needs, on the CPU."""
@@ -252,6 +306,9 @@ class RatioStatistics:
         self._token_log_ratios.append(output.token_log_ratio.cpu())
         if output.reference_kl is not None:
             self._kl.append(output.reference_kl.cpu())
+        if output.weights is not None:
+            self._weights.append(output.weights.values.cpu())
+            self._cut.append(output.weights.cut.cpu())
 
     def join(self, other: RatioStatistics) -> None:
         """Count what ``other`` has seen too."""
@@ -259,9 +316,12 @@ class RatioStatistics:
         self._clipped += other._clipped
         self._token_log_ratios += other._token_log_ratios
         self._kl += other._kl
+        self._weights += other._weights
+        self._cut += other._cut
 
     def summary(self) -> dict[str, float]:
-        """``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``, and ``reference_kl``.
+        """``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``; with a KL term
+        ``reference_kl``, with a sampler correction ``correction_weight`` and ``correction_cut``.
 
         Percentiles and clip fraction count the loss's own ratios (tokens, turns or rollouts). ``approx_kl`` is the mean
         over sampled tokens of ``r - 1 - log r`` against the sampling policy. With more than one rank in the default
@@ -269,6 +329,7 @@ class RatioStatistics:
         """
         log_ratios, token_log_ratios = _gather(self._log_ratios), _gather(self._token_log_ratios)
         clipped, kl = _gather([part.float() for part in self._clipped]), _gather(self._kl)
+        weights, cut = _gather(self._weights), _gather([part.float() for part in self._cut])
         if not len(log_ratios):
             return {}
         ordered = log_ratios.double().exp().sort().values
@@ -279,18 +340,16 @@ class RatioStatistics:
         numbers["approx_kl"] = (tokens.exp() - 1 - tokens).mean().item()
         if len(kl):
             numbers["reference_kl"] = kl.mean().item()
+        if len(weights):
+            numbers["correction_weight"] = weights.double().mean().item()
+            numbers["correction_cut"] = cut.mean().item()
         return numbers
-
-
-def _advantage_of_tokens(batch: StepBatch) -> Tensor:
-    """[n]: a critic's per-token advantages where there are any, otherwise the rollout's own for each of its tokens."""
-    return batch.advantages[batch.rollout_index] if batch.token_advantages is None else batch.token_advantages
 
 
 def _refuse_episodes_of_several(batch: StepBatch) -> None:
     own = torch.bincount(batch.rollout_index, minlength=len(batch.episode_tokens))
     if bool((own != batch.episode_tokens).any()):
-        raise ValueError("one ratio per trajectory needs episodes of one sequence; choose level: token or turn")
+        raise ValueError("one ratio per rollout needs episodes of one sequence; choose level: token or turn")
 
 
 def _each_token(batch: StepBatch) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchtune import config
+from omegaconf import OmegaConf
 
 from agent_environments.breakage import told
 from loop_formats.schema import ConfigError, nearest
@@ -40,8 +42,25 @@ def _present(component: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Build what ``component`` names; positional arguments first, ``kwargs`` win over the component's own keys."""
-    return config.instantiate(as_config(_present(component)), *args, **kwargs)
+    """Build what ``component`` names; positional arguments first, ``kwargs`` win over the component's own keys.
+
+    A key whose value names a component of its own gets that, built.
+    """
+    component = _present(component)
+    values: dict[str, Any] = OmegaConf.to_object(as_config(component))  # type: ignore[assignment]
+    parts = {key: build(value) for key, value in values.items() if _is_component(value)}
+    return _named(values.pop("_component_"))(*args, **{**values, **parts, **kwargs})
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """Import a component, also from a module in the folder that the recipe was started in."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return pkgutil.resolve_name(name)
+
+
+def _is_component(value: Any) -> bool:
+    return isinstance(value, Mapping) and "_component_" in value
 
 
 def check_component(
@@ -62,7 +81,7 @@ def check_component(
     if not isinstance(name, str):
         raise ConfigError(f"{path} needs _component_, the dotted name of what to build")
     try:
-        target = pkgutil.resolve_name(name)
+        target = _named(name)
         signature = inspect.signature(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}._component_: cannot use {name!r}: {error}") from error
@@ -78,4 +97,7 @@ def check_component(
         signature.bind(*[None] * positional, **{**arguments, **dict.fromkeys(provided)})
     except TypeError as error:
         raise ConfigError(f"{path}: {name} cannot be called with these keys: {error}") from error
+    for key, value in arguments.items():
+        if _is_component(value):
+            check_component(f"{path}.{key}", value)
     return target

@@ -97,15 +97,21 @@ class StepBatch(MicroBatch):
     Attributes:
         advantages: [b].
         episode_tokens, episode_turns: [b], sampled tokens and agent turns of each rollout's whole episode.
+        sampler_logprobs: [n], what the sampler reported.
         old_logprobs, ref_logprobs, token_advantages: [n], or None where the samples have none.
     """
 
     advantages: Tensor
     episode_tokens: Tensor
     episode_turns: Tensor
+    sampler_logprobs: Tensor
     old_logprobs: Tensor | None
     ref_logprobs: Tensor | None
     token_advantages: Tensor | None
+
+    def advantages_of_tokens(self) -> Tensor:
+        """[n]: each token's own advantage where it has one, otherwise its rollout's."""
+        return self.advantages[self.rollout_index] if self.token_advantages is None else self.token_advantages
 
 
 def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
@@ -165,6 +171,7 @@ def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool) -
         advantages=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         episode_tokens=torch.tensor([sample.episode_tokens for sample in samples], dtype=torch.long),
         episode_turns=torch.tensor([sample.episode_turns for sample in samples], dtype=torch.long),
+        sampler_logprobs=_cat([sample.sampler_logprobs for sample in samples], torch.float32),
         old_logprobs=_cat_optional(samples, "old_logprobs"),
         ref_logprobs=_cat_optional(samples, "ref_logprobs"),
         token_advantages=_cat_optional(samples, "token_advantages") if samples else None,

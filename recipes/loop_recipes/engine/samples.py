@@ -31,7 +31,7 @@ class Sample:
         token_ids: [s], the served sequence.
         mask: [s], true exactly where the policy sampled the token; never at position 0.
         turn_ids: [s], 0..t-1 where the mask is true, -1 elsewhere.
-        sampler_logprobs: [n], what the sampler reported; only compared with, never trained on.
+        sampler_logprobs: [n], what the sampler reported; compared with, and never learned from.
         policy_versions: [n], the version that sampled each token.
         reward: the return of the episode.
         collection_id: of the collection that the rollout is from; empty for one that was made up.

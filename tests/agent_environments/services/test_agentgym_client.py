@@ -2,10 +2,12 @@
 
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import CounterPool
+from agent_environments.losses import WorldLost
 from agent_environments.protocol import create_pool
 from agent_environments.services.server import EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
@@ -66,6 +68,17 @@ async def test_a_service_without_grades_has_the_reward_of_its_last_answer():
     async with service_of(answer) as service:
         for _ in range(2):
             assert (await play_steps(service, "item_0", ["look"]))[-1].reward == 0.5
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), "nan", "", "much", []], ids=str)
+async def test_a_reward_that_is_no_finite_number_is_no_reward_of_0(reward):
+    async def answer(request):
+        return web.json_response({"id": 1})
+
+    async with service_of(answer) as service:
+        with pytest.raises(WorldLost, match="the service's reward is no finite number: "):
+            service.reward_of(reward)
+        assert [service.reward_of(value) for value in (None, True, 0.5, -3)] == [0.0, 1.0, 0.5, 0.0]
 
 
 async def test_rewards_on_another_scale_are_told_of(caplog):

@@ -15,14 +15,24 @@ from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.samples import episodes
 from support.learner_cases import make_samples
 
-EPS = 0.2
+EPS, EPS_HIGH = 0.2, 0.28
 
 
 def bound(advantage, clip):
-    """g(A): A + eps |A| for the paper's clip; the reciprocal form only differs for A < 0."""
-    if clip == "symmetric" or advantage > 0:
+    """g(A): A + eps |A| for the paper's clip; the reciprocal form only differs for A < 0, DAPO's only for A > 0."""
+    if clip == "none":
+        return math.inf
+    if clip == "asymmetric" and advantage > 0:
+        return advantage * (1 + EPS_HIGH)
+    if clip != "reciprocal" or advantage > 0:
         return advantage + EPS * abs(advantage)
     return advantage / (1 + EPS)
+
+
+def clipped_loss(level, clip):
+    if clip == "asymmetric":
+        return ClippedPolicyLoss(level=level, eps=EPS, eps_high=EPS_HIGH)
+    return ClippedPolicyLoss(level=level, clip=clip, eps=EPS)
 
 
 def surrogate(ratio, advantage, clip):
@@ -37,11 +47,13 @@ def by_hand(rollouts, level, clip):
     losses, gradients = [], []
     for advantage, turns in rollouts:
         tokens = [pair for turn in turns for pair in turn]
-        units = {"token": [[pair] for pair in tokens], "turn": turns, "trajectory": [tokens]}[level]
-        values = [surrogate(math.exp(sum(n - o for n, o in unit)), advantage, clip) for unit in units]
+        units = {"token": [[pair] for pair in tokens], "turn": turns}.get(level, [tokens])
+        counts = [len(unit) if level == "geometric" else 1 for unit in units]
+        logs = [sum(n - o for n, o in unit) / count for unit, count in zip(units, counts, strict=True)]
+        values = [surrogate(math.exp(log), advantage, clip) for log in logs]
         losses.append(-math.fsum(value for value, _ in values) / len(units))
-        for unit, (_, derivative) in zip(units, values, strict=True):
-            gradients += [-derivative / len(units)] * len(unit)
+        for unit, count, (_, derivative) in zip(units, counts, values, strict=True):
+            gradients += [-derivative / count / len(units)] * len(unit)
     return losses, gradients
 
 
@@ -80,17 +92,17 @@ def random_batch(lengths, seed, spread):
     return batch, (batch.old_logprobs + spread * noise).double().float().requires_grad_()
 
 
-@pytest.mark.parametrize("clip", ["symmetric", "reciprocal"])
-@pytest.mark.parametrize("level", ["token", "turn", "trajectory"])
+@pytest.mark.parametrize("clip", ["symmetric", "reciprocal", "asymmetric", "none"])
+@pytest.mark.parametrize("level", ["token", "turn", "trajectory", "geometric"])
 @given(
     lengths=st.lists(st.integers(4, 24), min_size=1, max_size=6),
     seed=st.integers(0, 2**20),
     spread=st.sampled_from([0.0, 0.05, 0.3]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_clipped_loss_and_gradient_equal_the_equations(level, clip, lengths, seed, spread):
     batch, logprobs = random_batch(lengths, seed, spread)
-    output = ClippedPolicyLoss(level=level, clip=clip, eps=EPS)(logprobs, batch)
+    output = clipped_loss(level, clip)(logprobs, batch)
     output.per_rollout_loss.sum().backward()
     losses, gradients = by_hand(as_rollouts(batch, logprobs.detach()), level, clip)
     torch.testing.assert_close(output.per_rollout_loss, torch.tensor(losses), rtol=1e-4, atol=1e-5)
@@ -123,15 +135,36 @@ def test_an_episode_of_several_sequences_has_the_loss_of_all_its_turns(level, cu
         torch.testing.assert_close(mine, torch.tensor(gradient), rtol=1e-4, atol=1e-5)
 
 
-def test_one_ratio_per_trajectory_refuses_episodes_of_several_sequences():
+@given(seed=st.integers(0, 2**20), spread=st.sampled_from([0.0, 0.1, 0.5]))
+@settings(max_examples=25, deadline=None)
+def test_cispo_bounds_the_weight_of_a_token_and_keeps_its_gradient(seed, spread):
+    batch, logprobs = random_batch([7, 15, 11], seed, spread)
+    output = ClippedPolicyLoss(clip="cispo", eps_high=EPS_HIGH)(logprobs, batch)
+    output.per_rollout_loss.sum().backward()
+    losses, gradients, bounded = [], [], []
+    for number, advantage in enumerate(batch.advantages.tolist()):
+        own = batch.rollout_index == number
+        pairs = list(zip(logprobs.detach()[own].tolist(), batch.old_logprobs[own].tolist(), strict=True))
+        weights = [min(math.exp(new - old), 1 + EPS_HIGH) for new, old in pairs]
+        terms = [weight * advantage * new for weight, (new, _) in zip(weights, pairs, strict=True)]
+        losses.append(-math.fsum(terms) / len(pairs))
+        gradients += [-weight * advantage / len(pairs) for weight in weights]
+        bounded += [math.exp(new - old) > 1 + EPS_HIGH for new, old in pairs]
+    torch.testing.assert_close(output.per_rollout_loss, torch.tensor(losses), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logprobs.grad, torch.tensor(gradients), rtol=1e-4, atol=1e-5)
+    assert output.clipped.tolist() == bounded
+
+
+@pytest.mark.parametrize("level", ["trajectory", "geometric"])
+def test_one_ratio_per_rollout_refuses_episodes_of_several_sequences(level):
     batch = collate_step(as_episodes(make_samples([9, 9]), [0, 0]), 0, packed=True)
     with pytest.raises(ValueError, match="needs episodes of one sequence"):
-        ClippedPolicyLoss(level="trajectory")(batch.old_logprobs, batch)
+        ClippedPolicyLoss(level=level)(batch.old_logprobs, batch)
 
 
 def test_on_policy_all_levels_have_the_value_of_minus_the_advantage():
     batch, _ = random_batch([9, 17, 12], 3, 0.0)
-    for level in ("token", "turn", "trajectory"):
+    for level in ("token", "turn", "trajectory", "geometric"):
         output = ClippedPolicyLoss(level=level)(batch.old_logprobs, batch)
         torch.testing.assert_close(output.per_rollout_loss, -batch.advantages)
         assert not output.clipped.any()
@@ -235,6 +268,8 @@ def test_statistics_of_known_ratios():
         (lambda: ClippedPolicyLoss(level="word"), "unknown level 'word'"),
         (lambda: ClippedPolicyLoss(clip="hard"), "unknown clip form 'hard'"),
         (lambda: ClippedPolicyLoss(eps=1.5), "eps 1.5"),
+        (lambda: ClippedPolicyLoss(eps_high=0.0), "eps_high must be above 0"),
+        (lambda: ClippedPolicyLoss("turn", clip="cispo"), "needs level: token"),
         (lambda: Reinforce(kl_coefficient=-1), "must not be negative"),
     ],
 )

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -217,6 +218,16 @@ def test_all_that_ships_composes_or_is_refused_in_one_line(recipe, machine):
     others = {words: said for words, said in reasons.items() if said and not re.fullmatch("|".join(REFUSED), said)}
     assert others == {}
     assert sum(said is None for said in reasons.values()) > len(reasons) / 3
+
+
+def test_the_clips_and_corrections_of_the_page_are_words_on_the_command_line():
+    page = (CONFIGS.parents[1] / "docs/algorithms.md").read_text()
+    words = re.findall(r"`(loss\.\w+=[^`]+)`", page) + re.findall(r"^loop train tiny_cpu (loss\..*)$", page, flags=re.M)
+    assert len(words) == 5
+    for chosen in map(shlex.split, words):
+        loss = read_config(compose("tiny_cpu", chosen), LoopConfig).loss
+        check_component("loss", loss)
+        build(loss)
 
 
 def test_a_kl_term_is_on_every_rollout():

@@ -44,6 +44,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)
     cfg.loss.kl_coefficient = 0.1
+    cfg.loss.sampler_correction = {"_component_": "loop_recipes.algorithm.sampler_correction.TruncatedWeights"}
     train(cfg)
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     elsewhere = {"value_loss", "preference_margin", "preference_accuracy"}
@@ -51,6 +52,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     written = set(line) | elsewhere | {"left_out_rollouts", "broken_figures"}  # which tests of their own look at
     assert written == set(METRICS) | {figure.key for figure in UNSAID.figures}
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
+    assert 0 < line["correction_weight"] <= 2
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
     assert line["questions"] > 0

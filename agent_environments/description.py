@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from agent_environments.agent_turns import AgentTurn
 from agent_environments.breakage import told
-from agent_environments.protocol import pool_class
+from agent_environments.protocol import flat_section, pool_class
 
 logger = logging.getLogger(__name__)
 
@@ -257,6 +257,16 @@ def description_of(name: str, config: Mapping[str, Any]) -> Description:
     if not isinstance(described, Description):
         raise ValueError(f"environment {name!r}: its description is {type(described).__name__}, not a Description")
     return replace(described, name=name)
+
+
+def description_of_section(section: Mapping[str, Any]) -> Description:
+    """The description of an environment within another: a section with its ``name``, and options beside it.
+
+    Raises:
+        ValueError: as :func:`description_of`.
+    """
+    options = flat_section(section)
+    return description_of(options.pop("name"), options)
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_environments.description import Description, description_of, environment_of
+from agent_environments.description import Description, description_of_section, environment_of
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -87,7 +87,7 @@ class MixedPool:
     def description(cls, config: Mapping[str, Any]) -> Description:
         """Each environment's own; the scores are called as theirs are where these agree."""
         sections = config["environments"]
-        members = {name: description_of(one["name"], one.get("config") or {}) for name, one in sections.items()}
+        members = {name: description_of_section(section) for name, section in sections.items()}
         words = {(member.score, member.group_score, member.groups) for member in members.values()}
         score, group_score, groups = words.pop() if len(words) == 1 else ("success", "group success", "groups of tasks")
         return Description(score=score, group_score=group_score, groups=groups, environments=members)

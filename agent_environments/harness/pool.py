@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
+from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of_section
 from agent_environments.harness.program import run_program
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
@@ -186,7 +186,7 @@ class HarnessPool:
     def description(cls, config: Mapping[str, Any]) -> Description:
         """The world's own, if there is one; and the program may have tools of its own."""
         world = config.get("world")
-        own = Description() if world is None else description_of(world["name"], world.get("config") or {})
+        own = Description() if world is None else description_of_section(world)
         return own.with_behavior(TOOLS_BEHAVIOR)
 
     def __init__(

@@ -69,6 +69,7 @@ def run(folder, monkeypatch, source, iterations, every, **changes):
     cfg = OmegaConf.load(replay_config(folder, iterations=iterations, **changes))
     cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
     cfg.dev_evaluation = {"every": every}
+    cfg.sampler_gap = {"ok": 1.0, "broken": 100.0}  # nobody sampled these
     monkeypatch.setenv(TOKEN_ENV, "unused")
     monkeypatch.setattr(loop_appworld, "open_source", lambda *_: source)
     recipe = LoopAppWorldRecipe(cfg)

@@ -49,7 +49,7 @@ def config(workspace, *overrides):
         ("lr_scheduler.num_warmup_steps=few", "lr_scheduler: '<' not supported"),
         ("loss.eps=high", "loss: '<=' not supported"),
         ("device_peak_tflops=0", "device_peak_tflops must be above 0"),
-        ("loss.level=sentence", "loss: unknown level 'sentence'; choose token, turn or trajectory"),
+        ("loss.level=sentence", "loss: unknown level 'sentence'; choose token, turn, trajectory or geometric"),
         (
             "loss._component_=loop_recipes.algorithm.losses.Clipped",
             "loss._component_: cannot use 'loop_recipes.algorithm.losses.Clipped'",

@@ -156,7 +156,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     except Exception as error:  # the YAML parser's own errors, whose class depends on the parser in use
         raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     require(isinstance(content, DictConfig), f"{file}: a config must be a mapping of keys to values")
-    keys = present_keys(cast(dict[str, Any], OmegaConf.to_container(content, resolve=False)))
+    keys = present_keys(as_written(cast(DictConfig, content)))
     words = [f"{present_key(key)}={value}" for key, _, value in (word.partition("=") for word in overrides)]
     try:
         merged = OmegaConf.merge(OmegaConf.create(keys), OmegaConf.from_dotlist(words))
@@ -189,6 +189,25 @@ def as_config(data: Mapping[str, Any]) -> DictConfig:
     it was saved and loaded."""
     escaped: dict[str, Any] = _escaped(dict(data))
     return OmegaConf.create(escaped)
+
+
+def as_written(config: DictConfig) -> dict[str, Any]:
+    """The keys of a config as its file has them: interpolations are there, and texts that are no missing value keep the
+    backslash that says so."""
+    plain: dict[str, Any] = _as_written(config, OmegaConf.to_container(config, resolve=False))
+    return plain
+
+
+def _as_written(config: Any, plain: Any) -> Any:
+    def part(key: Any, value: Any) -> Any:
+        if isinstance(value, dict | list):
+            return _as_written(config[key], value)
+        text = isinstance(value, str) and _MISSING.fullmatch(value) and not OmegaConf.is_missing(config, key)
+        return f"\\{value}" if text else value
+
+    if isinstance(plain, list):
+        return [part(number, value) for number, value in enumerate(plain)]
+    return {key: part(key, value) for key, value in plain.items()}
 
 
 def _escaped(value: Any) -> Any:

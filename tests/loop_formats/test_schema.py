@@ -4,7 +4,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import Field, PositiveFloat
 from pydantic.dataclasses import dataclass
@@ -119,6 +119,7 @@ PLAIN = st.recursive(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXT, st.dictionaries(TEXT, PLAIN, max_size=3))
+@example("???", {"a": ["\\???", {"b": "???"}]})
 def test_whatever_a_config_holds_is_read_back_as_it_was_written(tmp_path, text, options):
     environment = {"name": text, **{key: value for key, value in options.items() if key not in ("name", "config")}}
     node = {"root": text, "model": {"path": text}, "environment": environment, "servers": {"env": {text: text}}}

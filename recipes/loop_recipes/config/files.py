@@ -36,6 +36,7 @@ from loop_formats.old_keys import is_gone, present_key, present_keys
 from loop_formats.schema import ConfigError, fields_of, from_mapping, require
 from loop_recipes.config.old_names import Found, found_under_old_name
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
+from rollout_server.config import as_written
 
 Section = TypeVar("Section")
 Tree = dict[str, Any]
@@ -354,7 +355,7 @@ def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
 
 
 def _plain(cfg: DictConfig) -> Tree:
-    return cast(Tree, OmegaConf.to_container(cfg, resolve=False))
+    return as_written(cfg)
 
 
 def _merged(base: Tree, over: Mapping[str, Any], identity: Sequence[str] = ("_component_", "name")) -> Tree:

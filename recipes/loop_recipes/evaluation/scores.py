@@ -90,7 +90,8 @@ class TaskResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields; ``broke`` only where something did."""
+        return {name: value for name, value in asdict(self).items() if name != "broke" or value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskResult:

@@ -36,7 +36,7 @@ IDLE_TASKS = 3
 """Tasks in which nothing is done, to see that the reward can be asked."""
 LAPTOP, ONE_GPU = "cpu", "qwen2_5_1_5b_one_gpu"
 SMALL_EPISODES = {"limits": {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}}
-"""In place of AppWorld's, which the GPU's machine is made for."""
+"""In place of the long episodes that the GPU's machine is made for."""
 NO_MODEL = (
     "give --model FOLDER, the folder of a Hugging Face model: `make smollm2` makes models/SmolLM2-135M-Instruct, and "
     "docs/add_a_model.md says which others there are"

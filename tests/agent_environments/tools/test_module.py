@@ -35,7 +35,7 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
         (("@reward", "@reward\ndef other(): ...\n@reward"), "there is more than one reward: other, reached"),
         (("def reset", "def rest"), r"class Counter has tools, but no method reset\(task\)"),
         (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),
-        (("TASKS =", "OTHERS ="), "tasks must be a list, a path, or either of them for each split, not None"),
+        (("TASKS =", "OTHERS ="), "there are no TASKS: write a list of mappings, each with its id and its question"),
         (('"""Show the counter."""', ""), "tool show has no docstring"),
         (("async def show", "async def add"), None),
         (("@tool\n    async", "@tool(name='hang')\n    async"), "there are two tools 'hang'"),

@@ -184,6 +184,7 @@ REFUSED = (
     r"algorithm \w+ is one of (sft|loop)_appworld.*",
     r"preset \w+ is one of eval_appworld, not of (sft|loop)_appworld",
     r"turn_credit.by: .*",
+    r"update.max_trajectory_log_ratio must be left out: .*",
 )
 """The reasons for which a combination may be refused."""
 

@@ -36,7 +36,7 @@ def member(environment: EnvironmentConfig) -> Demonstrator:
 def demonstrator(monkeypatch: pytest.MonkeyPatch) -> MixedDemonstrator:
     monkeypatch.setitem(ENVIRONMENTS, "fake", f"{__name__}:FakePool")
     environments = {
-        "adds": {"name": "fake", "config": PYTHON, "splits": {"practice": "train"}},
+        "adds": {"name": "fake", **PYTHON, "splits": {"practice": "train"}},
         "asks": {"name": "colbench", "splits": {"practice": "train", "once": None}},
     }
     return MixedDemonstrator(EnvironmentConfig("mixed", {"environments": environments}), member)

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 from appworld_adapter.dataset import load_split
 from appworld_adapter.flaws import flawed_turns, possible_flaws
-from experiments import turn_credit
-from experiments.turn_credit import Case, interval, wrong_turn
 from loop_recipes.paths import loop_home
+from support.experiment_scripts import load_experiment
 
 WORLD = loop_home() / "worlds/synthetic"
+turn_credit = load_experiment("turn_credit")
+Case, interval, wrong_turn = turn_credit.Case, turn_credit.interval, turn_credit.wrong_turn
 
 
 def test_the_wrong_turn_is_the_one_that_a_flaw_has_changed():

@@ -61,6 +61,7 @@ from loop_recipes.evaluation.report import (
     write_report,
 )
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.rollouts.broken import break_line
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.run.environment_file import write_description
@@ -172,7 +173,7 @@ class EvalAppWorldRecipe:
         progress.advance(bar)
         if result.broke is not None and not self._told_of_break:
             self._told_of_break = True
-            text = f"the environment broke over task {result.task_id} in {result.broke}; mend it before reading scores"
+            text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"
             progress.console.print(text, markup=False)
 
     def cleanup(self) -> None:
@@ -251,9 +252,9 @@ class EvalAppWorldRecipe:
         terminal_table(protocol, scored, self._console)
         with writing(self._output_dir):
             files = write_report(self._output_dir, conf, protocol, scored, comparisons)
-        results = [result for cell in cells for result in self._store.results(cell)]
-        if broken := sum(result.broke is not None for result in results):
-            self._console.print(f"the environment broke in {broken} of {len(results)} rollouts, which count above")
+        made = [result for cell in cells for result in self._store.results(cell) if not result.lost]
+        if breaks := [result.broke for result in made if result.broke is not None]:
+            self._console.print(f"{break_line(breaks, len(made))}; the figures count them as graded", markup=False)
         if conf.appworld_experiments:
             self._write_experiments(cells)
         return files

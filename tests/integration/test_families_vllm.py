@@ -72,17 +72,22 @@ def gap(own: Learner, samples: list[Sample], version: int) -> float:
     return max((found[s.rollout_id] - s.sampler_logprobs).abs().max().item() for s in samples)
 
 
+def with_an_adapter(own: Learner, client: RolloutClient) -> tuple[Any, dict[str, Any]]:
+    """A random adapter as version 1 of the learner, and the proof of it, on episodes of version 0."""
+    client.publish_policy(0, own.export(0, own.versions.full(0)))
+    base = sampled(client, 0)
+    assert gap(own, base, 0) < GAP
+    adapter = random_adapter(own.versions.full(0), seed=1, scale=0.2)
+    own.versions.put(1, adapter)
+    return adapter, canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
+
+
 def test_qwen3_from_its_folder(tmp_path):
     """Its heads are wider than the width divided by their number."""
     model = policy(tmp_path / "model", "Qwen3-4B", hidden_size=96, head_dim=32)
     with ready_node(node(tmp_path, model), tmp_path) as (_, client):
         own = learner(config(tmp_path / "own", section(model)))
-        client.publish_policy(0, own.export(0, own.versions.full(0)))
-        base = sampled(client, 0)
-        assert gap(own, base, 0) < GAP
-        adapter = random_adapter(own.versions.full(0), seed=1, scale=0.2)
-        own.versions.put(1, adapter)
-        proof = canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
+        adapter, proof = with_an_adapter(own, client)
         client.publish_policy(1, own.export(1, adapter), proof)
         assert gap(own, sampled(client, 1), 1) < GAP
 
@@ -116,12 +121,7 @@ def test_llama_by_torchtunes_builder_and_from_its_folder(tmp_path, monkeypatch):
     }
     with ready_node(node(tmp_path, model), tmp_path) as (_, client):
         own = learner(config(tmp_path / "own", theirs, checkpointer))
-        client.publish_policy(0, own.export(0, own.versions.full(0)))
-        base = sampled(client, 0)
-        assert gap(own, base, 0) < GAP
-        adapter = random_adapter(own.versions.full(0), seed=1, scale=0.2)
-        own.versions.put(1, adapter)
-        proof = canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
+        adapter, proof = with_an_adapter(own, client)
         with monkeypatch.context() as as_before:
             as_before.setattr(peft_export, "neighbour_heads", lambda model: None)
             with pytest.raises(RolloutNodeError, match="not the same weights"):

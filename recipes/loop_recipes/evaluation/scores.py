@@ -32,7 +32,7 @@ class TaskResult:
     ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved: as the
     environment says, and unless given as :data:`UNSAID` does.
     ``behavior`` holds the counts that the environment's figures are made of. ``failure`` says why the rollout was lost;
-    the other fields are then empty. ``broke`` says where and in what the environment itself broke.
+    the other fields are then empty. ``broke`` says where and in what the environment itself broke, as in the rollout.
     """
 
     task_id: str
@@ -51,7 +51,7 @@ class TaskResult:
     behavior: dict[str, int] | None = None
     failure: str | None = None
     solved: bool | None = None
-    broke: str | None = None
+    broke: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.solved is None:
@@ -86,7 +86,7 @@ class TaskResult:
             tampered=rollout.tampered,
             behavior=environment.counts(rollout.task_id, sequence_texts(sequences)),
             solved=environment.solved(rollout.task_id, rollout.success, rollout.end_reason),
-            broke=None if rollout.broke is None else f"{rollout.broke['where']}: {rollout.broke['what']}",
+            broke=rollout.broke,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ none of which earned anything."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agent_environments.description import Description
 from loop_formats.rollout import Rollout, sequence_texts
@@ -28,7 +28,7 @@ def broken_rollouts(rollouts: Sequence[Rollout]) -> list[Rollout]:
 def broken_lines(rollouts: Sequence[Rollout]) -> list[str]:
     """For the terminal, one line each: that the environment broke, how often and in what; tools that always raise."""
     broken = broken_rollouts(rollouts)
-    lines = [_line(broken, rollouts)] if broken else []
+    lines = [_line(rollouts)] if broken else []
     calls, raised, what = Counter[str](), Counter[str](), dict[str, str]()
     for use in (use for rollout in rollouts if rollout.segment == 0 for use in rollout.tools):
         calls[use["tool"]] += use["calls"]
@@ -76,14 +76,24 @@ def check_broken(collection_id: str, rollouts: Sequence[Rollout], max_share: flo
     broken = broken_rollouts(rollouts)
     if len(broken) > max_share * sum(rollout.segment == 0 for rollout in rollouts):
         raise EnvironmentBroke(
-            f"{_line(broken, rollouts)}; that is more than collection.max_broken_share ({max_share:g}): mend it, "
+            f"{_line(rollouts)}; that is more than collection.max_broken_share ({max_share:g}): mend it, "
             f"remove collections/{collection_id}.jsonl and .meta.jsonl from the node's folder, and start again"
         )
 
 
-def _line(broken: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
-    kinds = Counter((rollout.broke["where"], rollout.broke["what"]) for rollout in broken if rollout.broke is not None)
+def break_line(breaks: Sequence[Mapping[str, str]], rollouts: int) -> str:
+    """Say how often the environment broke, and where and in what it did most often.
+
+    Args:
+        breaks: the ``broke`` of the episodes in which it did, at least one.
+        rollouts: how many episodes there were.
+    """
+    kinds = Counter((each["where"], each["what"]) for each in breaks)
     (where, what), count = kinds.most_common(1)[0]
-    episodes = sum(rollout.segment == 0 for rollout in rollouts)
-    often = "" if count == len(broken) else f", in {count} of them"
-    return f"the environment broke in {len(broken)} of {episodes} rollouts{often} in {where}: {what}"
+    often = "" if count == len(breaks) else f", in {count} of them"
+    return f"the environment broke in {len(breaks)} of {rollouts} rollouts{often} in {where}: {what}"
+
+
+def _line(rollouts: Sequence[Rollout]) -> str:
+    breaks = [rollout.broke for rollout in broken_rollouts(rollouts) if rollout.broke is not None]
+    return break_line(breaks, sum(rollout.segment == 0 for rollout in rollouts))

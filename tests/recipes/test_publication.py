@@ -8,13 +8,12 @@ import torch
 from omegaconf import OmegaConf
 
 import loop_appworld
-from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.peft_export import read_adapter
 from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import RolloutNodeError
-from support.small_runs import replay_config
+from support.small_runs import replay_config, train
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 
@@ -38,22 +37,17 @@ def test_a_resumed_run_publishes_what_was_saved(tmp_path, monkeypatch):
     cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
     monkeypatch.setenv(TOKEN_ENV, "unused")
 
-    def train(node, **changes):
+    def train_on(node, **changes):
         monkeypatch.setattr(loop_appworld, "open_source", lambda *_: node)
-        recipe = LoopAppWorldRecipe(OmegaConf.merge(cfg, changes))
-        try:
-            recipe.setup()
-            recipe.train()
-        finally:
-            recipe.cleanup()
+        train(OmegaConf.merge(cfg, changes))
 
     with pytest.raises(RolloutNodeError, match="the canary differs"):
-        train(Node(tmp_path / "logs", refused=1))
+        train_on(Node(tmp_path / "logs", refused=1))
     saved = load_latest(tmp_path / "run/checkpoints", critic=False)
     assert saved.state["policy_version"] == 1
 
     node = Node(tmp_path / "logs")
-    train(node, resume_from_checkpoint=True, sampler_gap={"ok": 0.3, "broken": 2.0})
+    train_on(node, resume_from_checkpoint=True, sampler_gap={"ok": 0.3, "broken": 2.0})
     assert list(node.published) == [1, 2], "the version that was refused, and the one after it"
     adapter, canary = node.published[1]
     tolerances = {"tolerance": 2.0, "mean_tolerance": 0.3}
@@ -70,12 +64,7 @@ def test_a_gap_that_is_broken_ends_the_run_after_its_update_is_saved(tmp_path, m
     cfg.sampler_gap = {"ok": 1e-9, "broken": 1e-8}
     monkeypatch.setenv(TOKEN_ENV, "unused")
     monkeypatch.setattr(loop_appworld, "open_source", lambda *_: Node(tmp_path / "logs"))
-    recipe = LoopAppWorldRecipe(cfg)
-    try:
-        recipe.setup()
-        recipe.train()
-    finally:
-        recipe.cleanup()
+    train(cfg)
     assert load_latest(tmp_path / "run/checkpoints", critic=False).state["iteration"] == 1
     (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["gap_verdict"] == "broken"

@@ -45,7 +45,7 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Family:
+class TaskFamily:
     """Tasks with one shape of code; ``{noun}`` and the topics in braces stand in ``request`` and ``code``."""
 
     name: str
@@ -59,20 +59,20 @@ class Family:
 
 
 FAMILIES = (
-    Family(
+    TaskFamily(
         "count",
         "count my large {noun}",
         'def count_{noun}(rows):\n    return sum(row.get("{field}", {default}) {boundary} {limit} for row in rows)',
         ("field", "limit", "boundary", "default"),
     ),
-    Family(
+    TaskFamily(
         "total",
         "add up my large {noun}",
         'def total_{noun}(rows):\n    large = [row["{field}"] for row in rows if row["{field}"] {boundary} {limit}]\n'
         "    return round(sum(large), {rounding})",
         ("field", "limit", "boundary", "rounding"),
     ),
-    Family(
+    TaskFamily(
         "best",
         "name the best of my {noun}",
         'def best_{noun}(rows):\n    values = [row.get("{field}", {default}) for row in rows]\n'
@@ -80,14 +80,14 @@ FAMILIES = (
         "    return best[{tie}]",
         ("field", "default", "tie"),
     ),
-    Family(
+    TaskFamily(
         "mean",
         "average my {noun}",
         'def mean_{noun}(rows):\n    values = [row.get("{field}", {default}) for row in rows]\n'
         "    return round(sum(values) / len(values) * {unit}, {rounding})",
         ("field", "default", "unit", "rounding"),
     ),
-    Family(
+    TaskFamily(
         "bill",
         "bill the time of my large {noun}",
         'def bill_{noun}(rows):\n    large = [row["{field}"] for row in rows if row["{field}"] {boundary} {limit}]\n'
@@ -143,7 +143,7 @@ _Draft = tuple[str, str, tuple[str, ...], tuple[Particular, ...], str]
 """Description, reference, calls, particulars, guess."""
 
 
-def _candidates(family: Family, rng: random.Random) -> Iterator[_Draft]:
+def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
     """Tasks of a family that hold, in a drawn order."""
     guessed = {topic: guess_of(topic) for topic in family.topics}
     combinations = list(itertools.product(NOUNS, *(CHOICES[topic] for topic in family.topics)))
@@ -170,7 +170,7 @@ def _candidates(family: Family, rng: random.Random) -> Iterator[_Draft]:
                 break
 
 
-def _rows(family: Family, field: str, other_field: str, rng: random.Random) -> _Rows:
+def _rows(family: TaskFamily, field: str, other_field: str, rng: random.Random) -> _Rows:
     """The argument of a call: values around every limit and on it, some with decimals, some missing.
 
     Rows have another field of the same kind, so an answer cannot tell from its argument which one is meant.

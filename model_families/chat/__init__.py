@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from model_families.base_model import FAMILIES as MODEL_FAMILIES
+from model_families.base_model import FAMILIES
 from model_families.chat.chatml import ChatML
 from model_families.chat.format import ChatFormat, ObservationRole, Thinking
-from model_families.chat.rendered import FAMILIES, Rendered
+from model_families.chat.rendered import RENDERERS, Rendered
 
-FORMATS = (ChatML.name, *FAMILIES)
+FORMATS = (ChatML.name, *RENDERERS)
 
 
 def open_chat(
@@ -30,7 +30,7 @@ def open_chat(
         ValueError: a format that is not known, or that this tokenizer or these settings do not fit; one line.
     """
     name = name or chat_of(model_dir)
-    if name in FAMILIES:
+    if name in RENDERERS:
         return Rendered(model_dir, name, thinking, observation_role)
     if name != ChatML.name:
         raise ValueError(f"chat format {name!r} is not known; choose one of {', '.join(FORMATS)}")
@@ -42,8 +42,8 @@ def chat_of(model_dir: str | Path) -> str:
     ChatML."""
     try:
         (architecture,) = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))["architectures"]
-        name = MODEL_FAMILIES[architecture].chat
+        name = FAMILIES[architecture].chat
         words = (Path(model_dir) / "tokenizer.json").read_text(encoding="utf-8")
     except (OSError, ValueError, TypeError, KeyError):
         return ChatML.name  # of a tokenizer alone; what is wrong with it, its format says
-    return name if name in FAMILIES and json.dumps(FAMILIES[name].turn_end) in words else ChatML.name
+    return name if name in RENDERERS and json.dumps(RENDERERS[name].turn_end) in words else ChatML.name

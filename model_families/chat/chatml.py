@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent_environments.tool_calls import ToolCall
 from model_families.chat.control import MARK, Shield
-from model_families.chat.format import ChatFormat, ObservationRole, SampledTurn, Thinking
+from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from model_families.chat.tokenizer import read_tokenizer
 
@@ -79,8 +79,8 @@ class ChatML(ChatFormat):
         ending = [] if sampled[-1] == self.im_end else [self.im_end]
         return [*ending, *self._newline, *self._messages(as_texts(list(map(self._shielded, messages)), ()))]
 
-    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
-        return SampledTurn(self.decode(self.without_stop(sampled)))
+    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> ReadTurn:
+        return ReadTurn(self.decode(self.without_stop(sampled)))
 
     def aside(self, text: str) -> list[int]:
         return self.message("system", self._shield(text))

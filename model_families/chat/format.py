@@ -21,7 +21,7 @@ ObservationRole = Literal["user", "tool"]
 
 
 @dataclass(frozen=True)
-class SampledTurn:
+class ReadTurn:
     """One sampled turn, read.
 
     ``answer`` is all that an environment is given: the text behind the thinking, its tool calls in the form of
@@ -80,7 +80,7 @@ class ChatFormat(TextTokens, ABC):
         """
 
     @abstractmethod
-    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
+    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> ReadTurn:
         """Read what was sampled after ``prompt``; ``with_tools``: the model was offered tools. Never raises."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
 from model_families.chat.control import UnforgeableTokenizer
-from model_families.chat.format import ChatFormat, ObservationRole, SampledTurn, Thinking
+from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
 from model_families.chat.messages import (
     THOUGHT_CLOSES,
     THOUGHT_OPENS,
@@ -24,8 +24,8 @@ from model_families.chat.messages import (
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family as ``renderers`` knows it.
+class KnownRenderer:
+    """The renderer of a family in the package ``renderers``.
 
     ``module`` and ``renderer`` name its class, ``turn_end`` is the word that ends a whole turn, ``pad`` that of the
     padding. ``thinks``: its models can think. ``hermes``: its calls are written as in
@@ -42,9 +42,9 @@ class Family:
     hermes: bool = False
 
 
-FAMILIES = {
-    "qwen3": Family("qwen3", "Qwen3", "<|im_end|>", "<|endoftext|>", "<|im_start|>", thinks=True, hermes=True),
-    "llama3": Family("llama_3", "Llama3", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>"),
+RENDERERS = {
+    "qwen3": KnownRenderer("qwen3", "Qwen3", "<|im_end|>", "<|endoftext|>", "<|im_start|>", thinks=True, hermes=True),
+    "llama3": KnownRenderer("llama_3", "Llama3", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>"),
 }
 
 
@@ -64,7 +64,7 @@ def stock_template(model_dir: str | Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _thinking(family: Family, model_dir: str | Path, asked: Thinking | None) -> tuple[Thinking | None, bool]:
+def _thinking(family: KnownRenderer, model_dir: str | Path, asked: Thinking | None) -> tuple[Thinking | None, bool]:
     """Return how the model in ``model_dir`` thinks, and whether it always does: its prompt begins its thinking then.
 
     Models of one family may think by choice, always or never, and their templates tell them apart.
@@ -81,7 +81,7 @@ def _thinking(family: Family, model_dir: str | Path, asked: Thinking | None) -> 
 
 
 class Rendered(ChatFormat):
-    """One of :data:`FAMILIES`.
+    """One of :data:`RENDERERS`.
 
     Args:
         model_dir: folder that holds the policy's ``tokenizer.json``.
@@ -102,7 +102,7 @@ class Rendered(ChatFormat):
         thinking: Thinking | None = None,
         observation_role: ObservationRole | None = None,
     ):
-        family = FAMILIES[name]
+        family = RENDERERS[name]
         self.name = name  # type: ignore[misc]  # of this one
         self._family = family
         self.thinking, always = _thinking(family, model_dir, thinking)
@@ -190,10 +190,10 @@ class Rendered(ChatFormat):
     def _offered(self, tools: Tools) -> Any:
         return self._control.shield(list(tools)) if tools else None
 
-    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> SampledTurn:
+    def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> ReadTurn:
         body = self.without_stop(sampled)
         if self.thinking is None:
-            return SampledTurn(self._answer(body, with_tools))
+            return ReadTurn(self._answer(body, with_tools))
         from renderers.reasoning import scan_reasoning
 
         found = scan_reasoning(
@@ -205,12 +205,12 @@ class Rendered(ChatFormat):
             tool_start_closes_reasoning=True,
         )
         if found.text is None:
-            return SampledTurn(self._answer(body, with_tools))
+            return ReadTurn(self._answer(body, with_tools))
         reasoning = found.text.strip("\n")
         if found.is_open:
-            return SampledTurn("", reasoning, len(body), cut_in_thinking=True)
+            return ReadTurn("", reasoning, len(body), cut_in_thinking=True)
         ends = body.index(self._tool_call) if found.closed_by_tool else body.index(self._closes) + 1
-        return SampledTurn(self._answer(body[ends:], with_tools).lstrip("\n"), reasoning, ends)
+        return ReadTurn(self._answer(body[ends:], with_tools).lstrip("\n"), reasoning, ends)
 
     def _answer(self, body: list[int], with_tools: bool) -> str:
         """The text of ``body``, its calls in the form that environments read."""

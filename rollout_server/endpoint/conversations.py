@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loop_formats.rollout import Turn
-from model_families.chat.format import ChatFormat, SampledTurn
+from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
 from rollout_server.inference.router import Generation
 
@@ -40,7 +40,7 @@ class _SampledTurn:
     between: list[int]
     said: list[tuple[str, str]]
     spoken: ChatMessage
-    turn: SampledTurn
+    turn: ReadTurn
     version: int
     generation: Generation
     continued: bool = False
@@ -110,7 +110,7 @@ class Conversations:
                 return Prompt([*prompt, *sampled, *between], tuple(messages), tools, found, new)
         return Prompt(self._tokens.opening(known, tools), tuple(messages), tools, None, tuple(known))
 
-    def add(self, prompt: Prompt, spoken: ChatMessage, turn: SampledTurn, version: int, generation: Generation) -> None:
+    def add(self, prompt: Prompt, spoken: ChatMessage, turn: ReadTurn, version: int, generation: Generation) -> None:
         """Keep what was sampled after a prompt.
 
         Args:

@@ -34,7 +34,7 @@ from yaml import YAMLError
 import loop_recipes.config.resolvers  # noqa: F401 - registers the resolvers that configs use
 from loop_formats.old_keys import is_gone, present_key, present_keys
 from loop_formats.schema import ConfigError, fields_of, from_mapping, require
-from loop_recipes.config.old_names import Found, found_under_old_name
+from loop_recipes.config.old_names import OldName, found_under_old_name
 from loop_recipes.paths import KINDS, RECIPES, config_files, recipes_folder
 from rollout_server.config import as_written
 
@@ -231,7 +231,9 @@ def _run(name: str, words: Mapping[str, str], recipe: str) -> _Run:
     label: str | None = None
     chosen: dict[str, tuple[Path, ...]] = {}
     own = NOTHING
-    old = Found({}) if stem in known["machine"] or Path(name).is_file() else found_under_old_name(stem, extends, recipe)
+    old = (
+        OldName({}) if stem in known["machine"] or Path(name).is_file() else found_under_old_name(stem, extends, recipe)
+    )
     if old.files:
         label = old.label
         chosen |= {kind: _chosen(kind, value, Path(), recipe) for kind, value in old.files.items()}

@@ -25,14 +25,14 @@ _WORLDS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class OldName:
     """The meaning of an old name: names of files by their kind, and the name of its output folder, if of its own."""
 
     files: dict[str, str]
     label: str | None = None
 
 
-def found_under_old_name(name: str, extends: str | None, recipe: str, said_as: str = "") -> Found:
+def found_under_old_name(name: str, extends: str | None, recipe: str, said_as: str = "") -> OldName:
     """Return the meaning of ``name`` over ``extends``, said once on stderr; without files where it is no old name.
 
     Raises:
@@ -40,7 +40,7 @@ def found_under_old_name(name: str, extends: str | None, recipe: str, said_as: s
     """
     files = _files(name)
     if not files:
-        return Found({})
+        return OldName({})
     label = None
     if "world" not in files:
         label = f"{extends or files['machine']}_{name}"
@@ -53,7 +53,7 @@ def found_under_old_name(name: str, extends: str | None, recipe: str, said_as: s
     changes = " ".join(f"{kind}={files[kind]}" for kind in KINDS[1:] if kind in files)
     before = f"{recipe}/{name}" + ("" if extends is None else f" extends={extends}")
     say_once(f"loop: {said_as}{before} is {files['machine']} {changes} now; the old name works for one release")
-    return Found(files, label)
+    return OldName(files, label)
 
 
 def _files(name: str) -> dict[str, str]:

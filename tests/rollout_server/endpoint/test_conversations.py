@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from model_families.chat import open_chat
 from model_families.chat.chatml import ChatML
-from model_families.chat.format import SampledTurn
+from model_families.chat.format import ReadTurn
 from model_families.chat.messages import spoken_message
 from model_families.chat.rendered import Rendered
 from rollout_server.endpoint.conversations import Conversations
@@ -193,7 +193,7 @@ def test_words_that_another_call_samples_meanwhile_do_not_change_what_was_served
     ids = [tokens.encode_text(letter)[0] for letter in "ab"]
     generation = Generation([*ids, tokens.im_end], [-0.5] * 3, "stop", "s", 0, 0.1)
     prompt = policy.begin(start)
-    policy.tree.add(prompt, spoken_message("ab", True), SampledTurn("ab"), 0, generation)
+    policy.tree.add(prompt, spoken_message("ab", True), ReadTurn("ab"), 0, generation)
     policy.served.append((prompt.token_ids, generation))
     policy.end(written)
     assert len(check(policy)) == 2

@@ -1,5 +1,6 @@
 """Every config that ships parses, is complete, and builds the algorithm that its name promises, for every model."""
 
+import copy
 import inspect
 import itertools
 import re
@@ -121,6 +122,15 @@ EXPECTED = {
     "turn_credit": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
     "horizon_curriculum": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_file_is_read_once():
+    """Hundreds of combinations of some forty files."""
+    with pytest.MonkeyPatch.context() as patch:
+        read = cache(read_file)
+        patch.setattr("loop_recipes.config.files.read_file", lambda file: copy.deepcopy(read(file)))
+        yield
 
 
 def load(words: str) -> LoopConfig:

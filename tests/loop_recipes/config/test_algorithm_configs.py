@@ -1,6 +1,5 @@
 """Every config that ships parses, is complete, and builds the algorithm that its name promises, for every model."""
 
-import copy
 import inspect
 import itertools
 import re
@@ -23,6 +22,7 @@ from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.model import meta_model
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import config_files
+from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import with_config
 from support.small_runs import replay_config
 
@@ -122,15 +122,6 @@ EXPECTED = {
     "turn_credit": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
     "horizon_curriculum": ("LeaveOneOut", "ClippedPolicyLoss", "token", 0.0, False, False),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def every_file_is_read_once():
-    """Hundreds of combinations of some forty files."""
-    with pytest.MonkeyPatch.context() as patch:
-        read = cache(read_file)
-        patch.setattr("loop_recipes.config.files.read_file", lambda file: copy.deepcopy(read(file)))
-        yield
 
 
 def load(words: str) -> LoopConfig:

@@ -83,6 +83,7 @@ def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch
         device,
         DTYPES[conf.dtype],
         activation_checkpointing=conf.enable_activation_checkpointing,
+        keep_attention=conf.keep_attention,
         shard=True,
     )
     torch.manual_seed(conf.seed)

@@ -190,7 +190,7 @@ REFUSED = (
 """The reasons for which a combination may be refused."""
 
 
-PAIRED = ("tiny_cpu", "qwen2_5_32b")
+PAIRED = ("tiny_cpu",)
 """Machines on which two files are chosen at once: two things beside each other do not depend on a third."""
 
 

@@ -5,10 +5,10 @@
 The node's own episode loop plays a script in a world that answers every turn with the same text; no model and no engine
 is needed. All three ways have each turn's code in common, and two of them its thinking, of a fixed number of words.
 Printed of an episode: its sequences, the tokens of all of them together, which the update computes, the tokens
-that are trained, those of them that are trained more than once, requests whose prompt and sampled ids are not the beginning
-of a sequence, and of six such episodes of one task, which part after the prompt, the share of tokens that stand in a
-prefix which another sequence has too: what an update would save that computes each prefix once. The figures before that
-one must be 0.
+that are trained, those of them that are trained more than once, requests whose prompt and sampled ids are not the
+beginning of a sequence (these two must be 0), and of six such episodes of one task, which part after the prompt, the
+share of tokens that stand in a prefix which another sequence has too: what an update would save that computes each
+prefix once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -107,9 +106,11 @@ def play(tokens: Rendered, turns: int) -> tuple[list[Rollout], Script]:
 
 def common_tokens(sequences: list[list[int]]) -> int:
     """How many of the sequences' tokens stand in a prefix that a sequence before them has too."""
-    ordered = sorted(sequences)
-    pairs = itertools.pairwise(ordered)
-    return sum(len(os.path.commonprefix([one, other])) for one, other in pairs)
+    common = 0
+    for one, other in itertools.pairwise(sorted(sequences)):
+        same = (n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+        common += next(same, min(len(one), len(other)))
+    return common
 
 
 def figures(tokens: Rendered, turns: int) -> dict[str, float]:

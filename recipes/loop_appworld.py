@@ -64,7 +64,7 @@ from loop_recipes.rollouts.dev_scores import dev_scores
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
-from loop_recipes.rollouts.source import SOURCE_ERRORS, check_versions, in_groups
+from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, check_versions, in_groups
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.run.stop_request import StopRequest, StopRequested
@@ -231,13 +231,13 @@ class LoopAppWorldRecipe:
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
             self._pending = None
-            collected = self._source.collect(request)
+            collected, refilled = self._collect(request, iteration)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
             # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
-            check_broken(request.id, collected.rollouts, conf.collection.max_broken_share)
+            check_broken(collected.rollouts, conf.collection.max_broken_share)
             credits = self._branch_credits(collected.rollouts, iteration)
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
@@ -249,7 +249,7 @@ class LoopAppWorldRecipe:
                 self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
                 self._source.start(self._pending)
             metrics = self.update(collected.rollouts, iteration, credits)
-            metrics |= collected.metrics()
+            metrics |= collected.metrics() | refilled
             metrics["seconds_publishing"] = seconds_publishing
             metrics["seconds"] = time.perf_counter() - started
             started = time.perf_counter()
@@ -272,6 +272,27 @@ class LoopAppWorldRecipe:
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
         self._end(None)
+
+    def _collect(self, request: CollectionRequest, iteration: int) -> tuple[Collected | None, dict[str, int]]:
+        """The iteration's rollouts, those that replace groups without signal included, and what to tell of these; None
+        when the run was asked to stop meanwhile. Why it is exact: :mod:`loop_recipes.rollouts.plan`."""
+        conf, asked = self._config, [request]
+        collected = self._source.collect(request)
+        told = {"refilled_groups": 0, "resting_tasks": 0}
+        if not conf.collection.minds_signal:
+            return collected, told
+        while collected is not None:
+            samples = training_samples(in_groups(collected.rollouts), conf.update)
+            signal, lost = self._learner.update.tasks_with_signal(samples), len(collected.end.lost)
+            refill = self._plan.refill(asked, signal, lost, self._policy_version, self._adapter_digest)
+            if refill is None:
+                told["resting_tasks"] = self._plan.rest(iteration, {sample.task_id for sample in samples} - signal)
+                return collected, told
+            asked.append(refill)
+            told["refilled_groups"] += len(refill.tasks)
+            found = self._source.collect(refill)
+            collected = found and collected.joined(found)
+        return None, told
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
         """Credits of turns by Monte-Carlo continuations, where the config asks for them; None if asked to stop."""

@@ -167,6 +167,12 @@ class PolicyUpdate:
         }
         return UpdateResult(kept, step_samples, metrics)
 
+    def tasks_with_signal(self, samples: Sequence[Sample]) -> set[str]:
+        """The tasks of a collection that an update learns from: those with a rollout whose advantage passes the filter
+        and is not 0."""
+        kept = self._with_signal(self._credited(samples))
+        return {sample.task_id for sample in kept if sample.advantage}
+
     def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
         """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
 
@@ -244,7 +250,8 @@ class PolicyUpdate:
             metrics["entropy"] = entropies.double().mean().item()
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
         reference: dict[str, Tensor] = {}
-        if self.loss.needs_reference or isinstance(self.advantage, TokenAdvantage):
+        per_token = isinstance(self.advantage, TokenAdvantage) and getattr(self.advantage, "needs_reference", True)
+        if self.loss.needs_reference or per_token:
             with disable_adapter(self.model):
                 reference = self._per_token(samples, self._logprobs)
         names = [(sample, sample.rollout_id) for sample in samples]

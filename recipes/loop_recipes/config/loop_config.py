@@ -97,6 +97,11 @@ class CollectionConfig:
     max_lost_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
     """The run ends when a larger share of an iteration's rollouts is lost, that is when all attempts at them failed
     through no fault of the agent. It is below half, so that there is always something to learn from."""
+    refill_budget: Annotated[float, Field(ge=1)] = 1.0
+    """Tasks that an iteration may sample in all, in units of ``tasks_per_iteration``: those whose rollouts carry no
+    signal are replaced by others of the split until it is used up. 1 replaces none."""
+    rest_iterations: NonNegativeInt = 0
+    """For how many iterations a task rests after one in which its rollouts carried no signal."""
     max_broken_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """An iteration ends the run if the environment itself broke in a larger share of its episodes. 1 never does."""
 
@@ -106,6 +111,11 @@ class CollectionConfig:
         require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be 2 to {most}")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct")
+
+    @property
+    def minds_signal(self) -> bool:
+        """Whether it depends on the signal of rollouts what is collected."""
+        return self.refill_budget > 1 or self.rest_iterations > 0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -305,6 +315,7 @@ class LoopConfig(LearnerConfig, WithNode):
             self._check_turn_credit(self.turn_credit)
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
+            require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
         if self.rollout_node.launch:
             self._check_child()
 

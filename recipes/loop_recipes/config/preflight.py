@@ -49,6 +49,12 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         )
         per_token = hasattr(build(config.advantage), "token_advantages")
         require(not per_token, "critic must be null: the advantage gives each token its own already")
+    per_token = config.critic is not None or hasattr(build(config.advantage), "token_advantages")
+    require(
+        not (per_token and config.collection.minds_signal),
+        "collection.refill_budget must be 1 and rest_iterations 0: where each token has its own advantage, no "
+        "rollout is without signal",
+    )
     if config.turn_credit is not None:
         _check_turn_credit(config, config.turn_credit)
     check_rollout_node(config, starts_now)

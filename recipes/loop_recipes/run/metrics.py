@@ -34,6 +34,10 @@ METRICS: dict[str, str] = {
     "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md) or its "
     "thinking is stripped (docs/chat_formats.md)",
     "dropped_rollouts": "episodes that early stop cut off",
+    "all_rollouts": "episodes that were sampled for the iteration: finished, refilled or not, or cut off",
+    "all_sampled_tokens": "tokens that were sampled in them, in all",
+    "refilled_groups": "tasks that were sampled in place of others without signal (collection.refill_budget)",
+    "resting_tasks": "tasks that the next iteration may not take (collection.rest_iterations)",
     "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
     "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",
     "failed_attempts": "attempts that failed (crashed world, server error)",

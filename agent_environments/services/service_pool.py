@@ -241,4 +241,5 @@ def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
         "empty_action": bool(observation.get("empty_action", False)),
         "reminder": reminder if len(reminder) <= MAX_REMINDER_CHARACTERS else "",
         "reason": observation.get("reason"),
+        "turn_reward": observation.get("turn_reward"),
     }

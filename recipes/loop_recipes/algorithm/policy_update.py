@@ -29,7 +29,7 @@ from loop_recipes.algorithm.token_statistics import TokenStatistics
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.batching import MicroBatch, StepBatch, micro_batches, step_batches
-from loop_recipes.engine.model import adapter_parameters, trained_parameters
+from loop_recipes.engine.model import adapter_parameters, drops_out, trained_parameters
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample, ScoredSample, credited, episodes, scored
 from loop_recipes.engine.sharding import clip_grad_norm
@@ -147,15 +147,23 @@ class PolicyUpdate:
         every = self._credited(samples)
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
-        kept, entropy = self._scored(every if per_token else self._with_signal(every), version)
+        credited = every if per_token else self._with_signal(every)
+        entropy: dict[str, float] = {}
+        own: dict[str, Tensor] | None = None
+        if not per_token and spread is None and self._samples_itself(credited, version):
+            own, kept = {}, []
+        else:
+            kept, entropy = self._scored(credited, version)
         if per_token:
             kept = _with_token_advantages(kept, self._token_advantages(kept))
         if spread is not None:
             kept = _with_token_advantages(kept, spread(kept))
         recomputed = time.perf_counter()
+        step_samples, numbers = self.train(kept or credited, iteration, own) if credited else ([], {"steps": 0})
+        if own is not None:
+            kept = [scored(sample, own[sample.rollout_id]) for sample in credited]
         metrics = _signal_metrics(every, kept) | entropy
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
-        step_samples, numbers = self.train(kept, iteration) if kept else ([], {"steps": 0})
         metrics |= numbers
         seconds = time.perf_counter() - recomputed
         if self.token_statistics is not None:
@@ -172,6 +180,18 @@ class PolicyUpdate:
         and is not 0."""
         kept = self._with_signal(self._credited(samples))
         return {sample.task_id for sample in kept if sample.advantage}
+    def _samples_itself(self, samples: Sequence[CreditedSample], version: int) -> bool:
+        """Whether the policy of every token's only step is, to the last bit, the one that sampled it.
+
+        Then the old log-probs are those that the step computes anyway, and a pass over all rollouts is saved.
+        """
+        return (
+            self.config.epochs == 1
+            and self.config.minibatch_rollouts is None
+            and all(bool((sample.policy_versions == version).all()) for sample in samples)
+            and not (self.loss.needs_reference or self.loss.compares_pairs or self.config.exact_entropy)
+            and not drops_out(self.model)
+        )
 
     def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
         """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
@@ -203,7 +223,7 @@ class PolicyUpdate:
             samples = _with_token_advantages(samples, [torch.ones_like(s.sampler_logprobs) for s in samples])
         self.model.train()
         for batch in step_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
-            output, values = self._losses(batch.to(self.device), policy_rests=False)
+            output, values, _ = self._losses(batch.to(self.device), policy_rests=False)
             (output.per_rollout_loss.sum() + values.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -282,18 +302,20 @@ class PolicyUpdate:
         if not samples:
             return {}
         self.model.eval()
-        counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
         parts: dict[str, Tensor] = {}
         for batch in self._with_bar(micro_batches(*self._of_this_rank(samples)), "recomputing"):
             computed = compute(batch).cpu()
             parts |= batch.split(computed)
-        for rollout_id in counts.keys() - parts.keys():  # another rank's; zeros here, so that the sum is exact
-            parts[rollout_id] = computed.new_zeros(counts[rollout_id], *computed.shape[1:])
-        joined = torch.cat([parts[rollout_id] for rollout_id in counts])
-        return dict(zip(counts, sum_over_ranks(joined).split(list(counts.values())), strict=True))
+        return _of_all_ranks(parts, samples, computed)
 
-    def train(self, samples: Sequence[CreditedSample], iteration: int) -> tuple[list[CreditedSample], dict[str, Any]]:
+    def train(
+        self, samples: Sequence[CreditedSample], iteration: int, own: dict[str, Tensor] | None = None
+    ) -> tuple[list[CreditedSample], dict[str, Any]]:
         """All steps of an iteration; returns the samples of those taken, in order, and metrics.
+
+        Args:
+            own: where one step is taken by the policy that sampled; takes its log-probs [n], by rollout id, which are
+                the old ones.
 
         Raises:
             ValueError: a sample with hidden information, for any loss but a critic's.
@@ -310,7 +332,7 @@ class PolicyUpdate:
             planned += minibatches(samples, self.config.minibatch_rollouts, seed, full)
         statistics, outcomes = RatioStatistics(), list[StepOutcome]()
         for minibatch in planned:
-            outcome = self._step(minibatch, statistics, iteration)
+            outcome = self._step(minibatch, statistics, iteration, own)
             if outcome is None:
                 break
             outcomes.append(outcome)
@@ -328,29 +350,41 @@ class PolicyUpdate:
                 metrics["value_loss"] = sum(value_losses) / len(value_losses)
         return list(itertools.chain(*planned[: len(outcomes)])), metrics | statistics.summary()
 
-    def _step(self, minibatch: list[CreditedSample], statistics: RatioStatistics, iteration: int) -> StepOutcome | None:
+    def _step(
+        self,
+        minibatch: list[CreditedSample],
+        statistics: RatioStatistics,
+        iteration: int,
+        own: dict[str, Tensor] | None,
+    ) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         world_size, _ = self._ranks
         divisor = self._divisor(minibatch)
         # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
-        totals = torch.zeros(3, dtype=torch.float64)
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
         coefficient = 0.0 if self.critic is None else self.critic.coefficient(iteration - 1)
         seen = RatioStatistics()
         preferences, weighted = self._preferences(minibatch) if self.loss.compares_pairs else (None, minibatch)
+        parts: dict[str, Tensor] = {}
         for batch in self._with_bar(step_batches(*self._of_this_rank(weighted)), "updating"):
-            output, values = self._losses(batch, policy_rests)
-            seen.add(output)
-            if self.token_statistics is not None:
-                self.token_statistics.add(batch, output)
+            output, values, logprobs = self._losses(batch, policy_rests, samples_itself=own is not None)
             mean_loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
             # Summed over its tokens, mean over episodes.
             log_ratio = output.token_log_ratio.sum() / len(episodes(minibatch))
             squared_error = values.sum() / len(episodes(minibatch))  # whatever the loss is divided by
-            totals += torch.stack([mean_loss, squared_error, log_ratio]).detach().double().cpu()
+            totals += torch.stack([mean_loss, squared_error, log_ratio]).detach().double()
             # FSDP averages gradients over the ranks, but the loss is a sum over them.
             ((mean_loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
-        loss, squared_error, log_ratio = sum_over_ranks(totals).tolist()
+            # Copied to the CPU only now: before the backward pass it would wait for the forward pass's last kernel.
+            seen.add(output)
+            if self.token_statistics is not None:
+                self.token_statistics.add(batch, output)
+            if own is not None:
+                parts |= batch.split(logprobs.detach().cpu())
+        if own is not None:
+            own |= _of_all_ranks(parts, minibatch, torch.empty(0))
+        loss, squared_error, log_ratio = sum_over_ranks(totals.cpu()).tolist()
         limit = self.config.max_trajectory_log_ratio
         if limit is not None and abs(log_ratio) > limit:
             self.optimizer.zero_grad(set_to_none=True)
@@ -365,7 +399,7 @@ class PolicyUpdate:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
             self._loss_scale, self._steps_at_scale = self._loss_scale / 2.0, 0
             self.optimizer.zero_grad(set_to_none=True)
-            return self._step(minibatch, statistics, iteration)
+            return self._step(minibatch, statistics, iteration, own)
         if not (math.isfinite(loss) and finite_gradient):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
         statistics.join(seen)
@@ -396,14 +430,19 @@ class PolicyUpdate:
             return sum(int(sample.mask.sum()) for sample in minibatch)
         return float(self.config.loss_divisor)
 
-    def _losses(self, batch: StepBatch, policy_rests: bool) -> tuple[LossOutput, Tensor]:
-        """The policy's loss, without gradient where it rests, and the critic's [b] (zeros without a critic)."""
+    def _losses(
+        self, batch: StepBatch, policy_rests: bool, samples_itself: bool = False
+    ) -> tuple[LossOutput, Tensor, Tensor]:
+        """The policy's loss, without gradient where it rests, the critic's [b] (zeros without a critic), and the
+        log-probs [n], which are the old ones too where the policy ``samples_itself``."""
         with torch.set_grad_enabled(not policy_rests):
             outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
+            if samples_itself:
+                batch = replace(batch, old_logprobs=outputs.logprobs.detach())
             output = self.loss(outputs.logprobs, batch)
         if self.critic is None:
-            return output, torch.zeros_like(batch.rewards)
-        return output, value_loss(self.critic(outputs.hidden), batch)
+            return output, torch.zeros_like(batch.rewards), outputs.logprobs
+        return output, value_loss(self.critic(outputs.hidden), batch), outputs.logprobs
 
     def _of_this_rank(self, samples: Sequence[AnySample]) -> tuple[list[AnySample], int, int, bool, int, int]:
         """The arguments that make this rank's batches of the samples of all ranks: as many as every other rank has."""
@@ -415,6 +454,14 @@ class PolicyUpdate:
         disable = None if self._ranks[1] == 0 else True
         for batch in tqdm(batches, desc=doing, leave=False, disable=disable, mininterval=1.0):
             yield batch.to(self.device)
+
+
+def _of_all_ranks(parts: Mapping[str, Tensor], samples: Sequence[Sample], like: Tensor) -> dict[str, Tensor]:
+    """This rank's ``parts`` [n, ...] and the other ranks', by rollout id; ``like`` has their dtype and last sizes."""
+    counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
+    # Another rank's are zeros here, so that the sum is exact.
+    whole = [parts[name] if name in parts else like.new_zeros(n, *like.shape[1:]) for name, n in counts.items()]
+    return dict(zip(counts, sum_over_ranks(torch.cat(whole)).split(list(counts.values())), strict=True))
 
 
 def _with_token_advantages(samples: Sequence[ScoredSample], own: Sequence[Tensor]) -> list[ScoredSample]:

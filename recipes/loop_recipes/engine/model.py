@@ -190,6 +190,12 @@ def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float,
         raise ConfigError(f"{what} has lora_alpha {alpha:g}; make model.lora_alpha {alpha:g}, it is {own:g}")
 
 
+def drops_out(model: nn.Module) -> bool:
+    """Whether a training pass leaves something out at random."""
+    rates = (getattr(module, "attn_dropout", 0.0) or getattr(module, "p", 0.0) for module in model.modules())
+    return any(rate > 0 for rate in rates)
+
+
 def share_rope_cache(model: nn.Module) -> None:
     """Let all attention layers of the same head size use one RoPE module, and so one cache."""
     shared: dict[tuple[Any, ...], nn.Module] = {}

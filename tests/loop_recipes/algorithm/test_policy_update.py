@@ -380,3 +380,54 @@ def test_returns_to_go_want_a_loss_by_token_and_no_critic(tmp_path, change, mess
     config = replay_config(tmp_path, iterations=1, advantage=returns_to_go)
     with pytest.raises(ConfigError, match=message):
         run(config, change)
+
+
+@pytest.mark.parametrize("loss", ["Reinforce", "ClippedPolicyLoss"])
+def test_one_step_of_the_policy_that_sampled_has_its_log_probs_from_that_step(tmp_path, monkeypatch, loss):
+    """The same step, gap and token statistics as with a pass before it, which a step in two halves has to make."""
+    passes = []
+    recompute = policy_update.PolicyUpdate._scored
+
+    def counted(self, samples, version):
+        passes.append(len(samples))
+        return recompute(self, samples, version)
+
+    monkeypatch.setattr(policy_update.PolicyUpdate, "_scored", counted)
+    update = {"minibatch_rollouts": None, "epochs": 1, "micro_batch_tokens": 150, "token_statistics": True}
+    component = {"_component_": f"loop_recipes.algorithm.losses.{loss}"}
+    config = replay_config(tmp_path, iterations=1, loss=component, update=update)
+    [once] = run(config, f"output_dir={tmp_path / 'once'}")
+    assert passes == []
+    monkeypatch.setattr(policy_update.PolicyUpdate, "_samples_itself", lambda *_: False)
+    [twice] = run(config, f"output_dir={tmp_path / 'twice'}")
+    assert len(passes) == 1
+    assert (once["approx_kl"], once["ratio_max"]) == (0.0, 1.0)
+    for key in ("loss", "grad_norm", "kept_fraction", "advantage_std", "gap_mean", "gap_max", "steps", "policy_lag"):
+        assert once[key] == pytest.approx(twice[key], rel=1e-5, abs=1e-7), key
+    assert once["gap_mean"] > 0
+    adapters = [
+        load_file(tmp_path / name / "policies/policy-v0001/adapter_model.safetensors") for name in ("once", "twice")
+    ]
+    for name, tensor in adapters[0].items():
+        torch.testing.assert_close(tensor, adapters[1][name], rtol=1e-4, atol=1e-7)
+    lines = [
+        [json.loads(line) for file in sorted((tmp_path / name / "token_statistics").iterdir()) for line in file.open()]
+        for name in ("once", "twice")
+    ]
+    assert [line["rollout_id"] for line in lines[0]] == [line["rollout_id"] for line in lines[1]]
+    for mine, theirs in zip(*lines, strict=True):
+        assert mine["old_logprobs"] == pytest.approx(theirs["old_logprobs"], abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["update.epochs=2"], ["update.minibatch_rollouts=6"], ["update.exact_entropy=true"], ["loss.kl_coefficient=0.1"]],
+)
+def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words):
+    scored = []
+    monkeypatch.setattr(
+        policy_update.PolicyUpdate, "_scored", lambda _, samples, __: scored.append(samples) or ([], {})
+    )
+    monkeypatch.setattr(policy_update.PolicyUpdate, "train", lambda *_: ([], {"steps": 0}))
+    run(replay_config(tmp_path, iterations=1), "update.minibatch_rollouts=null", "update.epochs=1", *words)
+    assert len(scored) == 1

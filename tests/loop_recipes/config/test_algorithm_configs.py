@@ -22,6 +22,7 @@ from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.engine.model import meta_model
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.paths import config_files
+from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import with_config
 from support.small_runs import replay_config
 

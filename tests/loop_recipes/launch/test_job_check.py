@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from loop_recipes.engine.model import meta_model
 from loop_recipes.launch import job_check
 from loop_recipes.launch.check_cli import main
 from loop_recipes.launch.job_check import Report
 from loop_recipes.paths import loop_package
 from rollout_server.config import ModelConfig
+from support.configs import files_read_once  # noqa: F401 - a fixture for all tests here
 from support.families import PUBLISHED, write_config
 from support.small_runs import replay_config
 from support.tool_modules import SUMS, write
@@ -31,6 +33,22 @@ PUBLISHED_AS = {
     "qwen3_14b": "Qwen3-14B",
     "qwen3_32b": "Qwen3-32B",
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_model_is_built_once():
+    """A model does not depend on the GPUs and nodes that a job has."""
+    built = {}
+
+    def once(component, dtype):
+        key = (repr(component), dtype)
+        if key not in built:
+            built[key] = meta_model(component, dtype)
+        return built[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_check, "meta_model", once)
+        yield
 
 
 @pytest.fixture(scope="module")

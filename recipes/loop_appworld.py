@@ -55,6 +55,7 @@ from loop_recipes.engine.process_group import (
     single_process,
 )
 from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
+from loop_recipes.methods.distillation import Distillation, NoTeacher, distillation
 from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
 from loop_recipes.methods.turn_credit.spread import spreader
@@ -169,6 +170,10 @@ class LoopAppWorldRecipe:
             before = None if checkpoint is None else checkpoint.state["critic_adapter"]
             self._critic_adapter = str(adapter_from_the_start(run, before))
             self._turn_critic = critic_over(self._learner, run, Path(self._critic_adapter))
+        self._distil: Distillation | None = None
+        if conf.distillation is not None:
+            deadline_s = conf.collection.deadline_s
+            self._distil = distillation(conf.distillation, self._learner, deadline_s, self._stop.__bool__)
         if conf.stress_test:
             self._stress_test()
         self._setup_run(checkpoint)
@@ -322,13 +327,16 @@ class LoopAppWorldRecipe:
                 that this one does not know.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
             NoRollouts: no task has two rollouts.
+            NoTeacher: the teacher gives no log-probs.
         """
         conf = self._config
         grouped = in_groups(rollouts)
         samples = training_samples(grouped, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
-        trained, step_samples, metrics = self._learner.update.run(samples, self._policy_version, iteration, spread)
+        trained, step_samples, metrics = self._learner.update.run(
+            samples, self._policy_version, iteration, spread, self._distil
+        )
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(
             self._learner.model, step_samples, metrics["seconds_updating"], conf.device_peak_tflops
@@ -446,7 +454,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe = LoopAppWorldRecipe(cfg)
         recipe.setup()
         recipe.train()
-    except (ConfigError, NonFiniteLoss, WriteFailed, *SOURCE_ERRORS) as error:
+    except (ConfigError, NonFiniteLoss, NoTeacher, WriteFailed, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
     except StopRequested:
         assert recipe is not None, "nothing is waited for before it is there"

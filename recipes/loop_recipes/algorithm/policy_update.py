@@ -132,6 +132,7 @@ class PolicyUpdate:
         version: int,
         iteration: int,
         spread: Callable[[Sequence[CreditedSample]], list[Tensor]] | None = None,
+        distil: Callable[[Sequence[ScoredSample]], tuple[list[Tensor], dict[str, float]]] | None = None,
     ) -> UpdateResult:
         """Train on one collection.
 
@@ -140,6 +141,8 @@ class PolicyUpdate:
             version: of the adapter now in the model.
             spread: gives the tokens of samples with signal advantages of their own; see
                 :mod:`~loop_recipes.methods.turn_credit.spread`.
+            distil: gives every token an advantage with a teacher's part in it, and metrics; no sample is without signal
+                then. See :mod:`~loop_recipes.methods.distillation`.
 
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.
@@ -147,22 +150,27 @@ class PolicyUpdate:
         every = self._credited(samples)
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
-        credited = every if per_token else self._with_signal(every)
+        credited = every if per_token or distil is not None else self._with_signal(every)
         entropy: dict[str, float] = {}
         own: dict[str, Tensor] | None = None
-        if not per_token and spread is None and self._samples_itself(credited, version):
-            own, kept = {}, []
+        kept: list[ScoredSample] = []
+        if not per_token and spread is None and distil is None and self._samples_itself(credited, version):
+            own = {}
         else:
             kept, entropy = self._scored(credited, version)
         if per_token:
             kept = _with_token_advantages(kept, self._token_advantages(kept))
         if spread is not None:
             kept = _with_token_advantages(kept, spread(kept))
+        of_teacher: dict[str, float] = {}
+        if distil is not None:
+            advantages, of_teacher = distil(kept)
+            kept = _with_token_advantages(kept, advantages)
         recomputed = time.perf_counter()
         step_samples, numbers = self.train(kept or credited, iteration, own) if credited else ([], {"steps": 0})
         if own is not None:
             kept = [scored(sample, own[sample.rollout_id]) for sample in credited]
-        metrics = _signal_metrics(every, kept) | entropy
+        metrics = _signal_metrics(every, kept) | entropy | of_teacher
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= numbers
         seconds = time.perf_counter() - recomputed
@@ -180,6 +188,7 @@ class PolicyUpdate:
         and is not 0."""
         kept = self._with_signal(self._credited(samples))
         return {sample.task_id for sample in kept if sample.advantage}
+
     def _samples_itself(self, samples: Sequence[CreditedSample], version: int) -> bool:
         """Whether the policy of every token's only step is, to the last bit, the one that sampled it.
 

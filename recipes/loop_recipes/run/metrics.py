@@ -80,6 +80,8 @@ METRICS: dict[str, str] = {
     "reference_kl": "mean KL term against the base model, where the loss has one",
     "correction_weight": "mean weight of a sampled token by loss.sampler_correction",
     "correction_cut": "share of sampled tokens whose ratio of learner to sampler it truncated or masked",
+    "teacher_kl": "mean over sampled tokens of the log-prob by the policy that sampled less the teacher's: an estimate "
+    "of KL(policy || teacher) per token; with distillation",
     "value_loss": "mean squared error of the critic's values, where there is a critic",
     "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
     "preference_accuracy": "share of them with Delta above 0",
@@ -117,7 +119,7 @@ CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"environments", "broken_figures"}
+    | {"environments", "broken_figures", "teacher_kl"}
 )
 """Keys that only some runs write: with a KL term, a sampler correction, a critic, a loss on pairs, or what the sentence
 names. All others are in every line of an iteration that took a step."""

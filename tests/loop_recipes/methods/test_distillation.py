@@ -218,7 +218,7 @@ def test_a_run_with_a_teacher_and_one_without(tmp_path):
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=2))
     train(cfg)
     teacher = str(tmp_path / "run/policies/policy-v0002")
-    for name, section in (("adapter", {"adapter": teacher}), ("of_base", {"strength": 0.5, "alone": True})):
+    for name, section in (("adapter", {"adapter": teacher}), ("of_base", {"strength": 0.5})):
         train(OmegaConf.merge(cfg, {"output_dir": str(tmp_path / name), "distillation": section}))
         lines = read_metrics(tmp_path / name)
         assert [line["kept_fraction"] for line in lines] == [1.0, 1.0]

@@ -13,9 +13,9 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -37,6 +37,8 @@ _CONTEXT_FULL = re.compile(r"context.?length|maximum context|too many tokens", r
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 
 def url_problem(url: str) -> str | None:
@@ -91,24 +93,28 @@ class _Again(Exception):
         self.status, self.retry_after, self.odd = status, retry_after, odd
 
 
-class ChatClient:
-    """Asks one endpoint.
+class EndpointClient(Generic[Answer]):
+    """Asks one address of an endpoint.
 
     Args:
         session: carries what authorizes requests, and the bound of one request.
-        url: of the endpoint, without ``/chat/completions``.
+        address: the whole of it.
+        read: makes an answer of decoded JSON and the seconds that it took; None if it is none.
 
     Attributes:
         completions: how many there have been.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, address: str, read: Callable[[Any, float], Answer | None]
+    ) -> None:
         self.completions = 0
         self._session = session
-        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._url = address
+        self._read = read
 
-    async def complete(self, body: Mapping[str, Any], tries: int | None = None) -> Completion:
-        """The completion of a request, for which a service that is busy or away is asked ``tries`` times; None: until
+    async def ask(self, body: Mapping[str, Any], tries: int | None = None) -> Answer:
+        """The answer to a request, for which a service that is busy or away is asked ``tries`` times; None: until
         this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
 
         Raises:
@@ -118,7 +124,7 @@ class ChatClient:
         began, warned, made, odd = time.monotonic(), False, 0, 0
         for pause_s in pauses(FIRST_PAUSE_S):
             try:
-                completion = await self._ask(body)
+                answer = await self._ask(body)
             except _Again as again:
                 made, odd = made + 1, odd + 1 if again.odd else 0
                 if made == tries or odd == ODD_TRIES:
@@ -130,10 +136,10 @@ class ChatClient:
                 await asyncio.sleep(asked_to_wait(again.retry_after, pause_s))
             else:
                 self.completions += 1
-                return completion
+                return answer
         raise AssertionError("the pauses do not end")
 
-    async def _ask(self, body: Mapping[str, Any]) -> Completion:
+    async def _ask(self, body: Mapping[str, Any]) -> Answer:
         started = time.monotonic()
         try:
             async with self._session.post(self._url, json=body) as answer:
@@ -146,7 +152,7 @@ class ChatClient:
         except (ValueError, RecursionError):
             data = None
         if status == 200:
-            completion = _completion(data, time.monotonic() - started)
+            completion = self._read(data, time.monotonic() - started)
             if completion is None:
                 raise _Again(f"{self._url} answers 200 and no completion: {_words(data, text)}", status, odd=True)
             return completion
@@ -156,6 +162,14 @@ class ChatClient:
         if _CONTEXT_FULL.search(text):
             raise ConversationTooLong(reason, status)
         raise NoCompletion(reason, status)
+
+
+class ChatClient(EndpointClient[Completion]):
+    """Asks the chat of one endpoint; ``url`` is without ``/chat/completions``."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(session, f"{url.rstrip('/')}/chat/completions", _completion)
+        self.complete = self.ask
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:

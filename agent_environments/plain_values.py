@@ -45,6 +45,7 @@ def plain_result(result: Any) -> StepResult:
         reminder=_text("StepResult.reminder", result.reminder),
         broke=_broke("StepResult.broke", result.broke),
         tools=_tools("StepResult.tools", result.tools),
+        reward=None if result.reward is None else _number("StepResult.reward", result.reward, -math.inf, math.inf),
     )
 
 
@@ -57,7 +58,7 @@ def plain_grade(grade: Any) -> Grade:
     """
     _instance("what grade returned", grade, Grade)
     plain = Grade(
-        reward=_reward(grade.reward),
+        reward=_number("Grade.reward", grade.reward, 0.0, 1.0),
         success=_truth("Grade.success", grade.success),
         requirements=tuple(_requirement(item) for item in _sequence("Grade.requirements", grade.requirements)),
         tampered=_text_or_none("Grade.tampered", grade.tampered),
@@ -100,11 +101,14 @@ def _scalar(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def _reward(value: Any) -> float:
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    """Nor is NaN one, or anything infinite."""
     number = _scalar(value)
-    if not isinstance(number, numbers.Real) or not 0.0 <= float(number) <= 1.0:  # nor is NaN
-        shown = repr(float(number)) if isinstance(number, numbers.Real) else f"of type {type(value).__name__}"
-        raise ValueError(f"Grade.reward is {shown}, which is no number in [0, 1]")
+    real = isinstance(number, numbers.Real)
+    if not real or not math.isfinite(number) or not low <= float(number) <= high:
+        shown = repr(float(number)) if real else f"of type {type(value).__name__}"
+        wanted = "no finite number" if math.isinf(low) else f"no number in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} is {shown}, which is {wanted}")
     return float(number)
 
 

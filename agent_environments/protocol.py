@@ -74,7 +74,8 @@ class StepResult:
     ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
     executed code raised, ``empty_action`` that the action held no code at all. The observation ends with ``reminder``,
     which is left there by whoever cuts it. ``broke`` says that the environment itself failed over the action, ``tools``
-    which tools it called.
+    which tools it called. ``reward`` is what the action earned by itself, where the environment says so: any finite
+    number, beside the grade, which it is no part of.
     """
 
     observation: str
@@ -84,6 +85,7 @@ class StepResult:
     reminder: str = ""
     broke: Broke | None = None
     tools: tuple[ToolUse, ...] = ()
+    reward: float | None = None
 
 
 @dataclass(frozen=True)

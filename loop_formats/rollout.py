@@ -46,7 +46,8 @@ class Turn:
     agent of somebody's own asked for a stop text and the span ends with the token that completed it. In a rollout of
     text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
     ``message`` is its place in the rollout's messages. ``thinking_tokens`` of the span are the model's thinking, marks
-    included; ``cut_in_thinking``: the turn ended before its thinking did, and so has no answer.
+    included; ``cut_in_thinking``: the turn ended before its thinking did, and so has no answer. ``reward`` is what the
+    environment gave for it by itself, beside the rollout's reward; None where it gives none.
     """
 
     start: int
@@ -61,6 +62,7 @@ class Turn:
     cached_tokens: int = 0
     thinking_tokens: int = 0
     cut_in_thinking: bool = False
+    reward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ class Rollout:
         for number, turn in enumerate(self.turns):
             if self.messages and not self._is_assistant(turn.message):
                 self._refuse(f"turn {number} is message {turn.message}, which is no assistant message")
+            if turn.reward is not None and not math.isfinite(turn.reward):
+                self._refuse(f"turn {number} has reward {turn.reward}")
         if self.turns_before < 0:
             self._refuse(f"it goes on after {self.turns_before} turns")
         if not 0.0 <= self.reward <= 1.0:

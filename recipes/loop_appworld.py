@@ -56,6 +56,7 @@ from loop_recipes.engine.process_group import (
     single_process,
 )
 from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
+from loop_recipes.methods.distillation import Distillation, NoTeacher, distillation
 from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
 from loop_recipes.methods.turn_credit.spread import spreader
@@ -65,7 +66,7 @@ from loop_recipes.rollouts.dev_scores import dev_scores
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource
-from loop_recipes.rollouts.source import SOURCE_ERRORS, check_versions, in_groups
+from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, check_versions, in_groups
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
 from loop_recipes.run.stop_request import StopRequest, StopRequested
@@ -170,6 +171,10 @@ class LoopAppWorldRecipe:
             before = None if checkpoint is None else checkpoint.state["critic_adapter"]
             self._critic_adapter = str(adapter_from_the_start(run, before))
             self._turn_critic = critic_over(self._learner, run, Path(self._critic_adapter))
+        self._distil: Distillation | None = None
+        if conf.distillation is not None:
+            deadline_s = conf.collection.deadline_s
+            self._distil = distillation(conf.distillation, self._learner, deadline_s, self._stop.__bool__)
         if conf.stress_test:
             self._stress_test()
         self._setup_run(checkpoint)
@@ -232,13 +237,13 @@ class LoopAppWorldRecipe:
         for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
             request = self._pending or self._plan.training(iteration, self._policy_version, self._adapter_digest)
             self._pending = None
-            collected = self._source.collect(request)
+            collected, refilled = self._collect(request, iteration)
             if collected is None:
                 return self._end(f"stopped while waiting for {request.id}; resume_from_checkpoint=True goes on with it")
             # What was asked for ahead is taken even where a resumed run's config allows no lag any more.
             oldest = min(request.policy_version, self._policy_version - conf.collection.max_policy_lag)
             check_versions(collected.rollouts, oldest, self._policy_version)
-            check_broken(request.id, collected.rollouts, conf.collection.max_broken_share)
+            check_broken(collected.rollouts, conf.collection.max_broken_share)
             credits = self._branch_credits(collected.rollouts, iteration)
             if credits is None:
                 return self._end(f"stopped while waiting for what goes on from {request.id}; a resumed run goes on")
@@ -250,7 +255,7 @@ class LoopAppWorldRecipe:
                 self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
                 self._source.start(self._pending)
             metrics = self.update(collected.rollouts, iteration, credits)
-            metrics |= collected.metrics()
+            metrics |= collected.metrics() | refilled
             metrics["seconds_publishing"] = seconds_publishing
             metrics["seconds"] = time.perf_counter() - started
             started = time.perf_counter()
@@ -273,6 +278,27 @@ class LoopAppWorldRecipe:
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
         self._end(None)
+
+    def _collect(self, request: CollectionRequest, iteration: int) -> tuple[Collected | None, dict[str, int]]:
+        """The iteration's rollouts, those that replace groups without signal included, and what to tell of these; None
+        when the run was asked to stop meanwhile. Why it is exact: :mod:`loop_recipes.rollouts.plan`."""
+        conf, asked = self._config, [request]
+        collected = self._source.collect(request)
+        told = {"refilled_groups": 0, "resting_tasks": 0}
+        if not conf.collection.minds_signal:
+            return collected, told
+        while collected is not None:
+            samples = training_samples(in_groups(collected.rollouts), conf.update)
+            signal, lost = self._learner.update.tasks_with_signal(samples), len(collected.end.lost)
+            refill = self._plan.refill(asked, signal, lost, self._policy_version, self._adapter_digest)
+            if refill is None:
+                told["resting_tasks"] = self._plan.rest(iteration, {sample.task_id for sample in samples} - signal)
+                return collected, told
+            asked.append(refill)
+            told["refilled_groups"] += len(refill.tasks)
+            found = self._source.collect(refill)
+            collected = found and collected.joined(found)
+        return None, told
 
     def _branch_credits(self, rollouts: list[Rollout], iteration: int) -> dict[str, list[float]] | None:
         """Credits of turns by Monte-Carlo continuations, where the config asks for them; None if asked to stop."""
@@ -302,13 +328,16 @@ class LoopAppWorldRecipe:
                 that this one does not know.
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.
             NoRollouts: no task has two rollouts.
+            NoTeacher: the teacher gives no log-probs.
         """
         conf = self._config
         grouped = in_groups(rollouts)
         samples = training_samples(grouped, conf.update)
         check_token_ids(samples, vocabulary(self._learner.model), "rollout_node")
         spread = spreader(conf.turn_credit, self._turn_critic, credits or {})
-        trained, step_samples, metrics = self._learner.update.run(samples, self._policy_version, iteration, spread)
+        trained, step_samples, metrics = self._learner.update.run(
+            samples, self._policy_version, iteration, spread, self._distil
+        )
         metrics |= gap_metrics(trained, conf.sampler_gap)
         metrics |= flops_metrics(
             self._learner.model, step_samples, metrics["seconds_updating"], conf.device_peak_tflops
@@ -431,7 +460,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe = LoopAppWorldRecipe(cfg)
         recipe.setup()
         recipe.train()
-    except (ConfigError, NonFiniteLoss, WriteFailed, *SOURCE_ERRORS) as error:
+    except (ConfigError, NonFiniteLoss, NoTeacher, WriteFailed, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
     except StopRequested:
         assert recipe is not None, "nothing is waited for before it is there"

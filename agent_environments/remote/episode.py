@@ -178,7 +178,14 @@ class RemoteEnvironment:
         output = text.removesuffix(reminder)
         kept = text[len(output) :]  # "" where it does not end so
         shown = self._pool.shown(output) + kept
-        return StepResult(shown, answer["done"], failed=answer["failed"], empty_action=empty, reminder=kept)
+        return StepResult(
+            shown,
+            answer["done"],
+            failed=answer["failed"],
+            empty_action=empty,
+            reminder=kept,
+            reward=answer.get("turn_reward"),
+        )
 
     def _end(self, ungradable: str) -> None:
         self._over, self._ungradable = True, ungradable

@@ -13,7 +13,7 @@ from typing import Any
 from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import TokenSpans
 from agent_environments.remote.line import Line
-from agent_environments.services.service_pool import NoSuchPath, ServicePool, failure, flags_of
+from agent_environments.services.service_pool import NoSuchPath, ServicePool, failure, flags_of, grade_of
 
 SCENARIO = "item"
 
@@ -75,7 +75,8 @@ class AgentGymLine(Line):
         super().__init__(pool.losses)
         self._pool = pool
         self._number = number
-        self._reward = 0.0
+        self._reward: float | None = None
+        self._done = False
         self._cut = False
 
     @property
@@ -104,7 +105,7 @@ class AgentGymLine(Line):
         except NoSuchPath:
             if self._pool.names_tasks:  # it has grades: what answered is a proxy, or a service that still starts
                 raise
-            return {"reward": self._reward, "success": self._reward >= 1.0}
+            return grade_of(self._reward, self._done)
 
     async def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return self._checked(await self._pool.request("POST", path, json={"id": self._number, **fields}))
@@ -119,9 +120,10 @@ class AgentGymLine(Line):
         raise WorldLost(f"the service's answer is no object: {str(answer)[:200]}", Loss.CUT)
 
     def _observed(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self._reward = self._pool.reward_of(answer.get("reward"))
+        self._done = bool(answer.get("done", False))
+        self._reward = self._pool.reward_of(answer.get("reward"), self._reward)
         return {
             "observation": self._pool.text_of(answer),
-            "done": bool(answer.get("done", False)),
+            "done": self._done,
             **flags_of(answer),
         }

@@ -17,7 +17,7 @@ import aiohttp
 
 from agent_environments.losses import Loss, WorldLost
 from agent_environments.remote.line import Line
-from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, failure, flags_of
+from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, failure, flags_of, grade_of
 
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
 
@@ -74,7 +74,8 @@ class OpenEnvLine(Line):
         super().__init__(pool.losses)
         self._pool = pool
         self._socket = socket
-        self._reward: float = 0.0
+        self._reward: float | None = None
+        self._done = False
         self._cut = False
         self._answer: asyncio.Future[str] | None = None
         self._reading = asyncio.create_task(self._read())
@@ -116,17 +117,17 @@ class OpenEnvLine(Line):
                 return self._observed(await self._ask("step", {self._pool.action_field: request["command"]}))
             case "grade":
                 state = await self._ask("state", {})
-                return state.get("grade") or {"reward": self._reward, "success": self._reward >= 1.0}
+                return state.get("grade") or grade_of(self._reward, self._done)
         self.kill()  # "close": the session ends with its socket
         return {}
 
     def _observed(self, data: dict[str, Any]) -> dict[str, Any]:
-        shown, done = data["observation"], bool(data["done"])
-        if data["reward"] is not None:
-            self._reward = self._pool.reward_of(data["reward"])
+        shown = data["observation"]
+        self._done = bool(data["done"])
+        self._reward = self._pool.reward_of(data["reward"], self._reward)
         return {
             "observation": self._pool.text_of(shown),
-            "done": done,
+            "done": self._done,
             **flags_of(shown),
         }
 

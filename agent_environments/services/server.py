@@ -353,7 +353,7 @@ def _agentgym_observation(answer: Answer) -> dict[str, Any]:
 
 def _flags(answer: Answer) -> dict[str, Any]:
     """Return the further fields of an answer that clients of this project read."""
-    return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason")}
+    return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason", "turn_reward")}
 
 
 def _error(error: object) -> dict[str, Any]:

@@ -146,10 +146,13 @@ class ServicePool(RemotePool):
             )
         return str(observation[self.observation_field])
 
-    def reward_of(self, value: Any) -> float:
-        """A service's reward as ours: in [0, 1]; it may be missing or a truth value. Raises WorldLost if it is none."""
+    def reward_of(self, value: Any, before: float | None) -> float | None:
+        """A service's reward as ours: in [0, 1], of a number or a truth value; where it is missing, the one ``before``.
+        Raises WorldLost if it is none."""
+        if value is None:
+            return before
         try:
-            reward = 0.0 if value is None else float(value)
+            reward = float(value)
         except (TypeError, ValueError, OverflowError):
             reward = math.nan
         if not math.isfinite(reward):
@@ -233,6 +236,14 @@ def failure(message: str, reason: object) -> RequestFailed | WorldLost:
     return RequestFailed(message, reason if isinstance(reason, str) else None)
 
 
+def grade_of(reward: float | None, done: bool) -> dict[str, Any]:
+    """Return the grade of a service that has rewards and no grades: its last reward, 0 before there is any. An episode
+    that it has ended without one is ungradable: that is no 0 like any other."""
+    if reward is None and done:
+        return {"reward": 0.0, "success": False, "ungradable": "the service ended the episode without any reward"}
+    return {"reward": reward or 0.0, "success": (reward or 0.0) >= 1.0}
+
+
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the further fields of a step, besides text and reward, that a service of ours sends."""
     reminder = str(observation.get("reminder", ""))
@@ -241,4 +252,5 @@ def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
         "empty_action": bool(observation.get("empty_action", False)),
         "reminder": reminder if len(reminder) <= MAX_REMINDER_CHARACTERS else "",
         "reason": observation.get("reason"),
+        "turn_reward": observation.get("turn_reward"),
     }

@@ -49,6 +49,8 @@ class Answer:
     reminder: str = ""
     reason: str | None = None
     """That of the fault which ended the episode, for clients of this project."""
+    turn_reward: float | None = None
+    """What the action earned by itself, for clients of this project."""
     messages: Sequence[Message] = field(default=())
     """The whole opening, for clients of this project; ``observation`` is its text."""
 
@@ -153,6 +155,7 @@ class Session:
                 empty_action=result.empty_action,
                 reminder=result.reminder,
                 reason=reason,
+                turn_reward=result.reward,
             )
             return self.last
 

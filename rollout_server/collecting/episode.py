@@ -107,7 +107,7 @@ class Episode(Attempt):
                 self._note_turn(spoken, time.monotonic() - asked, failed=True)
                 return "deadline"
             answered = time.monotonic()
-            self._note_turn(spoken, answered - asked, result.failed)
+            self._note_turn(spoken, answered - asked, result.failed, result.reward)
             self._messages.append({"role": "user", "content": result.observation})
             if result.done:
                 return "completed"
@@ -150,7 +150,9 @@ class Episode(Attempt):
             self._on_phase("environment", time.monotonic() - began)
         return messages
 
-    def _note_turn(self, spoken: SpokenTurn, environment_seconds: float, failed: bool) -> None:
+    def _note_turn(
+        self, spoken: SpokenTurn, environment_seconds: float, failed: bool, reward: float | None = None
+    ) -> None:
         turn = Turn(
             start=spoken.start,
             end=spoken.end,
@@ -164,6 +166,7 @@ class Episode(Attempt):
             message=len(self._messages) - 1,
             thinking_tokens=spoken.thinking_tokens,
             cut_in_thinking=spoken.cut_in_thinking,
+            reward=reward,
         )
         self._turns.append((spoken.sequence, turn))
         self._on_phase("environment", environment_seconds)

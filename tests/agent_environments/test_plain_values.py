@@ -58,7 +58,7 @@ def test_what_is_plain_stays_as_it_is():
     uses = (ToolUse("add", 2, 1, "it fell"),)
     grade = Grade(0.5, False, requirements, tampered="a file", broke=Broke("step", "it fell"), tools=uses)
     assert plain_grade(grade) == grade
-    result = StepResult("seen\nreminder", True, True, True, "reminder", Broke("step", "it fell"), uses)
+    result = StepResult("seen\nreminder", True, True, True, "reminder", Broke("step", "it fell"), uses, -2.5)
     assert plain_result(result) == result
 
 

@@ -21,6 +21,12 @@ PROTOCOL = '["a protocol"]'
     [
         (training_id("demo-3f", 7, PROTOCOL), "demo-3f-i0007-38d16ba024", CollectionName("demo-3f", 7)),
         (training_id("demo", 12345, PROTOCOL), "demo-i12345-38d16ba024", CollectionName("demo", 12345)),
+        (training_id("demo", 7, PROTOCOL, 2), "demo-i0007-r2-38d16ba024", CollectionName("demo", 7, 2)),
+        (
+            share_id(training_id("demo", 7, PROTOCOL, 12), 2, 2),
+            "demo-i0007-r12-38d16ba024-2of2",
+            CollectionName("demo", 7, 12, share="2of2"),
+        ),
         (
             dev_id("a-i0001-dev", 0, PROTOCOL),
             "a-i0001-dev-i0000-dev-38d16ba024",

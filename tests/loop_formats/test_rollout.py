@@ -69,6 +69,7 @@ def test_only_text_has_no_token_ids():
         (rollout(sampler_logprobs=[0.0, float("nan"), -0.25, 0.0]), "sampled token 1 has log-prob nan"),
         (rollout(sampler_logprobs=[-0.1, -0.5, -0.25, 0.0]), "token 0 was not sampled"),
         (rollout(reward=1.5), r"reward 1.5 outside \[0, 1\]"),
+        (rollout(turns=[replace(rollout().turns[0], reward=float("nan"))]), r"turn 0 has reward nan"),
         (text_only(reward=-0.5), r"reward -0.5 outside"),
         (rollout(end_reason="tired"), "end reason 'tired'"),
         (text_only(end_reason="tired"), "end reason 'tired'"),

@@ -86,6 +86,10 @@ REFUSED_RESULTS: dict[str, Any] = {
     "empty_action unspeakable": result(empty_action=Unspeakable()),
     "reminder None": result(reminder=None),
     "reminder NaN": result(reminder=NAN),
+    "turn's reward NaN": result(reward=NAN),
+    "turn's reward infinite": result(reward=float("-inf")),
+    "turn's reward a text": result(reward="1"),
+    "turn's reward unspeakable": result(reward=Unspeakable()),
     "result None": None,
     "result a tuple": ("seen", True),
 }
@@ -110,4 +114,5 @@ MADE_PLAIN_RESULTS: dict[str, StepResult] = {
     "failed of numpy's": result(failed=np.bool_(True)),
     "empty_action of numpy's": result(empty_action=np.bool_(False)),
     "reminder a lone surrogate": result(reminder="\ud800"),
+    "turn's reward of numpy's": result(reward=np.float32(-2.0)),
 }

@@ -11,14 +11,16 @@ only later. A :class:`PairingAdvantage` also finds the pairs that a preference l
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from loop_recipes.engine.samples import ScoredSample
+from loop_recipes.engine.samples import ScoredSample, episodes
 
 
 class Advantage(Protocol):
@@ -31,7 +33,8 @@ class Advantage(Protocol):
 
 @runtime_checkable
 class TokenAdvantage(Advantage, Protocol):
-    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had."""
+    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be had. One
+    whose ``needs_reference`` is False is given no ``ref_logprobs``, which cost a pass."""
 
     def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         """[n] of each sample, float32; the samples are all of a collection, with ``old_logprobs`` and, of the base
@@ -141,6 +144,60 @@ class ReturnToGo:
         every = torch.cat(returns)
         spread = every.std(correction=0).clamp(min=self.floor)
         return [((each - every.mean()) / spread).float() for each in returns]
+
+
+@dataclass(frozen=True)
+class TurnReturns:
+    """Each turn's reward to go, less the mean of the others' at the same turn; for environments that give rewards per
+    turn (``StepResult.reward``). For turn t of rollout k, with turn rewards r and the episode's own reward R,
+
+        G_kt = grade * R_k + sum over turns i >= t of r_ki
+        A_kt = G_kt - mean over the task's other rollouts j of G_jt
+
+    where G_jt is 0 if rollout j ended before turn t: nothing was left to earn. The baseline is a function of the other
+    rollouts alone, so the sum over turns of ``A_kt grad log p`` is unbiased, however many turns they have. A mean over
+    those alone that have a turn t is not: with its own rollout in it, or with 0 where there is no other, it shrinks the
+    gradient of late turns, which few rollouts reach.
+
+    It gives the whole rollout :class:`LeaveOneOut` of R alone, which the viewer may ask for.
+
+    Args:
+        grade: how much of R comes behind the last turn; 0 where it is the turns' sum already.
+    """
+
+    grade: float = 1.0
+    needs_reference: ClassVar[bool] = False
+
+    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        return LeaveOneOut()(rewards, groups)
+
+    def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
+        """See :meth:`TokenAdvantage.token_advantages`."""
+        returns: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+        first_turn: dict[str, int] = {}
+        for members in episodes(sorted(samples, key=lambda sample: sample.segment)):
+            rewards: list[float] = []
+            for sample in members:
+                first_turn[sample.rollout_id] = len(rewards)
+                rewards += sample.turn_rewards
+            rewards[-1] += self.grade * members[0].reward
+            to_go = torch.tensor(rewards, dtype=torch.float64).flip(0).cumsum(0).flip(0)
+            returns[members[0].task_id][members[0].episode] = to_go
+        advantages: dict[str, Tensor] = {}
+        for of_task in returns.values():
+            advantages |= zip(of_task, leave_one_out_by_turn(list(of_task.values())), strict=True)
+        return [
+            advantages[sample.episode][first_turn[sample.rollout_id] + sample.turn_ids[sample.mask]].float()
+            for sample in samples
+        ]
+
+
+def leave_one_out_by_turn(returns: Sequence[Tensor]) -> list[Tensor]:
+    """[t] of each rollout of a task: its returns to go [t], less the mean of all the others', 0 behind their ends."""
+    padded = pad_sequence(list(returns), batch_first=True)
+    others = (padded.sum(0) - padded) / max(1, len(returns) - 1)
+    advantages = padded - others if len(returns) > 1 else torch.zeros_like(padded)
+    return [row[: len(own)] for row, own in zip(advantages, returns, strict=True)]
 
 
 def _reference(sample: ScoredSample) -> Tensor:

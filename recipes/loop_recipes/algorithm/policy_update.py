@@ -132,6 +132,7 @@ class PolicyUpdate:
         version: int,
         iteration: int,
         spread: Callable[[Sequence[CreditedSample]], list[Tensor]] | None = None,
+        distil: Callable[[Sequence[ScoredSample]], tuple[list[Tensor], dict[str, float]]] | None = None,
     ) -> UpdateResult:
         """Train on one collection.
 
@@ -140,6 +141,8 @@ class PolicyUpdate:
             version: of the adapter now in the model.
             spread: gives the tokens of samples with signal advantages of their own; see
                 :mod:`~loop_recipes.methods.turn_credit.spread`.
+            distil: gives every token an advantage with a teacher's part in it, and metrics; no sample is without signal
+                then. See :mod:`~loop_recipes.methods.distillation`.
 
         Raises:
             NonFiniteLoss: before the step that it would have spoilt.
@@ -147,11 +150,11 @@ class PolicyUpdate:
         every = self._credited(samples)
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
-        credited = every if per_token else self._with_signal(every)
+credited = every if per_token or distil is not None else self._with_signal(every)
         kept: list[ScoredSample] = []
         entropy: dict[str, float] = {}
         own: dict[str, Tensor] | None = None
-        if not per_token and spread is None and self._samples_itself(credited, version):
+        if not per_token and spread is None and distil is None and self._samples_itself(credited, version):
             own = {}
         else:
             kept, entropy = self._scored(credited, version)
@@ -159,11 +162,15 @@ class PolicyUpdate:
             kept = _with_token_advantages(kept, self._token_advantages(kept))
         if spread is not None:
             kept = _with_token_advantages(kept, spread(kept))
+        of_teacher: dict[str, float] = {}
+        if distil is not None:
+            advantages, of_teacher = distil(kept)
+            kept = _with_token_advantages(kept, advantages)
         recomputed = time.perf_counter()
         step_samples, numbers = self.train(kept or credited, iteration, own) if credited else ([], {"steps": 0})
         if own is not None:
             kept = [scored(sample, own[sample.rollout_id]) for sample in credited]
-        metrics = _signal_metrics(every, kept) | entropy
+        metrics = _signal_metrics(every, kept) | entropy | of_teacher
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= numbers
         seconds = time.perf_counter() - recomputed
@@ -175,6 +182,12 @@ class PolicyUpdate:
             "tokens_per_second": sum(sample.tokens for sample in step_samples) / seconds,
         }
         return UpdateResult(kept, step_samples, metrics)
+
+    def tasks_with_signal(self, samples: Sequence[Sample]) -> set[str]:
+        """The tasks of a collection that an update learns from: those with a rollout whose advantage passes the filter
+        and is not 0."""
+        kept = self._with_signal(self._credited(samples))
+        return {sample.task_id for sample in kept if sample.advantage}
 
     def _samples_itself(self, samples: Sequence[CreditedSample], version: int) -> bool:
         """Whether the policy of every token's only step is, to the last bit, the one that sampled it.
@@ -272,7 +285,8 @@ class PolicyUpdate:
             metrics["entropy"] = entropies.double().mean().item()
             old = {rollout_id: values[:, 0] for rollout_id, values in old.items()}
         reference: dict[str, Tensor] = {}
-        if self.loss.needs_reference or isinstance(self.advantage, TokenAdvantage):
+        per_token = isinstance(self.advantage, TokenAdvantage) and getattr(self.advantage, "needs_reference", True)
+        if self.loss.needs_reference or per_token:
             with disable_adapter(self.model):
                 reference = self._per_token(samples, self._logprobs)
         names = [(sample, sample.rollout_id) for sample in samples]

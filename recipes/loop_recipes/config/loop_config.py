@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -10,10 +11,11 @@ from omegaconf import DictConfig
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from agent_environments.chat_client import url_problem
 from loop_formats.collection_request import Limits
-from loop_formats.schema import STRICT, require
+from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode
+from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
 
 COMPONENT = "component"
 Component = Annotated[dict[str, Any], COMPONENT]
@@ -97,6 +99,11 @@ class CollectionConfig:
     max_lost_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
     """The run ends when a larger share of an iteration's rollouts is lost, that is when all attempts at them failed
     through no fault of the agent. It is below half, so that there is always something to learn from."""
+    refill_budget: Annotated[float, Field(ge=1)] = 1.0
+    """Tasks that an iteration may sample in all, in units of ``tasks_per_iteration``: those whose rollouts carry no
+    signal are replaced by others of the split until it is used up. 1 replaces none."""
+    rest_iterations: NonNegativeInt = 0
+    """For how many iterations a task rests after one in which its rollouts carried no signal."""
     max_broken_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """An iteration ends the run if the environment itself broke in a larger share of its episodes. 1 never does."""
 
@@ -106,6 +113,11 @@ class CollectionConfig:
         require(2 <= least <= most, f"min_rollouts_per_task is {least}; it must be 2 to {most}")
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct")
+
+    @property
+    def minds_signal(self) -> bool:
+        """Whether it depends on the signal of rollouts what is collected."""
+        return self.refill_budget > 1 or self.rest_iterations > 0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -214,6 +226,66 @@ class TurnCreditConfig:
         )
 
 
+@dataclass(frozen=True, config=STRICT)
+class EndpointConfig:
+    """An endpoint in OpenAI's protocol: ``POST <url>/chat/completions``, of a teacher ``POST <url>/completions``."""
+
+    url: str
+    """Without ``/chat/completions`` or ``/completions``."""
+    model: str
+    """The name of the model there."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """The environment variable that holds the key; null sends none."""
+    max_concurrent: PositiveInt = 8
+    """Episodes, or a teacher's requests, at the same time."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Seconds until one answer must be there."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """Merged into the body of every request, for what one service wants and another refuses; null leaves a key out."""
+
+    def __post_init__(self) -> None:
+        if (problem := url_problem(self.url)) is not None:
+            raise ConfigError(f"url {problem}")
+
+    @property
+    def digest(self) -> str:
+        """A text that changes with everything that a result depends on, as far as this side can know it."""
+        return f"endpoint {self.url} {self.model} {json.dumps(self.request, sort_keys=True)}"
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that authorize a request.
+
+        Raises:
+            ConfigError: the environment variable is not set, or holds what no header can carry.
+        """
+        if self.api_key_env is None:
+            return {}
+        key = read_token(self.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the environment variable {self.api_key_env} must hold the endpoint's key (api_key_env: null for none)"
+            )
+        return {"Authorization": f"Bearer {key}"}
+
+
+@dataclass(frozen=True, config=STRICT)
+class DistillationConfig:
+    """On-policy distillation: a teacher's log-probs of what the policy sampled; null without. The teacher is the base
+    model unless one is named."""
+
+    strength: PositiveFloat = 1.0
+    """How much of (teacher's log-prob - sampling policy's) is added to each token's advantage."""
+    alone: bool = False
+    """In place of the advantage: rewards are not learned from."""
+    adapter: str | None = None
+    """The teacher: a PEFT adapter of the same base model."""
+    endpoint: EndpointConfig | None = None
+    """The teacher: a model with the same token ids, whose endpoint echoes a prompt with log-probs, as vLLM's."""
+
+    def __post_init__(self) -> None:
+        require(self.adapter is None or self.endpoint is None, "at most one of adapter and endpoint must be given")
+
+
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class LearnerConfig:
     """The keys that all recipes with a learner share."""
@@ -279,6 +351,7 @@ class LoopConfig(LearnerConfig, WithNode):
     critic_lr: float | None = None
     """Learning rate of the critic; null gives it the policy's."""
     turn_credit: TurnCreditConfig | None = None
+    distillation: DistillationConfig | None = None
     stop: StopConfig = field(default_factory=StopConfig)
     dev_evaluation: DevEvaluationConfig = field(default_factory=DevEvaluationConfig)
     sampler_gap: GapConfig = field(default_factory=GapConfig)
@@ -305,8 +378,13 @@ class LoopConfig(LearnerConfig, WithNode):
             )
         if self.turn_credit is not None:
             self._check_turn_credit(self.turn_credit)
+        if self.distillation is not None:
+            level = self.loss.get("level", "token")
+            own = f"loss.level is {level!r}; distillation gives tokens advantages of their own: choose token"
+            require(level == "token", own)
         if self.rollout_node.replay is not None:
             require(self.dev_evaluation.every == 0, "dev_evaluation.every must be 0 with rollout_node.replay")
+            require(self.collection.refill_budget == 1, "collection.refill_budget must be 1 with rollout_node.replay")
         if self.rollout_node.launch:
             self._check_child()
 

@@ -49,6 +49,17 @@ def check_run(config: LoopConfig, *, starts_now: bool = True) -> None:
         )
         per_token = hasattr(build(config.advantage), "token_advantages")
         require(not per_token, "critic must be null: the advantage gives each token its own already")
+    if config.distillation is not None:
+        pairs = build(config.loss).compares_pairs
+        require(not pairs, "distillation must be null: the loss compares pairs of rollouts, which have no use for it")
+        _check_adapter_folder("distillation.adapter", config.distillation.adapter, config.base_model)
+    per_token = config.critic is not None or hasattr(build(config.advantage), "token_advantages")
+    per_token = per_token or config.distillation is not None
+    require(
+        not (per_token and config.collection.minds_signal),
+        "collection.refill_budget must be 1 and rest_iterations 0: where each token has its own advantage, no "
+        "rollout is without signal",
+    )
     if config.turn_credit is not None:
         _check_turn_credit(config, config.turn_credit)
     check_rollout_node(config, starts_now)
@@ -88,16 +99,18 @@ def check_initial_adapter(config: LearnerConfig) -> None:
     Raises:
         ConfigError: ``initial_adapter`` is given, and is none that a rollout node would take.
     """
-    if not config.initial_adapter:
+    _check_adapter_folder("initial_adapter", config.initial_adapter, config.base_model)
+
+
+def _check_adapter_folder(key: str, name: str | None, base_model: str) -> None:
+    if not name:
         return
-    folder = Path(config.initial_adapter)
-    require(
-        is_adapter(folder), f"initial_adapter {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}"
-    )
+    folder = Path(name)
+    require(is_adapter(folder), f"{key} {folder} is no PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
     try:
-        check_adapter(folder, BaseModel.read(config.base_model), HIGHEST_RANK)
+        check_adapter(folder, BaseModel.read(base_model), HIGHEST_RANK)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"initial_adapter {folder}: {error}") from error
+        raise ConfigError(f"{key} {folder}: {error}") from error
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:

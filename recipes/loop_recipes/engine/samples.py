@@ -37,6 +37,8 @@ class Sample:
         collection_id: of the collection that the rollout is from; empty for one that was made up.
         episode_id: the same for all rollouts of an episode; empty for one that is an episode by itself.
         segment: which of them it is, from 0.
+        turn_rewards: [t], what the environment gave for each turn by itself, 0 where it gave nothing; of all turns,
+            also where the tokens are cut after some.
         hidden_tokens: tokens at the beginning that only a critic of turns may see (SWEET-RL); an actor does not train
             on a sample that has any.
     """
@@ -53,6 +55,7 @@ class Sample:
     episode_id: str = ""
     segment: int = 0
     hidden_tokens: int = 0
+    turn_rewards: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not bool(self.mask.any()):
@@ -86,6 +89,7 @@ class Sample:
             collection_id=rollout.collection_id,
             episode_id=rollout.episode_id,
             segment=rollout.segment,
+            turn_rewards=tuple(turn.reward or 0.0 for turn in rollout.turns),
         )
 
     def beginning(self, length: int) -> Self:

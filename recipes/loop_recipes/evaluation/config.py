@@ -15,60 +15,18 @@ from omegaconf import DictConfig
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.chat_client import url_problem
 from agent_environments.unopened import keeping_states, keeps_states
 from loop_formats.collection_request import Limits
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
-from loop_recipes.config.rollout_node import WithNode, check_token, read_token
+from loop_recipes.config.loop_config import EndpointConfig
+from loop_recipes.config.rollout_node import WithNode, check_token
 from loop_recipes.run.environment_file import read_description
 from rollout_server.config import EnvironmentConfig, NodeConfig
 
 _WHERE = ("python", "root", "max_worlds", "experiments_root", "keep_experiments", "sandbox_minimum")
 """Options of environments that say where episodes run and how many; a dataset is known by its name."""
-
-
-@dataclass(frozen=True, config=STRICT)
-class EndpointConfig:
-    """A chat endpoint: ``POST <url>/chat/completions``."""
-
-    url: str
-    """Without ``/chat/completions``."""
-    model: str
-    """The name of the model there."""
-    api_key_env: str | None = "OPENAI_API_KEY"
-    """The environment variable that holds the key; null sends none."""
-    max_concurrent: PositiveInt = 8
-    """Episodes that run at the same time."""
-    request_timeout_s: PositiveFloat = 600.0
-    """Seconds until one answer must be there."""
-    request: dict[str, Any] = field(default_factory=dict)
-    """Merged into the body of every request, for what one service wants and another refuses; null leaves a key out."""
-
-    def __post_init__(self) -> None:
-        if (problem := url_problem(self.url)) is not None:
-            raise ConfigError(f"url {problem}")
-
-    @property
-    def digest(self) -> str:
-        """A text that changes with everything that a result depends on, as far as this side can know it."""
-        return f"endpoint {self.url} {self.model} {json.dumps(self.request, sort_keys=True)}"
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that authorize a request.
-
-        Raises:
-            ConfigError: the environment variable is not set, or holds what no header can carry.
-        """
-        if self.api_key_env is None:
-            return {}
-        key = read_token(self.api_key_env)
-        if not key:
-            raise ConfigError(
-                f"the environment variable {self.api_key_env} must hold the endpoint's key (api_key_env: null for none)"
-            )
-        return {"Authorization": f"Bearer {key}"}
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -24,8 +24,8 @@ from agent_environments.retries import pauses
 from loop_formats.collection_request import MAX_ATTEMPTS, failures_warning
 from loop_formats.run_files import append_to, log_path, writing
 from loop_formats.schema import ConfigError
+from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import Cell, EvaluationTimeout, NoScore, ResultStore
-from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.evaluation.scores import TaskResult
 from model_families.chat import open_chat

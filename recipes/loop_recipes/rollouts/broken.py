@@ -67,7 +67,7 @@ def _calls(rollout: Rollout, description: Description) -> bool:
         return True
 
 
-def check_broken(collection_id: str, rollouts: Sequence[Rollout], max_share: float) -> None:
+def check_broken(rollouts: Sequence[Rollout], max_share: float) -> None:
     """Refuse to train on what a broken environment left.
 
     Raises:
@@ -75,9 +75,10 @@ def check_broken(collection_id: str, rollouts: Sequence[Rollout], max_share: flo
     """
     broken = broken_rollouts(rollouts)
     if len(broken) > max_share * sum(rollout.segment == 0 for rollout in rollouts):
+        files = ", ".join(sorted({f"collections/{rollout.collection_id}.jsonl" for rollout in broken}))
         raise EnvironmentBroke(
             f"{_line(rollouts)}; that is more than collection.max_broken_share ({max_share:g}): mend it, "
-            f"remove collections/{collection_id}.jsonl and .meta.jsonl from the node's folder, and start again"
+            f"remove {files} and .meta.jsonl from the node's folder, and start again"
         )
 
 

@@ -1,4 +1,15 @@
-"""Plans a run's collections: tasks, limits and seeds of an iteration, and of an evaluation on the way."""
+"""Plans a run's collections: tasks, limits and seeds of an iteration, and of an evaluation on the way.
+
+Refill (``collection.refill_budget``): the tasks of an iteration whose rollouts carry no signal are replaced by others,
+in rounds; each is a collection of its own. It is exact, because a round depends on nothing but what a resumed run has
+too: the sampler as the checkpoint before the iteration has it, and the rounds before, which are on the node's disk when
+the next one is asked for. So the same tasks are drawn, and the same id finds the same rollouts, whatever a round's
+early stop has cut off. The rounds are asked for by the trainer, of all nodes at once, and one that was asked for ahead
+(policy lag 1) is refilled by the newest policy, after the update that it did not wait for.
+
+Rest (``collection.rest_iterations``) begins once an iteration is collected, before the next one is drawn, and is kept
+in the checkpoint with the sampler.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +17,14 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import CollectionRequest, Sampling
-from loop_formats.ids import dev_id, training_id
+from loop_formats.ids import dev_id, parse_collection_id, training_id
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import HorizonStage, LoopConfig
@@ -71,6 +82,8 @@ class CollectionPlan:
                 environment.check_environments(self._evaluation.environment_turns, dev_tasks)
         except ValueError as error:
             raise ConfigError(f"dev_evaluation.environment_turns.{error}") from error
+        self._rests_until: dict[str, int] = {}
+        """Of each task that rests, the first iteration that may take it again."""
 
     def _new_sampler(self, tasks: Sequence[str]) -> TaskSampler | MixedTaskSampler:
         conf = self._config
@@ -101,7 +114,7 @@ class CollectionPlan:
         conf = self._config
         request = CollectionRequest(
             id="unnamed",
-            tasks=self._sampler.next(),
+            tasks=self._sampler.next(self._resting(iteration)),
             rollouts_per_task=conf.rollouts_per_task,
             policy_version=policy_version,
             min_rollouts_per_task=conf.min_rollouts_per_task,
@@ -113,6 +126,42 @@ class CollectionPlan:
         )
         request = self.with_loss_limit(request)
         return replace(request, id=training_id(self._name, iteration, _protocol(request, adapter)))
+
+    def refill(
+        self, asked: Sequence[CollectionRequest], with_signal: Collection[str], lost: int, version: int, adapter: str
+    ) -> CollectionRequest | None:
+        """Other tasks in place of those without signal; None where there are none, or the budget is used up. Every call
+        draws, as :meth:`training` does.
+
+        Args:
+            asked: what the iteration has asked for so far, at first and in each round.
+            with_signal: the tasks whose rollouts, all of them together, carry signal.
+            lost: rollouts that the iteration has lost so far, which counts for all of it.
+            version, adapter: as in :meth:`training`.
+        """
+        conf, first, iteration = self._config, asked[0], parse_collection_id(asked[0].id).iteration or 0
+        taken = [task for request in asked for task in request.tasks]
+        left = math.floor(conf.refill_budget * len(first.tasks) + 1e-9) - len(taken)
+        without = [task for task in asked[-1].tasks if task not in with_signal][: max(0, left)]
+        tasks = self._sampler.replacements(without, taken, self._resting(iteration)) if without else []
+        if not tasks:
+            return None
+        request = replace(first, tasks=tasks, policy_version=version)
+        of_iteration = math.floor(conf.max_lost_share * sum(each.episodes for each in [*asked, request]))
+        protocol = _protocol(request, adapter)
+        return replace(
+            request, id=training_id(self._name, iteration, protocol, len(asked)), max_lost=max(0, of_iteration - lost)
+        )
+
+    def rest(self, iteration: int, tasks: Collection[str]) -> int:
+        """Let ``tasks``, which carried no signal in ``iteration``, rest; returns how many tasks now do."""
+        if self._config.rest_iterations:
+            self._rests_until |= dict.fromkeys(sorted(tasks), iteration + 1 + self._config.rest_iterations)
+        self._rests_until = self._resting(iteration + 1)
+        return len(self._rests_until)
+
+    def _resting(self, iteration: int) -> dict[str, int]:
+        return {task: until for task, until in self._rests_until.items() if until > iteration}
 
     def with_loss_limit(self, request: CollectionRequest) -> CollectionRequest:
         """The request with ``max_lost_share`` of this config, also where it was asked for under another."""
@@ -137,7 +186,7 @@ class CollectionPlan:
         return replace(request, id=dev_id(self._name, iteration, _protocol(request, adapter)))
 
     def state_dict(self) -> dict[str, Any]:
-        return self._sampler.state_dict()
+        return self._sampler.state_dict() | {"rests_until": self._rests_until}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on drawing where a saved state left off.
@@ -147,6 +196,7 @@ class CollectionPlan:
         """
         try:
             self._sampler.load_state_dict(state)
+            self._rests_until = dict(state.get("rests_until", {}))  # earlier versions knew no rest
         except ValueError as error:
             raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
 

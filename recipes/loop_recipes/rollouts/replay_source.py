@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from loop_recipes.run.environment_file import read_description
 
 
 class ReplaySource:
-    """Rollouts from the logs in a folder, one log per iteration in the order of their names; asks no node.
+    """Rollouts from the logs in a folder, one log per iteration in the order of their names, or several where groups
+    were refilled; asks no node.
 
     For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
     as that run did only if it starts from the same adapter.
@@ -34,9 +35,13 @@ class ReplaySource:
         require(
             self._logs, f"rollout_node.replay: {folder} holds only scores of policies and branches; give a run's logs"
         )
-        for log, following in pairwise(self._logs):
-            first, second = names[log], names[following]
-            if first.is_training and (first.name, first.iteration) == (second.name, second.iteration):
+
+        def whose(log: Path) -> tuple[str, int | None] | Path:
+            return (names[log].name, names[log].iteration) if names[log].is_training else log
+
+        self._iterations = [list(group) for _, group in groupby(self._logs, whose)]
+        for log, following in (pair for logs in self._iterations for pair in pairwise(logs)):
+            if names[log].refill == names[following].refill:
                 raise ConfigError(
                     f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
                     "in the folder (of a run that went back to an earlier checkpoint, the newer one; what several "
@@ -67,16 +72,17 @@ class ReplaySource:
         pass
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
-        """The log of the request's iteration.
+        """The logs of the request's iteration.
 
         Raises:
             NoRollouts: there is no log left.
             ConfigError: a line of it is no rollout that can be trained on; names the file.
         """
         number = parse_collection_id(request.id).iteration or 0
-        if number > len(self._logs):
-            raise NoRollouts(f"iteration {number} was asked for, but only {len(self._logs)} logs can be replayed")
-        rollouts = self._read_log(self._logs[number - 1])
+        there = len(self._iterations)
+        if number > there:
+            raise NoRollouts(f"iteration {number} was asked for, but only {there} logs can be replayed")
+        rollouts = [rollout for log in self._iterations[number - 1] for rollout in self._read_log(log)]
         return Collected(rollouts, CollectionEnd("complete", len(by_episode(rollouts)), 0, 0, {}, 0.0), 0.0)
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from loop_formats.collection_request import CollectionEnd, CollectionRequest, Pr
 from loop_formats.ids import share_id
 from loop_formats.rollout import Rollout
 from loop_recipes.rollouts.node_source import NodeSource
-from loop_recipes.rollouts.source import Collected, NoRollouts
+from loop_recipes.rollouts.source import Collected, NoRollouts, merge_ends
 from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed
 
@@ -184,23 +183,3 @@ def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequ
             )
         )
     return shares
-
-
-def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
-    """Merge the ends of a collection's shares, none of which failed, into the end of the whole."""
-    failures: Counter[str] = Counter()
-    by_task: Counter[str] = Counter()
-    for end in ends:
-        failures.update(end.failures)
-        by_task.update(end.failures_by_task)
-    return CollectionEnd(
-        reason="complete" if all(end.reason == "complete" for end in ends) else "early_stop",
-        finished=sum(end.finished for end in ends),
-        dropped=sum(end.dropped for end in ends),
-        dropped_tokens=sum(end.dropped_tokens for end in ends),
-        failures=dict(failures),
-        failures_by_task=dict(by_task),
-        refused={rollout_id: why for end in ends for rollout_id, why in end.refused.items()},
-        lost=[lost for end in ends for lost in end.lost],
-        seconds=max(end.seconds for end in ends),
-    )

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,8 @@ class Collected:
             "lost_rollouts": len(self.end.lost),
             "tasks_left_out": sum(left[task_id] < SMALLEST_GROUP for task_id in tasks),
             "dropped_rollouts": self.end.dropped,
+            "all_rollouts": self.end.finished + self.end.dropped,
+            "all_sampled_tokens": sum(r.sampled_tokens for r in self.rollouts) + self.end.dropped_tokens,
             "failed_attempts": sum(self.end.failures.values()),
             "failed_attempts_worst_task": max(self.end.failures_by_task.values(), default=0),
             "ungradable_rollouts": sum(r.ungradable is not None for r in self.rollouts if r.segment == 0),
@@ -63,6 +65,15 @@ class Collected:
             "seconds_collecting": self.end.seconds,
             "seconds_waiting": self.seconds_waiting,
         }
+
+    def joined(self, later: Collected) -> Collected:
+        """Together with a round of refill, which was collected after it."""
+        end = merge_ends([self.end, later.end])
+        return Collected(
+            rollouts=self.rollouts + later.rollouts,
+            end=replace(end, seconds=self.end.seconds + later.end.seconds),
+            seconds_waiting=self.seconds_waiting + later.seconds_waiting,
+        )
 
     def pack(self) -> dict[str, Any]:
         """JSON-able data for the other ranks, without the texts, which no update reads."""
@@ -75,6 +86,26 @@ class Collected:
         """The inverse of :meth:`pack`, but for the texts."""
         rollouts = [Rollout.from_dict(record) for record in data["rollouts"]]
         return cls(rollouts, CollectionEnd.from_dict(data["end"]), data["seconds_waiting"])
+
+
+def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
+    """Merge the ends of a collection's shares, which were at once and none of which failed, into that of the whole."""
+    failures: Counter[str] = Counter()
+    by_task: Counter[str] = Counter()
+    for end in ends:
+        failures.update(end.failures)
+        by_task.update(end.failures_by_task)
+    return CollectionEnd(
+        reason="complete" if all(end.reason == "complete" for end in ends) else "early_stop",
+        finished=sum(end.finished for end in ends),
+        dropped=sum(end.dropped for end in ends),
+        dropped_tokens=sum(end.dropped_tokens for end in ends),
+        failures=dict(failures),
+        failures_by_task=dict(by_task),
+        refused={rollout_id: why for end in ends for rollout_id, why in end.refused.items()},
+        lost=[lost for end in ends for lost in end.lost],
+        seconds=max(end.seconds for end in ends),
+    )
 
 
 class CollectionSource(Protocol):
@@ -146,7 +177,8 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected |
             rollouts,
         )
     lines = broken_lines(collected.rollouts)
-    if parse_collection_id(request.id).iteration == 1:
+    name = parse_collection_id(request.id)
+    if name.iteration == 1 and not name.refill:
         lines += hopeless_lines(collected.rollouts, source.description())
     for line in lines:
         logger.warning("collection %s: %s", request.id, line)

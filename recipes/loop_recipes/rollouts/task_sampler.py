@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import UNSAID, Description
+
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class TaskSampler:
@@ -18,7 +21,7 @@ class TaskSampler:
     the tasks were given nor on earlier calls. Within a pass, every group of tasks has its first task before any has its
     second: the tasks of a group are much alike, so an iteration with many of one group says little about the others. An
     iteration that reaches the end of a pass continues with the next pass. Tasks that it already holds come later in
-    that pass, so no iteration has a task twice.
+    that pass, so no iteration has a task twice. A task that rests when its turn comes has no turn in that pass.
 
     Args:
         environment: says which group a task belongs to.
@@ -51,18 +54,38 @@ class TaskSampler:
 
         return sorted(order, key=nth_of_its_group)
 
-    def next(self) -> list[str]:
-        """The tasks of the next iteration, ``tasks_per_iteration`` different ones."""
-        tasks = self._queue[: self._tasks_per_iteration]
-        self._queue = self._queue[len(tasks) :]
-        missing = self._tasks_per_iteration - len(tasks)
-        if not self._queue:
+    def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
+        """The tasks of the next iteration, ``tasks_per_iteration`` different ones.
+
+        Args:
+            resting: tasks to pass over, and when the rest of each ends. Where too few are left, those whose rest ends
+                first are woken.
+        """
+        own = sorted((until, task) for task, until in resting.items() if task in self._tasks)
+        asleep = len(self._tasks) - self._tasks_per_iteration
+        return self._draw(self._tasks_per_iteration, {task for _, task in own[max(0, len(own) - asleep) :]}, set())
+
+    def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
+        """As many tasks as there are in ``of``, the next ones, or fewer where there are no more: none that is ``taken``
+        by the iteration already, and none that rests."""
+        return self._draw(len(of), set(resting), set(taken))
+
+    def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:
+        count = min(count, sum(task not in taken and task not in resting for task in self._tasks))
+        drawn: list[str] = []
+        while True:
+            later = []
+            while self._queue and len(drawn) < count:
+                task = self._queue.pop(0)
+                if task in taken or task in drawn:
+                    later.append(task)
+                elif task not in resting:
+                    drawn.append(task)
+            self._queue = later + self._queue
+            if self._queue and len(drawn) == count:
+                return drawn
             self._pass += 1
-            order = self._shuffled(self._pass)
-            extra = [task for task in order if task not in tasks][:missing]
-            self._queue = [task for task in order if task not in extra]
-            tasks += extra
-        return tasks
+            self._queue += self._shuffled(self._pass)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; with it a sampler of the same tasks continues exactly here."""
@@ -84,10 +107,11 @@ class UniformTaskSampler(TaskSampler):
     Of the paper's 24 scenarios with three tasks each, 40 tasks hold 22 in the mean.
     """
 
-    def next(self) -> list[str]:
+    def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:
         self._pass += 1
         self._queue = []
-        return random.Random(f"{self._seed}/uniform/{self._pass}").sample(self._tasks, self._tasks_per_iteration)
+        free = [task for task in self._tasks if task not in taken and task not in resting]
+        return random.Random(f"{self._seed}/uniform/{self._pass}").sample(free, min(count, len(free)))
 
 
 class MixedTaskSampler:
@@ -111,6 +135,7 @@ class MixedTaskSampler:
         kind: type[TaskSampler] = TaskSampler,
         environment: Description = UNSAID,
     ) -> None:
+        self._environment = environment
         by_environment: dict[str, list[str]] = defaultdict(list)
         for task in sorted(tasks):
             by_environment[environment.environment_of(task)].append(task)
@@ -126,9 +151,17 @@ class MixedTaskSampler:
             except ValueError as error:
                 raise ValueError(f"environment {name}: {error}") from error
 
-    def next(self) -> list[str]:
-        """The tasks of the next iteration, all different."""
-        return [task for sampler in self._samplers.values() for task in sampler.next()]
+    def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
+        """As :meth:`TaskSampler.next`."""
+        return [task for sampler in self._samplers.values() for task in sampler.next(resting)]
+
+    def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
+        """As :meth:`TaskSampler.replacements`, each of the same environment as the task that it replaces."""
+        of_each: dict[str, list[str]] = {name: [] for name in self._samplers}
+        for task in of:
+            of_each[self._environment.environment_of(task)].append(task)
+        found = (self._samplers[name].replacements(tasks, taken, resting) for name, tasks in of_each.items() if tasks)
+        return [task for tasks in found for task in tasks]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data; with it a sampler of the same tasks continues exactly here."""

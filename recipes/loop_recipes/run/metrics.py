@@ -34,6 +34,10 @@ METRICS: dict[str, str] = {
     "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md) or its "
     "thinking is stripped (docs/chat_formats.md)",
     "dropped_rollouts": "episodes that early stop cut off",
+    "all_rollouts": "episodes that were sampled for the iteration: finished, refilled or not, or cut off",
+    "all_sampled_tokens": "tokens that were sampled in them, in all",
+    "refilled_groups": "tasks that were sampled in place of others without signal (collection.refill_budget)",
+    "resting_tasks": "tasks that the next iteration may not take (collection.rest_iterations)",
     "lost_rollouts": "rollouts whose attempts all failed (crashed world, server error): the collection went on without",
     "tasks_left_out": "tasks that have fewer than two rollouts and are not in the update",
     "failed_attempts": "attempts that failed (crashed world, server error)",
@@ -76,6 +80,8 @@ METRICS: dict[str, str] = {
     "reference_kl": "mean KL term against the base model, where the loss has one",
     "correction_weight": "mean weight of a sampled token by loss.sampler_correction",
     "correction_cut": "share of sampled tokens whose ratio of learner to sampler it truncated or masked",
+    "teacher_kl": "mean over sampled tokens of the log-prob by the policy that sampled less the teacher's: an estimate "
+    "of KL(policy || teacher) per token; with distillation",
     "value_loss": "mean squared error of the critic's values, where there is a critic",
     "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
     "preference_accuracy": "share of them with Delta above 0",
@@ -113,7 +119,7 @@ CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"environments", "broken_figures"}
+    | {"environments", "broken_figures", "teacher_kl"}
 )
 """Keys that only some runs write: with a KL term, a sampler correction, a critic, a loss on pairs, or what the sentence
 names. All others are in every line of an iteration that took a step."""

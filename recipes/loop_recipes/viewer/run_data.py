@@ -86,7 +86,8 @@ class RunData:
         self._find_logs()
         collections = []
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
-        times = Counter((parsed.iteration, parsed.share) for parsed in parsed_ids.values() if parsed.is_training)
+        places = {name: (parsed.iteration, parsed.refill, parsed.share) for name, parsed in parsed_ids.items()}
+        times = Counter(places[name] for name, parsed in parsed_ids.items() if parsed.is_training)
         for name, log in self._logs.items():
             parsed = parsed_ids[name]
             size = log.path.stat().st_size
@@ -97,7 +98,7 @@ class RunData:
                     "id": name,
                     "iteration": parsed.iteration,
                     "share": parsed.share,
-                    "repeated": parsed.is_training and times[parsed.iteration, parsed.share] > 1,
+                    "repeated": parsed.is_training and times[places[name]] > 1,
                     "kind": "training" if parsed.is_training else "evaluation",
                     "bytes": size,
                     "totals": _totals(log.summaries),

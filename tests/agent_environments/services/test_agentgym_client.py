@@ -77,8 +77,21 @@ async def test_a_reward_that_is_no_finite_number_is_no_reward_of_0(reward):
 
     async with service_of(answer) as service:
         with pytest.raises(WorldLost, match="the service's reward is no finite number: "):
-            service.reward_of(reward)
-        assert [service.reward_of(value) for value in (None, True, 0.5, -3)] == [0.0, 1.0, 0.5, 0.0]
+            service.reward_of(reward, None)
+        assert [service.reward_of(value, 0.25) for value in (None, True, 0.5, -3)] == [0.25, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_an_episode_that_a_service_ends_without_any_reward_has_no_grade(done):
+    """It would be a 0 like any other, that the rest of its group is compared with."""
+
+    async def answer(request):
+        return web.json_response({"id": 1, "observation": "You see a ball.", "done": done})
+
+    async with service_of(answer) as service:
+        grade = (await play_steps(service, "item_0", ["look"]))[-1]
+    assert grade.reward == 0.0
+    assert grade.ungradable == ("the service ended the episode without any reward" if done else None)
 
 
 async def test_rewards_on_another_scale_are_told_of(caplog):

@@ -1,6 +1,8 @@
 """Advantages against the paper's formulas, written out in plain float64."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from loop_recipes.algorithm.advantages import (
     ReturnToGo,
     Solved,
     StdNormalized,
+    TurnReturns,
+    leave_one_out_by_turn,
 )
 from loop_recipes.engine.samples import ScoredSample
 
@@ -128,6 +132,100 @@ def test_return_to_go_is_the_return_less_the_kl_that_is_to_come_normalised_over_
     for result, rollout in zip(results, to_go, strict=True):
         expected = torch.tensor([(value - mean(tokens)) / spread for value in rollout])
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+PATHS = {
+    (0,): ([0.4], 0.0),
+    (1, 0): ([0.1, 0.6], 1.0),
+    (1, 1, 0): ([0.1, -0.2, 0.3], 0.5),
+    (1, 1, 1): ([0.1, -0.2, 0.9], 0.0),
+}
+"""Episodes of a world of three states: one of two actions in each turn, their rewards, the grade at the end."""
+
+
+def to_go(path):
+    rewards, grade = PATHS[path]
+    return torch.tensor([math.fsum([*rewards[t:], grade]) for t in range(len(rewards))], dtype=torch.float64)
+
+
+def by_turn_index(returns):
+    """The baseline of public trainers: the mean of the rollouts that have such a turn, the own one among them."""
+    padded = torch.nn.utils.rnn.pad_sequence(returns, batch_first=True, padding_value=math.nan)
+    return [row[: len(own)] for row, own in zip(padded - padded.nanmean(0), returns, strict=True)]
+
+
+def others_with_that_turn(returns):
+    """The same without the own one; 0 where there is no other."""
+    sizes = [sum(len(other) > t for other in returns) for t in range(max(map(len, returns)))]
+    means = by_turn_index(returns)
+    return [torch.stack([value * sizes[t] / max(1, sizes[t] - 1) for t, value in enumerate(row)]) for row in means]
+
+
+def expected_gradient(advantages, logits, rollouts):
+    """Of the sum over a rollout's turns of A log p, in the mean over all groups that can be sampled."""
+    paths = list(PATHS)
+    logprobs = torch.nn.functional.logsigmoid(torch.stack([-logits, logits]))
+    turns = [torch.stack([logprobs[action, t] for t, action in enumerate(path)]) for path in paths]
+    chances = [each.sum().exp().item() for each in turns]
+    expected = torch.zeros((), dtype=torch.float64)
+    for group in itertools.product(range(len(paths)), repeat=rollouts):
+        chance = math.prod(chances[number] for number in group)
+        values = advantages([to_go(paths[number]) for number in group])
+        terms = (a @ turns[number] for a, number in zip(values, group, strict=True))
+        expected = expected + chance * sum(terms) / rollouts
+    return torch.autograd.grad(expected, logits)[0]
+
+
+@pytest.mark.parametrize("rollouts", [2, 3])
+def test_turns_have_the_exact_gradient_where_a_mean_by_turn_index_has_another(rollouts):
+    """Over every group of rollouts, whose numbers of turns differ, in float64."""
+    logits = torch.tensor([0.3, -0.4, 0.2], dtype=torch.float64, requires_grad=True)
+    logprobs = torch.nn.functional.logsigmoid(torch.stack([-logits, logits]))
+    value = sum(
+        torch.stack([logprobs[action, t] for t, action in enumerate(path)]).sum().exp() * to_go(path)[0]
+        for path in PATHS
+    )
+    exact = torch.autograd.grad(value, logits)[0]
+    torch.testing.assert_close(
+        expected_gradient(leave_one_out_by_turn, logits, rollouts), exact, rtol=1e-12, atol=1e-14
+    )
+    for biased in (by_turn_index, others_with_that_turn):
+        other = expected_gradient(biased, logits, rollouts)
+        scale = other / exact
+        assert scale.max() / scale.min() > 1.2, "and not only in size: late turns count less than early ones"
+
+
+def test_each_token_has_the_return_of_its_turn_less_that_of_the_others():
+    def sample(path, name, segment=0, turns=slice(None), episode=""):
+        rewards, grade = PATHS[path]
+        own = rewards[turns]
+        ids = [-1, *(t for t in range(len(own)) for _ in range(2))]
+        made = sample_with_kl(grade, [0.0] * (2 * len(own)))
+        return replace(
+            made,
+            rollout_id=name,
+            episode_id=episode or name,
+            segment=segment,
+            turn_ids=torch.tensor(ids),
+            turn_rewards=tuple(own),
+        )
+
+    short, long = (0,), (1, 1, 0)
+    whole = [sample(short, "a"), sample(long, "b"), replace(sample(short, "c"), task_id="another")]
+    expected = leave_one_out_by_turn([to_go(short), to_go(long)])
+    got = TurnReturns().token_advantages(whole)
+    assert [row.tolist() for row in got] == [
+        pytest.approx(expected[0].repeat_interleave(2).tolist()),
+        pytest.approx(expected[1].repeat_interleave(2).tolist()),
+        [0.0, 0.0],
+    ]
+    parts = [sample(long, "b/1", 1, slice(1, None), "b"), sample(short, "a"), sample(long, "b", 0, slice(0, 1), "b")]
+    in_parts = TurnReturns().token_advantages(parts)
+    assert torch.equal(torch.cat([in_parts[2], in_parts[0]]), got[1]), "an episode in two sequences"
+    cut = [replace(each, turn_ids=each.turn_ids[:3], mask=each.mask[:3]) for each in whole[:2]]
+    assert torch.equal(TurnReturns().token_advantages(cut)[1], got[1][:2]), "what is cut off was earned all the same"
+    (alone,) = TurnReturns(grade=0.0).token_advantages([sample(long, "b")])
+    assert alone.tolist() == [0.0] * 6
 
 
 def test_mismatched_shapes_are_refused():

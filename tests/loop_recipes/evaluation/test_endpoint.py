@@ -16,8 +16,8 @@ from agent_environments.protocol import Message
 from eval_appworld import EvalAppWorldRecipe
 from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest
 from loop_formats.schema import ConfigError
+from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
-from loop_recipes.evaluation.config import EndpointConfig
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.viewer.run_data import RunData

@@ -61,12 +61,12 @@ def test_a_tool_all_of_whose_calls_raised_is_told(rollouts):
 
 
 def test_a_share_above_the_stated_one_is_refused(rollouts):
-    check_broken("c1", breaking(rollouts, STEP, STEP, STEP), 0.25)
-    check_broken("c1", breaking(rollouts, *[STEP] * 12), 1.0)
+    check_broken(breaking(rollouts, STEP, STEP, STEP), 0.25)
+    check_broken(breaking(rollouts, *[STEP] * 12), 1.0)
     with pytest.raises(
         EnvironmentBroke, match=r"in 4 of 12 rollouts in step: .*mine.py:12\); .*max_broken_share \(0.25\)"
     ):
-        check_broken("c1", breaking(rollouts, *[STEP] * 4), 0.25)
+        check_broken(breaking(rollouts, *[STEP] * 4), 0.25)
 
 
 def test_the_terminal_is_told_with_the_collection(rollouts, caplog):

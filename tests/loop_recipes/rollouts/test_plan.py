@@ -1,5 +1,6 @@
 """What is asked of the rollout node: tasks, seeds, horizons, names."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,63 @@ def test_the_share_that_may_be_lost_is_no_part_of_the_id_and_holds_for_what_was_
     assert plans[1].with_loss_limit(first).max_lost == 4
     with pytest.raises(ConfigError, match=r"max_lost_share must be below 0\.5"):
         config(config_file, "collection.max_lost_share=0.5")
+
+
+def refilling(file, budget):
+    """Replayed logs hold what there is, so only a config with a node can ask for more."""
+    conf = replace(config(file), rollout_node=RolloutSourceConfig(url="http://node:8700"))
+    return replace(conf, collection=replace(conf.collection, refill_budget=budget))
+
+
+def test_tasks_without_signal_are_replaced_within_the_budget_in_rounds(config_file):
+    plan = CollectionPlan(refilling(config_file, 2), "run", TASKS)
+    first = plan.training(1, 0, "a")
+    asked, signal = [first], {first.tasks[0]}
+    second = plan.refill(asked, signal, 2, 1, "b")
+    assert (len(second.tasks), second.policy_version, second.seed) == (2, 1, first.seed)
+    assert parse_collection_id(second.id) == CollectionName("run", 1, 1)
+    assert second.max_lost == 3, "of 20 rollouts 5 may be lost, and 2 are"
+    asked.append(second)
+    third = plan.refill(asked, signal, 0, 1, "b")
+    assert len(third.tasks) == 1, "the budget is 6 tasks"
+    assert len({*first.tasks, *second.tasks, *third.tasks}) == 6
+    assert plan.refill([*asked, third], signal, 0, 1, "b") is None
+    assert plan.refill([first], set(first.tasks), 0, 1, "b") is None
+    other = CollectionPlan(refilling(config_file, 2), "run", TASKS)
+    assert [other.training(1, 0, "a"), other.refill([first], signal, 2, 1, "b")] == [first, second]
+    assert other.refill(asked, signal, 0, 1, "c").id != third.id, "another adapter"
+
+
+def test_a_refill_ends_with_the_tasks(config_file):
+    plan = CollectionPlan(refilling(config_file, 9), "run", TASKS)
+    asked = [plan.training(1, 0, "a")]
+    while (request := plan.refill(asked, set(), 0, 0, "a")) is not None:
+        asked.append(request)
+    assert sorted(task for request in asked for task in request.tasks) == TASKS
+
+
+@pytest.mark.parametrize("order", ["passes", "uniform"])
+def test_nothing_is_drawn_where_nothing_is_refilled(config_file, order):
+    plans = [CollectionPlan(config(config_file, f"collection.task_order={order}"), "run", TASKS) for _ in range(2)]
+    for iteration in range(1, 6):
+        first, second = (plan.training(iteration, 0, "a") for plan in plans)
+        assert first == second
+        assert plans[0].refill([first], set(), 0, 0, "a") is None
+        assert plans[0].rest(iteration, first.tasks) == 0
+
+
+def test_a_task_without_signal_rests_also_in_a_restored_plan(config_file):
+    conf = config(config_file, "collection.rest_iterations=2", "collection.tasks_per_iteration=1")
+    plan = CollectionPlan(conf, "run", TASKS[:3])
+    drawn, counts = [], []
+    for iteration in range(1, 7):
+        drawn += plan.training(iteration, 0, "a").tasks
+        counts.append(plan.rest(iteration, drawn[-1:]))
+        restored = CollectionPlan(conf, "run", TASKS[:3])
+        restored.load_state_dict(json.loads(json.dumps(plan.state_dict())))
+        plan = restored
+    assert all(len(set(three)) == 3 for three in zip(drawn, drawn[1:], drawn[2:], strict=False))
+    assert counts == [1, 2, 2, 2, 2, 2]
 
 
 def test_another_adapter_or_another_request_is_another_collection(config_file):

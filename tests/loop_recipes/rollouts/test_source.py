@@ -57,6 +57,8 @@ def test_metrics_of_a_collection():
         "lost_rollouts": 3,
         "tasks_left_out": 2,
         "dropped_rollouts": 2,
+        "all_rollouts": 8,
+        "all_sampled_tokens": 96,
         "failed_attempts": 3,
         "failed_attempts_worst_task": 2,
         "ungradable_rollouts": 0,

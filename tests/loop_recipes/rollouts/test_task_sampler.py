@@ -76,6 +76,38 @@ def test_sampler_needs_enough_tasks(size):
         TaskSampler(["a_1", "b_1"], size, seed=0)
 
 
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
+@given(task_sets, st.data())
+def test_replacements_are_new_to_the_iteration_and_a_pass_still_visits_everything(tasks, data):
+    size = data.draw(st.integers(1, len(tasks)))
+    sampler = TaskSampler(tasks, size, seed=3)
+    counts = Counter()
+    for _ in range(20):
+        iteration = sampler.next()
+        of = iteration[: data.draw(st.integers(0, size))]
+        more = sampler.replacements(of, iteration, ())
+        assert len(more) == min(len(of), len(tasks) - size)
+        assert len({*iteration, *more}) == size + len(more)
+        counts.update([*iteration, *more])
+    assert max(counts.values()) - min(counts[task] for task in tasks) <= 2
+
+
+@pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
+@given(tasks=task_sets, data=st.data())
+def test_no_iteration_takes_a_task_that_rests_unless_it_must(kind, tasks, data):
+    size = data.draw(st.integers(1, len(tasks)))
+    sampler = kind(tasks, size, seed=3)
+    for _ in range(10):
+        resting = {task: data.draw(st.integers(1, 3)) for task in data.draw(st.sets(st.sampled_from(tasks)))}
+        iteration = sampler.next(resting)
+        assert len(iteration) == size == len(set(iteration))
+        woken = [resting[task] for task in iteration if task in resting]
+        assert len(woken) <= max(0, size - (len(tasks) - len(resting)))
+        assert max(woken, default=0) <= min((resting[task] for task in resting if task not in iteration), default=9)
+        assert not set(sampler.replacements(iteration, iteration, resting)) & {*iteration, *resting}
+
+
 MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
 
 
@@ -86,6 +118,10 @@ def test_every_iteration_of_a_mixture_has_its_shares(kind):
     for iteration in iterations:
         assert Counter(map(environment_of, iteration)) == {"craft": 6, "sums": 2}
         assert len(set(iteration)) == 8
+        sums = [task for task in iteration if environment_of(task) == "sums"]
+        more = sampler.replacements([*sums, iteration[0]], iteration, ())
+        assert Counter(map(environment_of, more)) == {"craft": 1, "sums": 2}
+        assert not set(more) & set(iteration)
     state = json.loads(json.dumps(sampler.state_dict()))
     other = MixedTaskSampler(MIXTURE[::-1], 8, 0, {"craft": 3.0}, kind)
     other.load_state_dict(state)

@@ -203,6 +203,21 @@ async def test_a_turn_whose_code_raised_is_marked():
     assert [turn.failed for turn in rollout.turns] == [True, False]
 
 
+@pytest.mark.parametrize("earned", [0.25, -3])
+async def test_what_the_environment_gives_for_a_turn_is_recorded_with_it(monkeypatch, earned):
+    step = CounterEnvironment.step
+
+    async def paying(self, action):
+        result = await step(self, action)
+        return result if result.done else replace(result, reward=earned)
+
+    monkeypatch.setattr(CounterEnvironment, "step", paying)
+    rollout = await play(ScriptedSpeaker([ADD, FINISH]))
+    assert [turn.reward for turn in rollout.turns] == [float(earned), None]
+    assert Rollout.from_dict(json.loads(rollout.to_json())) == rollout
+    assert rollout.reward == 1.0, "beside the grade"
+
+
 async def test_turn_limit():
     rollout = await play(ScriptedSpeaker([ADD] * 9), max_turns=3)
     assert (rollout.end_reason, len(rollout.turns)) == ("turn_limit", 3)

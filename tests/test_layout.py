@@ -83,6 +83,8 @@ ELSEWHERE = {
         "rollout_server/collecting/speaker",
     ],
     "rollout_server/endpoint/test_routes.py": [
+        "rollout_server/endpoint/dialects/chat",
+        "rollout_server/endpoint/dialects/dialect",
         "rollout_server/endpoint/serving",
         "rollout_server/endpoint/session",
         "rollout_server/endpoint/sessions",

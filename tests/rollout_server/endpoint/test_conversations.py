@@ -14,8 +14,8 @@ from model_families.chat.format import ReadTurn
 from model_families.chat.messages import spoken_message
 from model_families.chat.rendered import Rendered
 from rollout_server.endpoint.conversations import Conversations
+from rollout_server.endpoint.dialects.chat import said_message
 from rollout_server.endpoint.messages import read_messages
-from rollout_server.endpoint.wire import Completion
 from rollout_server.inference.router import Generation
 from support.chat_tokenizers import write_llama3, write_qwen3
 from support.random_harness import ODD, TOOL, append_turn, opening, picked, respelled
@@ -71,7 +71,7 @@ class Policy:
         spoken = spoken_message(turn.answer, True, turn.reasoning)
         self.tree.add(prompt, spoken, turn, len(self.served), generation)
         self.served.append((prompt.token_ids, generation))
-        return Completion("c", len(self.served), "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
+        return said_message(len(self.served), spoken)
 
     def ask(self, messages):
         return self.end(self.begin(messages))
@@ -153,7 +153,7 @@ def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequence
         spoken = spoken_message(turn.answer, True, turn.reasoning)
         policy.tree.add(prompt, spoken, turn, number, generation)
         policy.served.append((prompt.token_ids, generation))
-        told = Completion("c", number, "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
+        told = said_message(number, spoken)
         assert told.get("reasoning_content") == (None if name == "llama3" else "hm")
         messages += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": f"go on {number}"}]
     assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences

@@ -158,7 +158,7 @@ async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacke
         "seed": "\ud800",
         "tool_choice": {"type": "function", "function": {"name": "y" * 100_000}},
         "min_p": 0.5,
-        "logprobs": True,
+        "parallel_tool_calls": True,
     }
     body = json.dumps({**json.loads(BODY), "stream": False, **settings}).encode()
     reader, writer = await attacker.connect()
@@ -166,7 +166,7 @@ async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacke
     assert await attacker.status(reader) == 200
     noted = running.node.sessions.find(attacker.key).notes()["not_applied"]
     assert set(noted) == set(settings)
-    assert (noted["min_p"], noted["logprobs"], noted["temperature"]) == (0.5, True, "nan")
+    assert (noted["min_p"], noted["parallel_tool_calls"], noted["temperature"]) == (0.5, True, "nan")
     stored = json.dumps(noted, allow_nan=False, ensure_ascii=False).encode()
     assert len(stored) < 2000
 

@@ -25,6 +25,8 @@ from rollout_server.endpoint.sessions import Sessions
 from rollout_server.endpoint.wire import MODEL, ApiError
 
 WRITE_DEADLINE_S = 60.0
+MAX_FIGURES = 64
+"""Most figures of a kind with which an agent may finish."""
 COUNT_TOKENS = f"{ANTHROPIC.path}/count_tokens"
 
 SESSIONS: web.AppKey[Sessions] = web.AppKey("sessions", Sessions)
@@ -164,12 +166,29 @@ async def step(request: web.Request, session: Session) -> web.Response:
 
 
 async def finish(request: web.Request, session: Session) -> web.Response:
-    """The agent is done: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word."""
-    reward = (await _object(request)).get("reward")
+    """The agent is done: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word.
+
+    ``rewards`` and ``metrics``, numbers by name, are recorded and change nothing.
+    """
+    said = await _object(request)
+    reward = said.get("reward")
     if reward is not None and not (isinstance(reward, int | float) and 0.0 <= reward <= 1.0):
         raise ApiError(400, "invalid_request", "reward must be a number from 0 to 1")
-    session.finish(None if reward is None else float(reward))
+    figures = {name: _figures(name, said[name]) for name in ("rewards", "metrics") if name in said}
+    session.finish(None if reward is None else float(reward), figures)
     return web.json_response({})
+
+
+def _figures(what: str, given: object) -> dict[str, float]:
+    """Numbers by name, as the record holds them."""
+    sound = isinstance(given, dict) and len(given) <= MAX_FIGURES
+    if not (sound and all(len(name) <= 64 and name.isprintable() and _is_number(given[name]) for name in given)):
+        raise ApiError(400, "invalid_request", f"{what} must be at most {MAX_FIGURES} finite numbers by short names")
+    return {name: float(value) for name, value in given.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300  # which NaN is not
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

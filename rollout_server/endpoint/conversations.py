@@ -16,6 +16,7 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+from agent_environments.observation import printable
 from loop_formats.rollout import Turn
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
@@ -121,6 +122,7 @@ class Conversations:
 
     def text_prompt(self, text: str) -> Prompt:
         """The ids of a text. It goes on from a turn if it begins with what the turn's ids, and those before, spell."""
+        text = printable(text)
         for length, digest in sorted(self._texts, key=lambda known: -known[0]):
             if digest == _digest(text[:length]):
                 found = self._texts[length, digest]

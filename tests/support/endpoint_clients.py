@@ -1,7 +1,7 @@
 """Agents of other people's libraries, run by an interpreter that has them: ``endpoint_clients.py LIBRARY HOW``.
 
 Each has one tool, is asked for one thing and goes on until the policy calls no tool. HOW is ``whole`` or ``stream``.
-Nothing here knows of the endpoint: the libraries read ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, or the same for Anthropic.
+Nothing here knows of the endpoint: they read ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, or the same for Anthropic.
 A library stands here as it comes; where its chat API is another class, that is one more client.
 """
 

@@ -174,17 +174,18 @@ async def finish(request: web.Request, session: Session) -> web.Response:
     reward = said.get("reward")
     if reward is not None and not (isinstance(reward, int | float) and 0.0 <= reward <= 1.0):
         raise ApiError(400, "invalid_request", "reward must be a number from 0 to 1")
-    figures = {name: _figures(name, said[name]) for name in ("rewards", "metrics") if name in said}
+    kinds: list[str] = [kind for kind in ("rewards", "metrics") if kind in said]
+    figures = {kind: _figures(kind, said[kind]) for kind in kinds}
     session.finish(None if reward is None else float(reward), figures)
     return web.json_response({})
 
 
 def _figures(what: str, given: object) -> dict[str, float]:
     """Numbers by name, as the record holds them."""
-    sound = isinstance(given, dict) and len(given) <= MAX_FIGURES
-    if not (sound and all(len(name) <= 64 and name.isprintable() and _is_number(given[name]) for name in given)):
+    named: dict[str, Any] = given if isinstance(given, dict) and len(given) <= MAX_FIGURES else {"": None}
+    if not all(0 < len(name) <= 64 and name.isprintable() and _is_number(value) for name, value in named.items()):
         raise ApiError(400, "invalid_request", f"{what} must be at most {MAX_FIGURES} finite numbers by short names")
-    return {name: float(value) for name, value in given.items()}
+    return {name: float(value) for name, value in named.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -21,12 +21,12 @@ from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Me
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.schema import ConfigError, from_mapping
 from model_families.chat.format import ChatFormat, ReadTurn
-from model_families.chat.messages import ChatMessage, as_texts, spoken_message
+from model_families.chat.messages import ChatMessage, Tools, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
-from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice
+from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 from rollout_server.inference.router import Generation
 
 MAX_CALLS_AT_ONCE = 32
@@ -94,8 +94,8 @@ class Session:
         self._sampler = sampler
         self._tokens = tokens
         self._conversations = Conversations(tokens)
-        self._answered: dict[int, tuple[int, bool]] = {}
-        """Of each turn, its place among the conversations and whether instructions stood before them."""
+        self._answered: dict[int, tuple[int, str | None, Tools]] = {}
+        """Of each turn, its place among the conversations, and the instructions and tools of its call."""
         self._record = record
         self._calls: dict[str, _Call] = {}
         self._refused_calls: Counter[str] = Counter()
@@ -318,7 +318,7 @@ class Session:
         spoken = spoken_message(_before(turn.answer, asked.stops), with_tools, turn.reasoning)
         if self._record:
             place = self._conversations.add(prompt, spoken, turn, version, generation, stopped_by)
-            self._answered[number] = place, asked.instructions is not None
+            self._answered[number] = place, asked.instructions, asked.tools
         choice = Choice(
             spoken=spoken,
             finish=_finish(spoken, generation),
@@ -335,11 +335,14 @@ class Session:
             for token, logprob in zip(token_ids, generation.logprobs, strict=False)
         )
 
-    def recall(self, number: int) -> tuple[tuple[ChatMessage, ...], ChatMessage] | None:
-        """The messages that turn ``number`` answered, without instructions, and the turn as it was told."""
-        place, instructed = self._answered.get(number, (0, False))
+    def recall(self, number: int) -> Recalled | None:
+        """Turn ``number``; None where there was none, or none of messages."""
+        place, instructions, tools = self._answered.get(number, (0, None, ()))
         messages = self._conversations.messages(place)
-        return (tuple(messages[instructed:-1]), messages[-1]) if messages else None
+        if not messages:
+            return None
+        *said, spoken = messages[instructions is not None :]
+        return Recalled(instructions, tuple(said), tools, spoken)
 
     def _seed_of(self, asked: Asked, number: int) -> int:
         """Call n is sampled with the seed of turn n; unless nothing is recorded, and the call names a seed."""

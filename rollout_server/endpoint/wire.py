@@ -64,6 +64,16 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """An earlier answer: ``spoken`` after ``said``, with the instructions and tools of its call."""
+
+    instructions: str | None
+    said: tuple[ChatMessage, ...]
+    tools: Tools
+    spoken: ChatMessage
+
+
+@dataclass(frozen=True)
 class Choice:
     """One turn that answers a call.
 

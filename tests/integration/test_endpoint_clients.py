@@ -40,6 +40,8 @@ SPOKEN = [
     " Für alle: 9 🎉\n",
 ]
 """Turns that no client hands back in the letters in which they were sampled."""
+OWN_QUESTIONS = {"inspect_ai": ["hello, world"]}
+"""Answers to what a client asks before it begins: whether it may ask for summaries of the reasoning."""
 
 pytestmark = pytest.mark.integration
 
@@ -86,13 +88,15 @@ async def test_what_each_call_was_served_is_the_beginning_of_the_one_sequence(cl
     model = {"path": str(policy / "model"), "dtype": "float32", "max_context": 4096, "lora_rank": 8}
     environment = {"name": "harness", "config": config}
     async with local_node(policy, tmp_path / "node", environment=environment, model=model) as running:
-        running.vllm.speak = lambda rng: SPOKEN[len(running.vllm.requests) - 1]
+        first = OWN_QUESTIONS.get(client, [])
+        running.vllm.speak = lambda rng: [*first, *SPOKEN][len(running.vllm.requests) - 1]
         request = counter_request(tasks=["t_1"], rollouts_per_task=1, limits=limits)
         rollouts, end = await running.collect(request)
         assert end.reason == "complete", end.error
         requests, tokens = running.vllm.requests, running.vllm.tokens
-    [rollout] = rollouts
-    check_served(rollout, requests, SPOKEN, tokens)
+    *others, rollout = rollouts
+    assert len(others) == len(first)
+    check_served(rollout, requests[len(first) :], SPOKEN, tokens)
     told = json.dumps(rollout.messages, ensure_ascii=False)
     assert all(f"added {n}" in told for n in (2, 3, 4))
 

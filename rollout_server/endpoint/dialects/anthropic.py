@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.dialects.dialect import (
@@ -19,7 +20,7 @@ from rollout_server.endpoint.dialects.dialect import (
     not_offered,
 )
 from rollout_server.endpoint.messages import BadMessages, check_tools, read_call, read_text
-from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice
+from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 
 ACCOUNTING = "x-anthropic-billing-header"
 """Begins a system block of Claude Code that is meant for its maker's accounts, and is another one in every call."""
@@ -33,6 +34,16 @@ ERROR_TYPES = {
 }
 
 
+_MESSAGE = re.compile(r"msg_(\d{1,9})")
+
+
+class _Thread(BaseModel):
+    """Continued, only what is new is sent: history, system and tools are those of the message before."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str = ""
+
+
 class _Body(Body):
     messages: list[dict[str, Any]]
     system: str | list[Any] | None = None
@@ -41,6 +52,8 @@ class _Body(Body):
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
+    thread: _Thread | None = None
+    compaction: dict[str, Any] | None = None
 
 
 class Anthropic(Dialect):
@@ -50,15 +63,18 @@ class Anthropic(Dialect):
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
+        if given.compaction is not None:
+            raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
+        before = _before(given.thread, recall)
         own = [tool for tool in given.tools or [] if tool.get("type", "custom") == "custom"]
         tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(own)]
         check_tools(tools)
         form = given.output_format or (given.output_config or {}).get("format")
         others = [str(tool["type"]) for tool in given.tools or [] if tool.get("type", "custom") != "custom"]
         return Asked(
-            said=tuple(_read_messages(given.messages)),
-            instructions=None if given.system is None else _system_text(given.system),
-            tools=tools,
+            said=(*(() if before is None else (*before.said, before.spoken)), *_read_messages(given.messages)),
+            instructions=_system_text(given.system, before),
+            tools=before.tools if before is not None and given.tools is None else tools,
             model=given.model,
             stream=bool(given.stream),
             token_limit=given.max_tokens,
@@ -96,7 +112,18 @@ class Anthropic(Dialect):
         said = str(error)
         if error.code == CONTEXT_EXCEEDED:  # clients compact their history when they read these words
             said = f"prompt is too long: {said}"
-        return {"type": "error", "error": {"type": kind, "message": said}}
+        return {"type": "error", "error": {"type": kind, "message": said, "details": {"error_code": error.code}}}
+
+
+def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:
+    """The message that a thread goes on from; None where it begins, or where there is none."""
+    if thread is None or thread.type == "create":
+        return None
+    found = _MESSAGE.fullmatch(thread.previous_message_id)
+    known = recall(int(found[1])) if found else None
+    if known is None:  # by this code clients send their whole history
+        raise ApiError(404, "thread_not_found", f"no message {thread.previous_message_id[:40]!r} in this episode")
+    return known
 
 
 def _read_messages(messages: Sequence[dict[str, Any]]) -> Iterator[ChatMessage]:
@@ -144,7 +171,9 @@ def _heard(role: Any, blocks: Sequence[Any], where: str) -> Iterator[ChatMessage
         yield ChatMessage(role, "\n".join(texts))
 
 
-def _system_text(system: str | list[Any]) -> str:
+def _system_text(system: str | list[Any] | None, before: Recalled | None) -> str | None:
+    if system is None:
+        return None if before is None else before.instructions
     texts = [system] if isinstance(system, str) else [read_text([block], "system") for block in system]
     return "\n".join(text for text in texts if not text.startswith(ACCOUNTING))
 

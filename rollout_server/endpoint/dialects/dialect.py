@@ -14,13 +14,12 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_environments.http_server import read_agents_json
-from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint.messages import BadMessages
-from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice
+from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice, Recalled
 
 MAX_STOPS = 16
 MAX_CHOICES = 8
-SAMPLING_SETTINGS = (
+WISHES = (
     "temperature",
     "top_p",
     "top_k",
@@ -35,11 +34,14 @@ SAMPLING_SETTINGS = (
     "thinking",
     "parallel_tool_calls",
     "top_logprobs",
+    "truncation",
+    "context_management",
+    "mcp_servers",
 )
-"""Fields of a request that are wishes for how it is sampled, in whatever dialect."""
+"""Fields of a request, in whatever dialect, that are recorded and not applied."""
 
-Recall = Callable[[int], "tuple[tuple[ChatMessage, ...], ChatMessage] | None"]
-"""By the number of an answer: the messages that it was asked with (without instructions), and what the policy said."""
+Recall = Callable[[int], "Recalled | None"]
+"""An earlier answer of the episode by its number."""
 
 
 class Body(BaseModel):
@@ -62,9 +64,9 @@ class Body(BaseModel):
             raise ApiError(400, "invalid_request", f"{where}: {first['msg']}") from error
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """The wishes for sampling; ``more`` are those that have another form in this dialect, None for none."""
+        """The wishes of the request; ``more`` are those that have another form in this dialect, None for none."""
         extra = self.model_extra or {}
-        named = {name: extra[name] for name in SAMPLING_SETTINGS if extra.get(name) is not None}
+        named = {name: extra[name] for name in WISHES if extra.get(name) is not None}
         if self.tool_choice not in (None, "auto", {"type": "auto"}):
             named["tool_choice"] = self.tool_choice
         return named | {name: value for name, value in more.items() if value is not None}

@@ -33,6 +33,7 @@ class _Body(Body):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None
+    prompt: Any = None
     background: bool | None = None
     tools: list[dict[str, Any]] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -47,8 +48,9 @@ class Responses(Dialect):
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
         given = _Body.parse(body)
-        if given.conversation is not None or given.background:
-            raise ApiError(400, "unsupported", "conversation and background: send the items, and wait for the answer")
+        if given.conversation is not None or given.prompt is not None or given.background:
+            why = "conversation, prompt and background: send the items, and wait for the answer"
+            raise ApiError(400, "unsupported", why)
         own = [tool for tool in given.tools or [] if tool.get("type") == "function"]
         tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(own)]
         check_tools(tools)
@@ -126,8 +128,7 @@ def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
     known = recall(int(found[1])) if found else None
     if known is None:
         raise ApiError(404, "previous_response_not_found", f"no response {response_id[:40]!r} in this episode")
-    history, spoken = known
-    return [*history, spoken]
+    return [*known.said, known.spoken]
 
 
 def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[ChatMessage]:
@@ -168,7 +169,7 @@ def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
     found = _ITEM.fullmatch(str(name))
     known = recall(int(found[2])) if found else None
     if found and known:
-        kind, place, spoken = found[1], int(found[3] or 0), known[1]
+        kind, place, spoken = found[1], int(found[3] or 0), known.spoken
         if kind == "rs":
             return {"type": "reasoning"}
         if kind == "msg":

@@ -6,6 +6,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from rollout_server.endpoint.session import Session
 from support.open_session import OpenSession
 from support.waiting import DEADLINE_S
 
@@ -64,6 +65,30 @@ async def test_calls_and_their_results_go_on_as_one_sequence(running, opened):
     [segment] = opened.session.segments()
     assert len(segment.turns) == 2
     assert [message["role"] for message in segment.messages][-4:] == ["assistant", "user", "user", "assistant"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_a_thread_goes_on_from_a_message_with_its_system_and_tools(running, opened, recorded):
+    """Anthropic's tool runner sends only what is new; where nothing is kept it is told to send all."""
+    running.vllm.speak = lambda rng: CALLS
+    if not recorded:
+        own = opened.session
+        session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
+        opened.key = running.node.sessions.open(session)
+    create = {"thread": {"type": "create"}, "system": "Add.", "tools": [ADD]}
+    first = await opened.ask(extra_body=create)
+    results = [{"type": "tool_result", "tool_use_id": "x", "content": "1"}] * 2
+    thread = {"thread": {"type": "continue", "previous_message_id": first.id}}
+    asked = opened.ask([{"role": "user", "content": results}], extra_body=thread)
+    if not recorded:
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            await asked
+        assert refused.value.body["error"]["details"] == {"error_code": "thread_not_found"}
+        return
+    await asked
+    [segment] = opened.session.segments()
+    assert len(segment.turns) == 2
+    assert running.vllm.requests[-1]["token_ids"] == segment.token_ids[: segment.turns[1].start]
 
 
 async def test_a_stream_says_the_same(running, opened):
@@ -136,6 +161,8 @@ async def test_refusals_are_in_its_own_shape(running, opened):
     ):
         with pytest.raises(anthropic.BadRequestError, match=why):
             await opened.ask(messages)
+    with pytest.raises(anthropic.BadRequestError, match="compaction"):
+        await opened.ask(extra_body={"compaction": {"type": "auto"}})
     small = Opened(running, max_context=20)
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         await small.ask([{"role": "user", "content": "word " * 20_000}])

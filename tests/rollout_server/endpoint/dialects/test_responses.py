@@ -137,7 +137,7 @@ async def test_wishes_are_recorded(opened):
         ([{"type": "computer_call", "id": "x"}], {}, "input.0. is of type 'computer_call'"),
         ([{"type": "item_reference", "id": "msg_7"}], {}, "no item 'msg_7' in this episode"),
         ("x", {"previous_response_id": "resp_7"}, "no response 'resp_7' in this episode"),
-        ("x", {"conversation": "conv_1"}, "conversation and background"),
+        ("x", {"conversation": "conv_1"}, "conversation, prompt and background"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], {}, "reads text only"),
         ([{"type": "function_call", "name": "f", "arguments": "1", "call_id": "c"}], {}, "a JSON object"),
     ],

@@ -90,6 +90,8 @@ class Conversations:
         """Of each place, the place before it and the message between them."""
         self._texts: dict[tuple[int, bytes], _SampledTurn] = {}
         """(length, digest) of a text -> the turn whose last id ends it; texts would fill the memory."""
+        self._unended: dict[int, list[tuple[str, _SampledTurn]]] = {}
+        """(text, turn) of those that a stop text or a limit cut, by the place before them."""
         self._sampled: list[_SampledTurn] = []
 
     @property
@@ -104,21 +106,35 @@ class Conversations:
             ValueError: the chat format has no form for these messages.
         """
         known, found, place = list(messages), None, self._places.get((0, _offered(tools)))
-        end = 0
+        end, written = 0, ""
         for number, message in enumerate(messages):
-            place = None if place is None else self._places.get((place, message.key))
             if place is None:
                 break
-            if message.role == "assistant" and (turn := self._turns.get(place)) is not None:
-                found, end = turn, number + 1
+            before, place = place, self._places.get((place, message.key))
+            if message.role != "assistant":
+                continue
+            turn, rest = (None, "") if place is None else (self._turns.get(place), "")
+            if turn is None:
+                turn, rest = self._written_on(before, message)
+            if turn is not None:
+                found, end, written = turn, number + 1, rest
                 known[number] = replace(message, reasoning=turn.spoken.reasoning)
         new = tuple(messages[end:])
         if found is not None:
             prompt, sampled = found.prompt(), found.generation.token_ids
-            between = self._tokens.extension(prompt, sampled, new, tools)
+            more = self._tokens.encode_text(written) if written else []
+            between = self._tokens.extension(prompt, [*sampled, *more], new, tools)
             if between is not None:
-                return Prompt([*prompt, *sampled, *between], tuple(messages), tools, found, new)
+                new = (ChatMessage("assistant", written), *new) if written else new
+                return Prompt([*prompt, *sampled, *more, *between], tuple(messages), tools, found, new)
         return Prompt(self._tokens.opening(known, tools), tuple(messages), tools, None, tuple(known))
+
+    def _written_on(self, place: int, message: ChatMessage) -> tuple[_SampledTurn | None, str]:
+        """The turn after ``place`` that a message begins with, if it had not ended, and what the harness wrote on."""
+        for text, turn in reversed(self._unended.get(place, [])):
+            if message.content.startswith(text) and not message.calls:
+                return turn, printable(message.content[len(text) :])
+        return None, ""
 
     def text_prompt(self, text: str) -> Prompt:
         """The ids of a text. It goes on from a turn if it begins with what the turn's ids, and those before, spell."""
@@ -168,6 +184,9 @@ class Conversations:
         for told in (spoken, replace(spoken, content=spoken.content + (stopped_by or ""))):
             self._places.setdefault((place, told.key), at)
             self._places.setdefault((place, told.key_without_thought), at)
+        if self._tokens.without_stop(generation.token_ids) == generation.token_ids and not spoken.calls:
+            texts = {spoken.content + (stopped_by or ""), turn.answer} - {""}
+            self._unended.setdefault(place, []).extend((text, sampled) for text in sorted(texts, key=len))
         self._turns[at] = sampled
         return at
 

@@ -122,6 +122,28 @@ def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequence
     assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "kept", "off"])
+def test_what_a_harness_writes_on_a_turn_that_was_cut_goes_on_from_its_ids(formats, name):
+    """It puts the stop text back, and its own record of the call after it."""
+    policy = Policy(formats[name], random.Random(8))
+    messages = opening(policy.rng)
+    for number in range(3):
+        prompt = policy.begin(messages)
+        ids = encoder(policy.tokens)("<code>go</code>")
+        generation = Generation(ids, [-0.5] * len(ids), "cut", "s", 0, 0.1)
+        turn = policy.tokens.read(prompt.token_ids, ids, with_tools=True)
+        policy.tree.add(prompt, spoken_message("<code>go", True), turn, number, generation, "</code>")
+        policy.served.append((prompt.token_ids, generation))
+        messages += [
+            {"role": "assistant", "content": "<code>go</code>\nCalled."},
+            {"role": "user", "content": f"{number}"},
+        ]
+    policy.ask(messages)
+    [segment] = check(policy)
+    assert len(segment.turns) == 4
+    assert policy.tokens.decode(segment.token_ids).count("</code>\nCalled.") == 3
+
+
 def test_turns_that_come_back_changed_fork(tokens):
     policy = Policy(tokens, random.Random(2))
     play(policy, 6, lambda said: {"role": "assistant", "content": "changed"})

@@ -50,7 +50,7 @@ class Client:
         self.tokens, self.rng, self.served, self.plain = tokens, rng, [], set()
         limits = Limits(max_turns=1000, max_tokens_per_turn=100, max_context=100_000)
         self.session = Session("e", 7, limits, OwnTime(DEADLINE_S), SimpleNamespace(sample=self.sample), tokens)
-        self.overlapping = False
+        self.overlapping, self.writes_on = False, False
         self.identity = self.not_gone_on_from = 0
 
     async def sample(self, episode_id, token_ids, seed, max_tokens, sampling):
@@ -101,6 +101,8 @@ class Client:
                 texts = [block["text"] for block in said["content"] if block["type"] == "text"]
                 named = [block for block in said["content"] if block["type"] == "tool_use"]
                 entry = None, "".join(texts), [(one["name"], one["input"]) for one in named]
+        if self.writes_on and not entry[2] and self.rng.random() < 0.2:
+            entry = entry[0], entry[1] + "Yes\nCalling tools:", []
         results = [("tool", self.rng.choice(ODD)) for _ in entry[2]]
         history += [entry, *(results or [("user", self.rng.choice(ODD))])]
 
@@ -187,6 +189,7 @@ class Client:
 
 async def played(tokens, rng, edits):
     client = Client(tokens, rng)
+    client.writes_on = edits
     histories, text = [[("system", "Count."), ("user", rng.choice(ODD))]], rng.choice(ODD)
     for _ in range(rng.randrange(1, 10)):
         match rng.randrange(5) if edits else 4:

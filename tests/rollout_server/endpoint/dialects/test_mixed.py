@@ -13,10 +13,11 @@ from agent_environments.own_time import OwnTime
 from loop_formats.collection_request import Limits
 from model_families.chat import open_chat
 from model_families.chat.chatml import ChatML
-from rollout_server.endpoint.dialects import ANTHROPIC, CHAT
+from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, Dialect
 from rollout_server.endpoint.dialects.completions import Completions
 from rollout_server.endpoint.dialects.responses import Responses
 from rollout_server.endpoint.session import Session
+from rollout_server.endpoint.wire import ApiError
 from support.chat_tokenizers import write_qwen3
 from support.random_harness import ODD
 from support.random_policy import write_tokenizer
@@ -222,3 +223,60 @@ def test_every_token_is_stored_once(formats, name, seed):
 def test_one_history_in_any_dialect_is_one_sequence(formats, name, seed):
     client = asyncio.run(played(formats[name], random.Random(seed), edits=False))
     assert len(client.check()) == 1 + client.not_gone_on_from
+
+
+DEEP = json.loads("[" * 300 + "]" * 300)
+ODD_VALUES = [None, True, -1, 0, 1e308, 2**70, "", "x" * 500, "\ud800", [], {}, [None], {"type": "text"}, DEEP, [[1]]]
+ODD_VALUES += [{"type": "function_call"}, {"type": "tool_result"}, {"role": "assistant"}, {"type": "item_reference"}]
+
+
+def changed(value, rng):
+    """The same with one part of it replaced, left out or put in again."""
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.2:
+        return rng.choice(ODD_VALUES)
+    places = list(value) if isinstance(value, dict) else range(len(value))
+    place = rng.choice(places)
+    copy = value.copy()
+    match rng.randrange(5):
+        case 0:
+            del copy[place]
+        case 1 if isinstance(copy, list):
+            copy.append(rng.choice(ODD_VALUES))
+        case _:
+            copy[place] = changed(value[place], rng)
+    return copy
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 2**32))
+def test_odd_bodies_are_answered_or_refused_in_one_line(formats, seed):
+    """Whatever a body holds, there is no failure of ours, and the record stays exact."""
+
+    async def play():
+        rng = random.Random(seed)
+        client = Client(formats["chatml"], rng)
+        history = [("system", "Count."), ("user", "Hello.")]
+        for _ in range(3):
+            await client.turn(history)
+        client.overlapping = True  # no stop texts, which cut what was sampled
+        bodies = [(CHAT, client.chat), (RESPONSES, client.responses), (ANTHROPIC, client.anthropic)]
+        for dialect, write in rng.sample(bodies, 3):
+            body = write(history)
+            for _ in range(rng.randrange(1, 4)):
+                body = changed(body, rng)
+            try:
+                await client.call(dialect, body if isinstance(body, dict) else {"messages": body})
+            except ApiError as error:
+                refused.append((dialect, error))
+        json.dumps(client.session.notes(), allow_nan=False).encode()
+        return client
+
+    refused: list[tuple[Dialect, ApiError]] = []
+    client = asyncio.run(play())
+    for dialect, error in refused:
+        assert 400 <= error.status < 500
+        assert json.dumps(dialect.refusal(error)).encode()
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
+    stored = sum(sum(segment.mask) for segment in client.session.segments())
+    assert stored == client.session.sampled_tokens

@@ -144,7 +144,7 @@ async def complete(dialect: Dialect, request: web.Request, session: Session) -> 
 
 
 async def count_tokens(request: web.Request, session: Session) -> web.Response:
-    """How many tokens a call would have, of Anthropic's dialect; nothing is sampled."""
+    """Count the tokens that a call of Anthropic's dialect would have; nothing is sampled."""
     asked = ANTHROPIC.read(await read_body(request), session.recall)
     return web.json_response({"input_tokens": await session.count(asked)})
 

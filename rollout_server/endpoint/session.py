@@ -308,7 +308,7 @@ class Session:
     def _choice(
         self, asked: Asked, prompt: Prompt, number: int, version: int, generation: Generation
     ) -> tuple[Choice, int]:
-        """What was sampled as turn ``number``, read and kept; and how many tokens of it are."""
+        """Read and keep what was sampled as turn ``number``; returns it as it is told, and how many tokens it has."""
         generation, stopped_by = self._cut(generation, asked.stops)
         with_tools = bool(asked.tools)
         if asked.text is None:

@@ -158,11 +158,11 @@ class HarnessEnvironment:
 
     def _variables(self, connection: Connection) -> dict[str, str]:
         return {
+            "ANTHROPIC_BASE_URL": connection.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": connection.api_key,
             **self._pool.variables,
             "OPENAI_BASE_URL": connection.base_url,
             "OPENAI_API_KEY": connection.api_key,
-            "ANTHROPIC_BASE_URL": connection.base_url.removesuffix("/v1"),
-            "ANTHROPIC_API_KEY": connection.api_key,
             "TASK_ID": self._task_id,
             "EPISODE_FOLDER": str(self._folder),
         }

@@ -120,6 +120,14 @@ async def test_a_text_beside_the_reward_may_hold_any_character():
     assert grade.success
 
 
+async def test_a_program_of_anthropics_clients_is_served_unless_it_brings_a_model_of_its_own():
+    code = "import os; open('answer', 'w').write(os.environ['ANTHROPIC_BASE_URL'] + os.environ['ANTHROPIC_API_KEY'])"
+    for variables, seen in (({}, "http://127.0.0.1:1sk-1"), ({"ANTHROPIC_API_KEY": "own"}, "http://127.0.0.1:1own")):
+        grader = python(f"print('{{\"reward\": %d}}' % (open('answer').read() == {seen!r}))")
+        made = pool(command=python(code), variables=variables, grade_command=grader, accept_reward=False)
+        assert (await played(made)).success
+
+
 async def test_numbers_that_yaml_has_read_are_text():
     code = "import os, sys; open('answer', 'w').write(f'{os.environ[\"SEED\"]} {os.environ[\"DEBUG\"]} {sys.argv[1]}')"
     grader = python("print('{\"reward\": %d}' % (open('answer').read() == '1 true 7'))")

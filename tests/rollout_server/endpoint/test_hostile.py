@@ -206,6 +206,28 @@ async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, at
     assert sum(encoded) < 100_000
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/responses", {"input": HUGE}),
+        ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": {"text": HUGE}}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": HUGE}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": HUGE}]}),
+        ("/v1/completions", {"prompt": HUGE}),
+    ],
+)
+async def test_so_are_seven_megabytes_in_any_dialect(running, attacker, monkeypatch, path, asked):
+    tokens, encoded = running.node.tokens, []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    body = json.dumps(asked).encode()
+    reader, writer = await attacker.connect()
+    writer.write(attacker.head(f"Content-Length: {len(body)}").replace(b"/v1/chat/completions", path.encode()) + body)
+    assert await attacker.status(reader) == 400
+    assert 0 < sum(encoded) < 100_000
+    assert (running.node.sessions.find(attacker.key).refused is None) == path.endswith("count_tokens")
+
+
 @pytest.mark.parametrize("depth", [150, 900, 5000])
 @pytest.mark.parametrize("place", ["arguments", "tools", "body"])
 async def test_what_is_nested_deeply_is_refused(running, attacker, depth, place):

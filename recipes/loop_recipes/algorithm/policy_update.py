@@ -150,7 +150,7 @@ class PolicyUpdate:
         every = self._credited(samples)
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
-credited = every if per_token or distil is not None else self._with_signal(every)
+        credited = every if per_token or distil is not None else self._with_signal(every)
         kept: list[ScoredSample] = []
         entropy: dict[str, float] = {}
         own: dict[str, Tensor] | None = None

@@ -6,7 +6,6 @@ from agent_environments.tools import reply, reward
 
 GUESSES = 5
 """Halving what is left finds every number."""
-INSTRUCTIONS = "You find a number by guessing. Reply with one number."
 
 
 class Game:
@@ -45,7 +44,7 @@ def found(instance: Game) -> bool:
 TASKS = [
     {
         "id": f"from{low}number{number}",
-        "question": f"I think of a number from {low} to {low + 19}. Guess it.",
+        "question": f"Guess a number between {low} and {low + 19}. Reply with the number only.",
         "number": number,
     }
     for low in range(1, 11)

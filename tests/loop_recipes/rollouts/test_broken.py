@@ -89,6 +89,7 @@ def replying(rollouts, *replies, reward=0.0):
     ]
 
 
+QUESTION = {"role": "user", "content": "Who are you?"}
 OFFER = {"role": "system", "content": "Write calls within <tool_call></tool_call>."}
 TURN = Turn(1, 2, 0, "stop", "s0", 0.1, 0.1, message=1)
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
@@ -103,6 +104,8 @@ def test_rollouts_that_earn_nothing_are_told_with_three_replies(rollouts):
     assert len(hopeless_lines(replying(rollouts, "I", CALL), tools)) == 1
     assert len(hopeless_lines(replying(rollouts, "I"), Description())) == 1
     assert hopeless_lines(replying(rollouts, "I", reward=0.5), tools) == []
+    talk = [replace(one, messages=[QUESTION, *one.messages[1:]]) for one in replying(rollouts, "I")]
+    assert len(hopeless_lines(talk, tools)) == 1  # no call was asked for
 
 
 @pytest.mark.parametrize(("name", "told"), [("a-i0001-0123456789", True), ("a-i0002-0123456789", False), ("c1", False)])

@@ -17,7 +17,7 @@ from support.small_runs import write_logs
 def test_what_doing_nothing_sees_and_earns(capsys):
     assert main([str(EXAMPLE), "--tasks", "2"]) == 0
     said = capsys.readouterr().out
-    assert said.count("I think of a number") == 2
+    assert said.count("Guess a number") == 2
     assert "=== task from1number2: 0 turns, reward 0\n" in said
     assert said.endswith("doing nothing earns 0 on average of 2 tasks\n")
 

@@ -89,7 +89,7 @@ class Calls:
         return text if found.terminal else text[: found.max_characters + 1]
 
     def reply(self, text: str) -> str | None:
-        """What answers the text of a turn; None ends the episode."""
+        """Answer the text of a turn; None ends the episode."""
         assert self._module.reply is not None, "the node asks for one that is there"
         return self._module.reply.run(text, self._instance)
 

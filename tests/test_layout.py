@@ -82,10 +82,7 @@ ELSEWHERE = {
         "rollout_server/collecting/policy_sampler",
         "rollout_server/collecting/speaker",
     ],
-    "rollout_server/endpoint/test_harness_episode.py": [
-        "agent_environments/harness/chat_agent",
-        "agent_environments/harness/worker",
-    ],
+    "rollout_server/endpoint/test_harness_episode.py": ["agent_environments/harness/chat_agent"],
     "rollout_server/endpoint/test_routes.py": [
         "rollout_server/endpoint/dialects/chat",
         "rollout_server/endpoint/dialects/dialect",

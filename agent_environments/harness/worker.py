@@ -12,18 +12,24 @@ play_episodes("http://node:8700", play)  # the node's secret is in ROLLOUT_SERVE
 from __future__ import annotations
 
 import logging
-import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import httpx
 
+from agent_environments.secret import read_secret
+
 logger = logging.getLogger(__name__)
 
 WAIT_S = 30.0
 """Seconds that the node is asked to wait for an episode, each time."""
 ANSWER_S = 60.0
+RECONNECT_S = 300.0
+"""Seconds without an answer of the node after which it is given up: it may be started again meanwhile."""
+PAUSE_S = 1.0
+TOKEN_VARIABLE = "ROLLOUT_SERVER_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,15 @@ def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S
     """The oldest episode that waits; None if none came within ``wait_s`` (60 at most).
 
     Args:
-        token: the node's secret; None reads ROLLOUT_SERVER_TOKEN.
+        token: the node's secret; None reads :data:`TOKEN_VARIABLE`.
 
     Raises:
+        ValueError: there is no secret.
         httpx.HTTPError: the node cannot be reached, or refuses.
     """
-    secret = os.environ["ROLLOUT_SERVER_TOKEN"] if token is None else token
+    secret = read_secret(TOKEN_VARIABLE) if token is None else token
+    if not secret:
+        raise ValueError(f"set {TOKEN_VARIABLE} to the node's secret")
     answer = _post(f"{node_url}/v1/episodes", {"wait_s": wait_s}, secret, wait_s + ANSWER_S)
     if answer.status_code == httpx.codes.NO_CONTENT:
         return None
@@ -92,11 +101,20 @@ def play_episodes(
             ends without a reward, as one whose agent failed.
 
     Raises:
-        httpx.HTTPError: the node cannot be reached, or refuses.
+        ValueError: there is no secret.
+        httpx.HTTPError: the node refuses, or did not answer for :data:`RECONNECT_S`.
     """
-    played = 0
+    played, heard = 0, time.monotonic()
     while not until():
-        if (episode := take_episode(node_url, token)) is None:
+        try:
+            episode = take_episode(node_url, token)
+        except httpx.HTTPError as error:
+            if not _may_pass(error) or time.monotonic() - heard > RECONNECT_S:
+                raise
+            time.sleep(PAUSE_S)
+            continue
+        heard = time.monotonic()
+        if episode is None:
             continue
         try:
             worth = play(episode) or {}
@@ -108,8 +126,17 @@ def play_episodes(
         except httpx.HTTPStatusError as error:
             if error.response.status_code != httpx.codes.UNAUTHORIZED:  # of an episode that ended by its deadline
                 raise
+        except httpx.TransportError as error:
+            logger.warning("%s: the node is not told of its end: %s", episode.episode_id, error)
+        heard = time.monotonic()
         played += 1
     return played
+
+
+def _may_pass(error: httpx.HTTPError) -> bool:
+    """Whether the node may answer later: it is not there, or is starting."""
+    starting = httpx.codes.SERVICE_UNAVAILABLE
+    return not isinstance(error, httpx.HTTPStatusError) or error.response.status_code == starting
 
 
 def _post(url: str, body: Mapping[str, Any], key: str, timeout_s: float) -> httpx.Response:

@@ -387,6 +387,8 @@ class Session:
             prompt = encoded() if small else await asyncio.to_thread(encoded)
         except ValueError as error:  # what the chat format has no form for
             raise ApiError(400, "invalid_request", str(error)) from error
+        if prompt is not None and not prompt.token_ids:  # vLLM would refuse it, which voids the attempt
+            raise ApiError(400, "invalid_request", "the prompt holds no token")
         if prompt is None or len(prompt.token_ids) >= most:
             said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
             count = f"more than {most}" if prompt is None else len(prompt.token_ids)

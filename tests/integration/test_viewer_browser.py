@@ -242,6 +242,21 @@ async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path):
     assert [text.strip() for text in shown] == code_blocks(said) == ["add(1)", "add(2)"]
 
 
+async def test_tool_calls_are_set_apart_from_prose(tmp_path):
+    folder = write_run(tmp_path / "calls", iterations=1, tasks=1, per_task=1)
+    log = folder / "node/collections/demo-i0001.jsonl"
+    rollout, *_ = read_rollouts(log)
+    call = '<tool_call>\n{"name": "add", "arguments": {"n": 2}}\n</tool_call>'
+    rollout.messages[2]["content"] = f"So.\n{call}\n<tool_call>{{}}</tool_call>\n<tool_call>cut"
+    log.write_text(rollout.to_json() + "\n")
+    async with viewing(folder) as (page, address):
+        await show(page, address, "c/demo-i0001/r/1", ".conversation .code")
+        shown = await page.locator("#turn-1 pre").all_inner_texts()
+        labels = await page.locator("#turn-1 .role").all_inner_texts()
+    assert [text.strip() for text in shown] == ["So.", '{\n  "n": 2\n}', "{}", "cut"]
+    assert labels[1:] == ["calls add", *["a call that cannot be read"] * 2]
+
+
 async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path):
     """It lies beyond update.max_tokens_per_rollout, so the trainer left nothing of it."""
     folder = write_run(tmp_path / "cut", iterations=1)

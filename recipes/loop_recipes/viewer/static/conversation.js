@@ -2,13 +2,32 @@
 "use strict";
 
 const OPENING = /```(?:python|py)(?:[ \t]*(?:\r?\n|$)|[ \t]+([^\s`][^\r\n]*?)```)/;
+const TOOL_CALL = /<tool_call>([\s\S]*?)(?:<\/tool_call>|$)/;
 const CLOSING = /^[ \t]*```|```[ \t]*$/m;
 const REMINDER = "\nAs a reminder\n\n";
 const FIRST_CHARACTERS = 6000;
 const MORE_CHARACTERS = 200000;
 
-/** The adapter's own reading of an assistant message: [{code: bool, text}], a last block without its fence included. */
+/** An assistant message: [{code: bool, text, tool}]; a tool call is code, `tool` its name, where it can be read. */
 function segments(text) {
+  const parts = text.split(TOOL_CALL);
+  return parts.flatMap((part, place) => (place % 2 ? [toolCall(part)] : blocks(part)));
+}
+
+function toolCall(text) {
+  try {
+    const call = JSON.parse(text);
+    if (typeof call.name === "string") {
+      return { code: true, tool: `calls ${call.name}`, text: JSON.stringify(call.arguments ?? {}, null, 2) };
+    }
+  } catch {
+    // cut off, or no JSON
+  }
+  return { code: true, tool: "a call that cannot be read", text };
+}
+
+/** The adapter's own reading of an assistant message: [{code: bool, text}], a last block without its fence included. */
+function blocks(text) {
   const parts = [];
   let rest = text;
   for (;;) {
@@ -108,7 +127,10 @@ function Action({ text, reasoning, number, turn, place, rollout }) {
       ${turn && !isExport && rollout.mask.length > 0 && rollout.segments === 1 && html` <${GoOn} rollout=${rollout} turn=${number - 1} />`}
     </div>
     ${reasoning && html`<details><summary>thinking</summary><${LongText} text=${reasoning} /></details>`}
-    ${segments(text).map((part) => html`<${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`)}
+    ${segments(text).map(
+      (part) => html`${part.tool && html`<div class="role">${withControls(part.tool)}</div>`}
+        <${LongText} text=${part.text.trim()} className=${part.code ? "code" : ""} />`,
+    )}
     ${!text.trim() && html`<p class="quiet">(an empty message)</p>`}
   </div>`;
 }

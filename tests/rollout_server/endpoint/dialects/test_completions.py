@@ -4,6 +4,7 @@ import openai
 import pytest
 from openai.types import Completion
 
+from model_families.chat.control import MARK
 from support.open_session import OpenSession
 
 
@@ -63,6 +64,14 @@ async def test_a_stream_says_the_same(opened):
         stream = await client.completions.create(model="m", prompt="One.", stream=True)
         chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+
+
+@pytest.mark.parametrize("prompt", ["", MARK])
+async def test_a_prompt_without_a_token_is_refused_and_voids_nothing(opened, prompt):
+    """vLLM would refuse it, which is a failure of the attempt: the agent could have it repeated at will."""
+    with pytest.raises(openai.BadRequestError, match="no token"):
+        await ask(opened, prompt)
+    assert not opened.session.failure.done()
 
 
 @pytest.mark.parametrize("options", [{"echo": True}, {"suffix": "x"}, {"best_of": 3}, {"n": 99}])

@@ -154,7 +154,7 @@ async def _ask_all(
 
 
 def _prompt_logprobs(data: Any, seconds: float) -> list[Any] | None:
-    """What a completion that echoes its prompt says of each token; None if it is none."""
+    """Return what a completion that echoes its prompt says of each token; None if it is none."""
     match data:
         case {"choices": [{"logprobs": {"token_logprobs": list(found)}}]}:
             return found

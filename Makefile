@@ -20,9 +20,8 @@ SMOLLM2 := models/SmolLM2-135M-Instruct
 export OMP_NUM_THREADS ?= 1
 
 # The tests of a file stay together, for what they share. In the order of folders most short files come last, so that
-# all workers are busy to the end. Fast tests wait now and then, and a third worker has the cores meanwhile.
-BY_FILE := --dist loadfile --no-loadscope-reorder
-TWO_WORKERS := -n 2 $(BY_FILE)
+# all workers are busy to the end. Tests wait now and then, and a third worker has the two cores meanwhile.
+THREE_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
 # Else uv leaves compiling to the first import; workers, which write no bytecode, would compile again at each start.
@@ -126,17 +125,17 @@ test: world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 ifeq ($(BUILDS),gpu)
-	.venv/bin/python -m pytest -q $(TWO_WORKERS) -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"
 	.venv/bin/python -m pytest -q tests/integration/test_cce_kernels.py tests/integration/test_gpu_loop.py
 else
-	.venv/bin/python -m pytest -q $(TWO_WORKERS) --durations=15
+	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15
 endif
 
 drills: world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
 unit: world ## only the fast tests
-	.venv/bin/python -m pytest -q -n 3 $(BY_FILE) -m "not integration and not slurm and not drill"
+	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"
 
 lint: setup ## ruff (which mends what it can), types, import directions
 	.venv/bin/ruff check --fix . && .venv/bin/ruff format .

@@ -11,10 +11,16 @@ from agent_environments.protocol import Environment, EnvironmentPool
 
 @dataclass(frozen=True)
 class Connection:
-    """The address at which the policy answers, for one episode."""
+    """The address at which the policy answers, for one episode, and which episode that is.
+
+    ``policy_version`` is None where each turn is sampled from the newest version.
+    """
 
     base_url: str
     api_key: str
+    episode_id: str
+    collection: str
+    policy_version: int | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Offer(Protocol):
     """An episode for a program elsewhere."""
 
     task_id: str
+    split: str | None
     connection: Connection
 
     def give_back(self) -> None:

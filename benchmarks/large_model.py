@@ -3,11 +3,14 @@
     python benchmarks/large_model.py                                  # loop_appworld/qwen2_5_32b, on one GPU
     python benchmarks/large_model.py --layers 32 --tokens 4000 16000  # where 64 layers do not fit
     python benchmarks/large_model.py --layers 1 --tokens 200 --device cpu
+    python benchmarks/large_model.py --config qwen3_4b_one_gpu --one-pass --tokens 16384 --set keep_attention=True
 
 Model, LoRA, precision, optimizer, loss and update are those of the recipe's config, built and run by the recipe's own
 parts (FSDP2 on one rank, activation checkpointing, packing). Only the weights are drawn, and the rollouts made up: two
 of one task, one after the other, a quarter of their tokens sampled; one step. ``recompute_seconds`` is the pass for old
 log-probs, ``update_seconds`` forward, backward and step, each after one update of the same size that is not counted.
+``--one-pass`` is what other trainers publish: one micro-batch of one sequence, all its tokens sampled, forward,
+backward and step, and no pass before it. ``--set`` changes keys of the config.
 ``peak_gib`` is of the whole, model included; on a CPU it is resident memory. Every case has a process of its own; what
 does not fit is said and left out.
 """
@@ -18,7 +21,9 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +35,13 @@ from torchtune.modules import TransformerDecoder
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "recipes", "tests"))
 
 from loop_recipes.algorithm.advantages import LeaveOneOut
-from loop_recipes.algorithm.policy_update import PolicyUpdate
+from loop_recipes.algorithm.policy_update import PolicyUpdate, UpdateResult
 from loop_recipes.config.components import build
 from loop_recipes.config.files import compose, read_config
 from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.engine.adapter_versions import AdapterVersions
 from loop_recipes.engine.diagnostics import flops_metrics
+from loop_recipes.engine.diagnostics import made_up as all_sampled
 from loop_recipes.engine.logprobs import (
     AutoLogProbs,
     CutCrossEntropyLogProbs,
@@ -46,7 +52,7 @@ from loop_recipes.engine.logprobs import (
 )
 from loop_recipes.engine.model import DTYPES, meta_model, new_adapter, trained_parameters, vocabulary
 from loop_recipes.engine.process_group import destroy_process_group, init_process_group
-from loop_recipes.engine.samples import Sample
+from loop_recipes.engine.samples import Sample, ScoredSample
 from loop_recipes.engine.sharding import local_part, place_model
 from support.families import with_config
 
@@ -83,6 +89,8 @@ def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch
         device,
         DTYPES[conf.dtype],
         activation_checkpointing=conf.enable_activation_checkpointing,
+        keep_attention=conf.keep_attention,
+        compile_layers=conf.compile,
         shard=True,
     )
     torch.manual_seed(conf.seed)
@@ -113,9 +121,20 @@ def made_up(tokens: int, known: int) -> list[Sample]:
     ]
 
 
+def one_pass(update: PolicyUpdate, sample: ScoredSample) -> UpdateResult:
+    """One step with one rollout, which has its advantage and old log-probs already."""
+    started = time.perf_counter()
+    step_samples, metrics = update.train([sample], 1)
+    if update.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    metrics |= {"seconds_recomputing": 0.0, "seconds_updating": seconds, "tokens_per_second": sample.tokens / seconds}
+    return UpdateResult([sample], step_samples, metrics)
+
+
 def measure(args: argparse.Namespace) -> dict[str, float | str]:
     """One length with one head in this process; the reason as ``left_out`` where that cannot be done."""
-    conf = read_config(compose(args.config), LoopConfig)
+    conf = read_config(compose(args.config, args.set), LoopConfig)
     device, (tokens,), (head,) = torch.device(args.device), args.tokens, args.heads
     init_process_group(device, 600.0, always=True)
     try:
@@ -126,14 +145,19 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
             loss=build(conf.loss),
             advantage=LeaveOneOut(),
             versions=AdapterVersions(model),
-            config=replace(conf.update, epochs=1, minibatch_rollouts=None, micro_batch_tokens=1),
+            # Both rollouts at once, which a number says: by null their one step would need no old log-probs.
+            config=replace(conf.update, epochs=1, minibatch_rollouts=2, micro_batch_tokens=1),
             device=device,
             seed=conf.seed,
         )
-        samples = made_up(tokens, vocabulary(model))
-        update.run(samples, 0, 1)
+        known = vocabulary(model)
+        if args.one_pass:
+            run = partial(one_pass, update, all_sampled("one", tokens, known, torch.Generator().manual_seed(tokens)))
+        else:
+            run = partial(update.run, made_up(tokens, known), 0, 1)
+        run()
         peak = PeakMemory(device)
-        _, step_samples, metrics = update.run(samples, 0, 1)
+        _, step_samples, metrics = run()
     except (torch.OutOfMemoryError, ValueError, ImportError) as error:
         return {"left_out": str(error).splitlines()[0]}
     finally:
@@ -154,6 +178,8 @@ def run_case(args: argparse.Namespace, tokens: int, head: str) -> dict[str, Any]
     for name in ("config", "layers", "device", "peak_tflops"):
         if getattr(args, name) is not None:
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    command += ["--one-pass"] if args.one_pass else []
+    command += ["--set", *args.set] if args.set else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         return {"left_out": (done.stderr.strip().splitlines() or [f"ended by signal {-done.returncode}"])[-1]}
@@ -168,6 +194,8 @@ def main() -> None:
     parser.add_argument("--heads", choices=list(HEADS), nargs="+", default=list(HEADS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
+    parser.add_argument("--one-pass", action="store_true", help="one sequence, all sampled, no pass before the step")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the config")
     parser.add_argument("--case", action="store_true", help="measure one length and head in this process")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from peak_memory import PeakMemory
 from torch import Tensor
+from torch.nn import LinearCrossEntropyOptions
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
 from loop_recipes.engine.logprobs import CutCrossEntropyLogProbs, TensorCoreLogProbs, TiledLogProbs
@@ -60,6 +61,20 @@ def full_logits() -> Head:
     return lambda hidden, weight, targets: -F.cross_entropy((hidden @ weight.T).float(), targets, reduction="none")
 
 
+def torch_chunked() -> Head:
+    """torch's own fused head and loss, in chunks of its choice. Its products are rounded as the operands are."""
+    options = LinearCrossEntropyOptions()
+    return lambda hidden, weight, targets: (
+        -F.linear_cross_entropy(hidden, weight, targets, reduction="none", options=options)
+    )
+
+
+def torch_chunked_fp32() -> Head:
+    """The same of operands in fp32, as exact as ours."""
+    head = torch_chunked()
+    return lambda hidden, weight, targets: head(hidden.float(), weight.float(), targets)
+
+
 def torchtune_chunked() -> Head:
     """torchtune's loss, with the decoder's ``chunked_output`` before it; it only gives the mean, so that is used."""
     loss = CEWithChunkedOutputLoss(num_output_chunks=8)
@@ -90,6 +105,8 @@ CASES: dict[str, Callable[[], Head]] = {
     "ours_tensor_cores": tensor_cores,
     "ours_cce": cut_cross_entropy,
     "full_logits": full_logits,
+    "torch_chunked": torch_chunked,
+    "torch_chunked_fp32": torch_chunked_fp32,
     "torchtune_chunked": torchtune_chunked,
     "trl_chunked": trl_chunked,
 }

@@ -5,14 +5,17 @@
 The node's own episode loop plays a script in a world that answers every turn with the same text; no model and no engine
 is needed. All three ways have each turn's code in common, and two of them its thinking, of a fixed number of words.
 Printed of an episode: its sequences, the tokens of all of them together, which the update computes, the tokens
-that are trained, those of them that are trained more than once, and requests whose prompt and sampled ids are not the
-beginning of a sequence. The last two must be 0.
+that are trained, those of them that are trained more than once, requests whose prompt and sampled ids are not the
+beginning of a sequence (these two must be 0), and of six such episodes of one task, which part after the prompt, the
+share of tokens that stand in a prefix which another sequence has too: what an update would save that computes each
+prefix once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -48,7 +51,7 @@ CARD = TaskCard(
 )
 CODE = "```python\nfor page in range(5):\n    print(apis.venmo.show_transactions(access_token=t, page_index=page))\n```"
 OUTPUT = json.dumps({"transaction_id": 8216, "amount": 12.5, "created_at": "2023-05-02T10:11:12"}, indent=1)
-THOUGHT_WORDS, OUTPUTS = 200, 4
+THOUGHT_WORDS, OUTPUTS, GROUP = 200, 4, 6
 
 
 class Script:
@@ -101,19 +104,32 @@ def play(tokens: Rendered, turns: int) -> tuple[list[Rollout], Script]:
     return asyncio.run(Episode(EpisodeKey("1_1", 0, 0), 0, request, script, speaker).run()), script
 
 
-def figures(tokens: Rendered, turns: int) -> dict[str, int]:
+def common_tokens(sequences: list[list[int]]) -> int:
+    """How many of the sequences' tokens stand in a prefix that a sequence before them has too."""
+    common = 0
+    for one, other in itertools.pairwise(sorted(sequences)):
+        same = (n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+        common += next(same, min(len(one), len(other)))
+    return common
+
+
+def figures(tokens: Rendered, turns: int) -> dict[str, float]:
     """The figures of one way."""
     rollouts, script = play(tokens, turns)
     trained = Counter(turn.message for rollout in rollouts for turn in rollout.turns)
     lost = [ids for ids in script.served if not any(one.token_ids[: len(ids)] == ids for one in rollouts)]
+    prompt = rollouts[0].turns[0].start
+    every = sum(len(rollout.token_ids) for rollout in rollouts)
+    common = GROUP * common_tokens([rollout.token_ids for rollout in rollouts]) + (GROUP - 1) * prompt
     return {
         "sequences": len(rollouts),
-        "prompt_tokens": rollouts[0].turns[0].start,
-        "tokens": sum(len(rollout.token_ids) for rollout in rollouts),
+        "prompt_tokens": prompt,
+        "tokens": every,
         "longest_sequence": max(len(rollout.token_ids) for rollout in rollouts),
         "trained_tokens": sum(sum(rollout.mask) for rollout in rollouts),
         "tokens_trained_twice": sum((times - 1) * len(script.ids) for times in trained.values()),
         "requests_not_in_a_sequence": len(lost),
+        "share_in_common": round(common / (GROUP * every), 3),
     }
 
 

@@ -39,6 +39,7 @@ from loop_recipes.engine.diagnostics import (
     canary,
     flops_metrics,
     gap_metrics,
+    out_of_memory,
     peak_memory_gib,
     stress,
     tolerances,
@@ -431,6 +432,11 @@ class LoopAppWorldRecipe:
         on_main_rank(lambda: self._metrics.log(line))
         utils.log_rank_zero(log, summary_line(line, self._config.max_iterations))
 
+    def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """The line to end with."""
+        tokens = max(self._config.update.micro_batch_tokens, self._config.longest_rollout)
+        return out_of_memory(error, tokens, self._device)
+
     def stopped(self) -> None:
         """Say that the run was asked to stop while it waited for the node; every rank ends for that."""
         if self._rank == 0:
@@ -461,6 +467,9 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe.stopped()
     except RemoteError:
         return 1
+    except torch.OutOfMemoryError as error:
+        assert recipe is not None, "nothing is allocated before it is there"
+        return f"loop_appworld: {recipe.out_of_memory(error)}"
     except Exception:  # perhaps on this rank alone: said before anything is waited for
         traceback.print_exc()
         return 1

@@ -115,6 +115,8 @@ def _authentication(token: str, exempt: Set[str]) -> Any:
             return await handler(request)
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, expected):
+            if resource is None:  # an agent's, perhaps; which paths there are is no secret
+                return endpoint.not_served(request)
             raise RequestError(401, "missing or wrong bearer token; send 'Authorization: Bearer <token>'")
         trust(request)
         node = request.app[NODE]
@@ -230,7 +232,8 @@ def _heartbeat(run: CollectionRun) -> bytes:
 
 
 async def take_episode(request: web.Request) -> web.Response:
-    """An episode that waits for a program elsewhere: its task, and where and under which key the policy answers it.
+    """An episode that waits for a program elsewhere: its task, which episode it is, and where and under which key the
+    policy answers it.
 
     The body may name a ``task_id``, and for how long to wait. 204 when none has come by then.
     """
@@ -248,7 +251,7 @@ async def take_episode(request: web.Request) -> web.Response:
     offer = await node.take_episode(body.get("task_id"), wait_s)
     if offer is None:
         return web.Response(status=204)
-    response = web.json_response({"task_id": offer.task_id, **asdict(offer.connection)})
+    response = web.json_response({"task_id": offer.task_id, "split": offer.split, **asdict(offer.connection)})
     try:
         await response.prepare(request)
         await response.write_eof()

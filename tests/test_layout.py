@@ -82,7 +82,13 @@ ELSEWHERE = {
         "rollout_server/collecting/policy_sampler",
         "rollout_server/collecting/speaker",
     ],
+    "rollout_server/endpoint/test_harness_episode.py": [
+        "agent_environments/harness/chat_agent",
+        "agent_environments/harness/worker",
+    ],
     "rollout_server/endpoint/test_routes.py": [
+        "rollout_server/endpoint/dialects/chat",
+        "rollout_server/endpoint/dialects/dialect",
         "rollout_server/endpoint/serving",
         "rollout_server/endpoint/session",
         "rollout_server/endpoint/sessions",

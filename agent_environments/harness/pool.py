@@ -1,6 +1,7 @@
 """An environment whose episode is a program: the agent is somebody's own, unmodified.
 
-The program is told where the policy answers (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``) and its task (``TASK_ID``). Its
+The program is told where the policy answers (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, and the same for Anthropic's
+clients) and its task (``TASK_ID``). Its
 tools are its own affair; or it acts in a world of ours, which the node opens for it and serves over HTTP. An episode
 ends when the program does, when it says so, or at its deadline. What it did is graded by the world's grader or by a
 command of its own, never by the program, unless the config says that its word is taken.
@@ -52,6 +53,7 @@ LEAVE_S = 10.0
 @dataclass(eq=False)
 class _Offer:
     task_id: str
+    split: str | None
     connection: Connection
     pool: HarnessPool
 
@@ -80,7 +82,8 @@ class HarnessEnvironment:
     async def run(self, connection: Connection) -> Ended | None:
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
         if self._pool.command is None:
-            await self._pool.offer(_Offer(self._task_id, connection, self._pool), self._finished)
+            split = self._pool.split_of(self._task_id)
+            await self._pool.offer(_Offer(self._task_id, split, connection, self._pool), self._finished)
             return None
         program = asyncio.create_task(
             run_program(self._pool.command, self._variables(connection), self._folder), name=self._episode_id
@@ -155,6 +158,8 @@ class HarnessEnvironment:
 
     def _variables(self, connection: Connection) -> dict[str, str]:
         return {
+            "ANTHROPIC_BASE_URL": connection.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": connection.api_key,
             **self._pool.variables,
             "OPENAI_BASE_URL": connection.base_url,
             "OPENAI_API_KEY": connection.api_key,
@@ -212,6 +217,7 @@ class HarnessPool:
         self.accept_reward = accept_reward
         self.variables = environment_variables("harness: variables", variables or {})
         self._tasks = {split: words(f"harness: tasks.{split}", ids) for split, ids in (tasks or {}).items()}
+        self._splits = {task_id: split for split, ids in self._tasks.items() for task_id in ids}
         self._world: EnvironmentPool | None = None
         if world is not None:
             if is_harness(world["name"]):
@@ -237,7 +243,9 @@ class HarnessPool:
 
     def tasks(self, split: str) -> list[str]:
         if self._world is not None:
-            return self._world.tasks(split)
+            ids = self._world.tasks(split)
+            self._splits.update(dict.fromkeys(ids, split))
+            return ids
         if split not in self._tasks:
             raise UnknownTask(f"no split {split!r} in dataset {self.dataset}; there are {', '.join(self._tasks)}")
         return list(self._tasks[split])
@@ -250,6 +258,10 @@ class HarnessPool:
         for task_id in task_ids:
             if task_id not in known:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
+
+    def split_of(self, task_id: str) -> str | None:
+        """The split that a task is known from; None for one of a world that was not asked for its tasks."""
+        return self._splits.get(task_id)
 
     @property
     def runs_elsewhere(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_environments.breakage import Raised, told
 from agent_environments.observation import printable, truncate
-from agent_environments.protocol import EnvironmentTimeout, TokenSpans, ToolUse
+from agent_environments.protocol import TokenSpans, ToolUse
 from agent_environments.tool_calls import BadCall, ToolCall, render_tool_response
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import Lease
@@ -70,18 +70,8 @@ async def _call(tool: Tool, arguments: Mapping[str, Any], lease: Lease) -> str:
     process = await lease.process()
     if not tool.stateful:
         return await tool.call(arguments, process)
-    if lease.lost:
-        raise EnvironmentTimeout("the instance is gone, with its process")
-    lease.broken = True  # unless the call returns: one that was cancelled may have been half made
-    try:
-        result = await tool.call(arguments, process)
-    except DeadlinePassed as error:
-        raise EnvironmentTimeout(f"tool {tool.name} {error}") from error
-    except (ToolError, WrongArguments):
-        lease.broken = False
-        raise
-    lease.broken = False
-    return result
+    with lease.at_work(f"tool {tool.name}"):
+        return await tool.call(arguments, process)
 
 
 def shown_together(results: Sequence[str], max_tokens: int, token_spans: TokenSpans) -> str:

@@ -1,15 +1,15 @@
-"""Tools and rewards of a user's module as an environment."""
+"""Tools, reply and reward of a user's module as an environment."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.breakage import Raised, told
 from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
+from agent_environments.observation import printable, truncate
 from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
@@ -17,6 +17,7 @@ from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
+from agent_environments.tools.tool import DEADLINE_S
 from agent_environments.tools.tool_process import ProcessEnded, ToolServer, read_grade
 
 if TYPE_CHECKING:
@@ -26,16 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class ToolEnvironment:
-    """One episode: the agent calls tools until it has an answer.
+    """One episode: the agent calls tools, or says something, until it has an answer.
 
-    A turn's calls are made one by one, in order, and answered together. A terminal tool ends the episode. Where no tool
-    is terminal, a turn without a call does, and its text is the answer.
+    A turn's calls are made one by one, in order, and answered together. A terminal tool ends the episode. A turn
+    without a call is answered by the module's reply, which ends the episode or not. Without a reply it ends the
+    episode, and its text is the answer; where a tool is terminal, it is a mistake.
     """
 
-    def __init__(self, module: ToolModule, lease: Lease, shown: Callable[[Sequence[str]], str]) -> None:
+    def __init__(self, module: ToolModule, lease: Lease, max_tokens: int, token_spans: TokenSpans) -> None:
         self._module = module
         self._lease = lease
-        self._shown = shown
+        self._cut: dict[str, Any] = {"max_tokens": max_tokens, "token_spans": token_spans}
         self._task_id = ""
         self._answer = ""
         self._trajectory: list[dict[str, str]] = []
@@ -47,17 +49,17 @@ class ToolEnvironment:
         shown = [str(module.tasks[task_id].get("question", ""))]
         if module.instance_class is not None:
             shown.append(await self._lease.reset(task_id))
-        system = [module.instructions, tools_section([tool.schema for tool in module.tools.values()])]
-        messages = [Message("system", _paragraphs(system)), Message("user", _paragraphs(shown))]
+        tools = tools_section([tool.schema for tool in module.tools.values()]) if module.tools else ""
+        opening = [Message("system", _paragraphs([module.instructions, tools])), Message("user", _paragraphs(shown))]
+        messages = [message for message in opening if message.content or message.role == "user"]
         self._trajectory = [{"role": message.role, "content": message.content} for message in messages]
         return messages
 
     async def step(self, action: str) -> StepResult:
         self._note("assistant", action)
-        calls = parse_tool_calls(action)
-        if not calls and not self._ends_by_tool:
-            self._answer = action.strip()
-            return StepResult("", done=True)
+        calls = parse_tool_calls(action) if self._module.tools else []
+        if not calls:
+            return await self._said(action)
         answers: list[Answer] = []
         for call in calls:
             answers.append(await answer(call, self._module.tools, self._lease))
@@ -65,15 +67,31 @@ class ToolEnvironment:
             self._answer = last.ended_with or ""
             if last.over or last.ended_with is not None:
                 break
-        observation = self._shown([item.text for item in answers]) if calls else NO_CALL
+        observation = shown_together([item.text for item in answers], **self._cut)
         self._note("user", observation)
         return StepResult(
             observation,
-            done=bool(answers) and (answers[-1].over or answers[-1].ended_with is not None),
+            done=answers[-1].over or answers[-1].ended_with is not None,
             failed=any(item.failed for item in answers),
-            empty_action=not calls,
             tools=tuple(item.use for item in answers if item.use is not None),
         )
+
+    async def _said(self, text: str) -> StepResult:
+        """Answer a turn without a call."""
+        if not self._ends_by_tool:
+            self._answer = text.strip()
+        reply = self._module.reply
+        if reply is not None:
+            process = await self._lease.process()
+            with self._lease.at_work(f"reply {reply.name}"):
+                said = await process.ask("reply", DEADLINE_S, text=text)
+        else:
+            said = NO_CALL if self._ends_by_tool else None
+        if said is None:
+            return StepResult("", done=True)
+        observation = truncate(printable(said), **self._cut)
+        self._note("user", observation)
+        return StepResult(observation, done=False, empty_action=reply is None)
 
     def _note(self, role: str, content: str) -> None:
         self._trajectory.append({"role": role, "content": content})
@@ -116,9 +134,9 @@ class ToolPool:
         tasks: a JSONL file, or one for each split, in place of the module's ``TASKS``.
         dataset: the name printed with every score; the module's own unless given.
         max_worlds: episodes at the same time, each with a process of its own, and an instance that stateful tools
-            work on.
+            or the reply work on.
         instance_deadline_s: for making, resetting and closing an instance.
-        observation_max_tokens: the results of a turn's calls are cut to this many tokens together.
+        observation_max_tokens: a reply, or the results of a turn's calls together, are cut to this many tokens.
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
             :class:`~agent_environments.tools.mcp_server.McpServer`.
         held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
@@ -149,15 +167,18 @@ class ToolPool:
         self.dataset = dataset or self._module.name
         self._instances = InstancePool(ToolServer(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
         self._made_at_once = 1 if self._module.instance_class is None else max_worlds
-        self._shown = functools.partial(shown_together, max_tokens=observation_max_tokens, token_spans=token_spans)
+        self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
-        if not (self._module.tools or self._servers):
-            raise ValueError(f"{module}: there are no tools: write a function with @tool, or name an MCP server")
 
     async def open(self) -> None:
         for server in self._servers:
             self._module = self._module.with_tools(await server.open())
         await self._instances.open(self._made_at_once)
+
+    @property
+    def moves(self) -> str:
+        """Say in a line what an agent does here."""
+        return self._module.moves
 
     def splits(self) -> list[str]:
         return self._module.tasks.splits
@@ -170,7 +191,7 @@ class ToolPool:
             self._module.tasks[task_id]
 
     async def acquire(self, episode_id: str) -> ToolEnvironment:
-        return ToolEnvironment(self._module, await self._instances.acquire(), self._shown)
+        return ToolEnvironment(self._module, await self._instances.acquire(), *self._cut)
 
     def status(self) -> PoolStatus:
         pool = self._instances

@@ -88,6 +88,11 @@ class Calls:
         text = found.run(arguments, self._instance)
         return text if found.terminal else text[: found.max_characters + 1]
 
+    def reply(self, text: str) -> str | None:
+        """Answer the text of a turn; None ends the episode."""
+        assert self._module.reply is not None, "the node asks for one that is there"
+        return self._module.reply.run(text, self._instance)
+
     def grade(self, task_id: str, answer: str, trajectory: list[dict[str, str]]) -> dict[str, Any]:
         """The fields of the episode's grade."""
         task = copy.deepcopy(self._module.tasks[task_id])

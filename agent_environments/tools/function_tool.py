@@ -26,8 +26,29 @@ if TYPE_CHECKING:
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-class FunctionTool(Tool):
-    """A function that the policy can call; :func:`tool` makes it. Called from Python it is the function itself."""
+class OwnFunction:
+    """A function of the user's, or a method of the instance's class (``stateful``). Called from Python it is the
+    function itself.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.stateful = list(inspect.signature(function).parameters)[:1] == ["self"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self.function, instance)
+
+    def bound(self, instance: Any) -> Callable[..., Any]:
+        """The function, or the method of ``instance``."""
+        return types.MethodType(self.function, instance) if self.stateful else self.function
+
+
+class FunctionTool(OwnFunction, Tool):
+    """A function that the policy can call; :func:`tool` makes it."""
 
     def __init__(
         self,
@@ -38,22 +59,13 @@ class FunctionTool(Tool):
         max_characters: int,
         deadline_s: float,
     ) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
+        super().__init__(function)
         self.name = function.__name__ if name is None else name
         self.terminal = terminal
         self.max_characters = max_characters
         self.deadline_s = deadline_s
         self._doc = docstring_parser.parse(inspect.getdoc(function) or "")
         self.description = (self._doc.description or "") if description is None else description
-        names = list(inspect.signature(function).parameters)
-        self.stateful = names[:1] == ["self"]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self.function, instance)
 
     @functools.cached_property
     def _model(self) -> type[BaseModel]:
@@ -130,9 +142,8 @@ class FunctionTool(Tool):
             WrongArguments, Raised, DeadlinePassed: as they are called.
             ToolError: the result is nothing that can be shown.
         """
-        function = types.MethodType(self.function, instance) if self.stateful else self.function
         checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
-        result = deadline.call(function, checked, self.deadline_s)
+        result = deadline.call(self.bound(instance), checked, self.deadline_s)
         try:
             return str(deadline.call(as_text, {"result": result}, self.deadline_s, through=(ValueError,)))
         except ValueError as error:

@@ -1,31 +1,38 @@
-"""A game as a module of tools: find a number from 1 to 20 by "Higher." and "Lower.". `loop init` copies this file."""
+"""A game in plain text: find a number by "Higher." and "Lower.". `loop init` copies this file."""
 
-from agent_environments.tools import reward, tool
+import re
+
+from agent_environments.tools import reply, reward
 
 GUESSES = 5
 """Halving what is left finds every number."""
-INSTRUCTIONS = f"You find a number by guessing. You have {GUESSES} guesses. When it is found, say so without a call."
 
 
 class Game:
     def reset(self, task):
-        """Begin the game of a task; called before each episode."""
+        """Begin the game of a task; called before each episode. What it returns follows the question."""
         self.number = task["number"]
         self.left = GUESSES
         self.found = False
 
-    @tool
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: from 1 to 20.
-        """
-        if self.found or self.left == 0:
-            return "The game is over."
+    @reply
+    def guess(self, text: str) -> str | None:
+        """Answer a turn of the agent, whose first number is its guess; None ends the episode."""
         self.left -= 1
+        said = re.search(r"\d{1,4}", text)
+        number = int(said[0]) if said else None
         self.found = number == self.number
-        return "Found." if self.found else "Higher." if number < self.number else "Lower."
+        if self.found or self.left == 0:
+            return None
+        if number is None:
+            return "Say a number."
+        return "Higher." if number < self.number else "Lower."
+
+    # What the agent should call by name, with arguments that are checked, is a tool:
+    #
+    # @tool
+    # def guess(self, number: int) -> str:
+    #     """Guess the number."""
 
 
 @reward
@@ -35,6 +42,11 @@ def found(instance: Game) -> bool:
 
 
 TASKS = [
-    {"id": f"number{number}", "question": "I think of a number from 1 to 20. Which is it?", "number": number}
-    for number in range(1, 21)
+    {
+        "id": f"from{low}number{number}",
+        "question": f"Guess a number between {low} and {low + 19}. Reply with the number only.",
+        "number": number,
+    }
+    for low in range(1, 11)
+    for number in range(low, low + 20)
 ]

@@ -8,13 +8,16 @@ again: it is ended, and a new one takes its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from agent_environments.places import Places
-from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from agent_environments.tools.deadline import DeadlinePassed, Raised
+from agent_environments.tools.tool import ToolError, WrongArguments
 from agent_environments.tools.tool_process import ProcessEnded, ToolProcess, ToolServer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +74,25 @@ class Lease:
             raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {error}") from error
         self.broken, self._was_reset = False, True
         return shown
+
+    @contextlib.contextmanager
+    def at_work(self, what: str) -> Iterator[None]:
+        """While ``what`` works on the instance: unless it returns, or raises by itself, it may be half done.
+
+        Raises:
+            EnvironmentTimeout: it took too long, or the instance is gone.
+        """
+        if self.lost:
+            raise EnvironmentTimeout("the instance is gone, with its process")
+        self.broken = True
+        try:
+            yield
+        except DeadlinePassed as error:
+            raise EnvironmentTimeout(f"{what} {error}") from error
+        except (Raised, ToolError, WrongArguments):
+            self.broken = False
+            raise
+        self.broken = False
 
     def end(self) -> None:
         """Give the process back; may be called twice."""

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from agent_environments.breakage import told
+from agent_environments.tools.reply import Reply
 from agent_environments.tools.reward import Reward
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
@@ -23,16 +24,26 @@ class ToolModule:
 
     Attributes:
         name: the dataset's, unless a config gives it another.
-        instance_class: of the instances that stateful tools work on; None if all tools are stateless.
+        instance_class: of the instances that stateful tools, or the reply, work on; None if there are none.
+        reply: answers a turn without a call; None if such a turn is the answer, or a mistake.
         instructions: the beginning of the system message.
     """
 
     name: str
     tools: dict[str, Tool]
     instance_class: type | None
+    reply: Reply | None
     reward: Reward
     tasks: TaskTable
     instructions: str
+
+    @property
+    def moves(self) -> str:
+        """Say in a line what an agent does here."""
+        ends_by_tool = any(tool.terminal for tool in self.tools.values())
+        text = f"answered by {self.reply.name}" if self.reply else "a mistake" if ends_by_tool else "the answer"
+        calls = f"calls of {', '.join(self.tools)}; a turn without one is " if self.tools else "its text is "
+        return f"{calls}{text}"
 
     def with_tools(self, more: Sequence[Tool]) -> ToolModule:
         """The same with tools from elsewhere; raises ValueError for two of one name."""
@@ -40,7 +51,7 @@ class ToolModule:
 
 
 def load_module(name: str, tasks: object = None) -> ToolModule:
-    """Import a user's module and take its parts: tools, one reward, ``TASKS`` and ``INSTRUCTIONS``.
+    """Import a user's module and take its parts: tools, a reply, one reward, ``TASKS`` and ``INSTRUCTIONS``.
 
     Args:
         name: path of a Python file, or a dotted module path.
@@ -74,17 +85,18 @@ def _import(name: str) -> ModuleType:
 
 def _parts(module: ModuleType, tasks: object) -> ToolModule:
     here = list({id(value): value for value in vars(module).values()}.values())
-    instance_class = _one([value for value in here if isinstance(value, type) and _methods(value)], "class with tools")
+    classes = [value for value in here if isinstance(value, type) and _methods(value)]
+    instance_class = _one(classes, "class with tools or a reply")
     reward = _one([value for value in here if isinstance(value, Reward)], "reward")
     if reward is None:
         raise ValueError("there is no reward: write a function with @reward")
-    tools = [value for value in here if isinstance(value, Tool)]
+    moves = [value for value in here if isinstance(value, Tool | Reply)]
     if instance_class is not None:
         if not callable(getattr(instance_class, "reset", None)):
-            raise ValueError(f"class {instance_class.__name__} has tools, but no method reset(task)")
-        tools += _methods(instance_class)
-    elif stateful := [tool.name for tool in tools if tool.stateful]:
-        raise ValueError(f"tool {stateful[0]} takes self, but is no method of a class")
+            raise ValueError(f"class {instance_class.__name__} has tools or a reply, but no method reset(task)")
+        moves += _methods(instance_class)
+    elif stateful := [move.name for move in moves if move.stateful]:
+        raise ValueError(f"{stateful[0]} takes self, but is no method of a class")
     table = read_tasks(getattr(module, "TASKS", None) if tasks is None else tasks)
     for task in table.all():
         if missing := reward.missing(task):
@@ -93,20 +105,21 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
             raise ValueError(f"task {task['id']} has no 'question'")
     return ToolModule(
         name=module.__name__.removeprefix("tool_module_"),
-        tools=_by_name(tools),
+        tools=_by_name([move for move in moves if isinstance(move, Tool)]),
         instance_class=instance_class,
+        reply=_one([move for move in moves if isinstance(move, Reply)], "reply"),
         reward=reward,
         tasks=table,
         instructions=getattr(module, "INSTRUCTIONS", ""),
     )
 
 
-def _methods(owner: type) -> list[Tool]:
-    """The tools of a class, inherited ones first."""
+def _methods(owner: type) -> list[Tool | Reply]:
+    """The tools and the reply of a class, inherited ones first."""
     attributes: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
         attributes |= vars(base)
-    return [value for value in attributes.values() if isinstance(value, Tool)]
+    return [value for value in attributes.values() if isinstance(value, Tool | Reply)]
 
 
 def _one(found: list[Any], what: str) -> Any:

@@ -44,20 +44,26 @@ class PolicySampler:
     def __init__(
         self, sampling: Sampling, limits: Limits, version: int, pinned_model: str | None, services: EpisodeServices
     ):
-        self._sampling = sampling
+        self.sampling = sampling
         self._limits = limits
         self._version = version
         self._pinned_model = pinned_model
         self._services = services
 
     async def sample(
-        self, episode_id: str, token_ids: Sequence[int], seed: int, max_tokens: int | None = None
+        self,
+        episode_id: str,
+        token_ids: Sequence[int],
+        seed: int,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
     ) -> tuple[int, Generation]:
         """The policy version that answered, and what it sampled after ``token_ids``, fewer than ``limits.max_context``.
 
         Args:
             episode_id: keeps the requests of an episode on one server.
             max_tokens: a bound below that of the limits.
+            sampling: in place of its own.
 
         Raises:
             EpisodeFailed: nothing can come of this attempt any more.
@@ -73,7 +79,7 @@ class PolicySampler:
                 version = services.policies.latest()
                 model = services.policies.acquire(version)
             try:
-                generation = await self._turn(episode_id, token_ids, model, room, seed)
+                generation = await self._turn(episode_id, token_ids, model, room, seed, sampling or self.sampling)
             finally:
                 if self._pinned_model is None:
                     services.policies.release(version)
@@ -84,41 +90,42 @@ class PolicySampler:
         services.metrics.turn(len(generation.token_ids), len(token_ids), generation.cached_tokens, generation.seconds)
         return version, generation
 
-    async def _turn(self, episode_id: str, token_ids: Sequence[int], model: str, room: int, seed: int) -> Generation:
+    async def _turn(
+        self, episode_id: str, token_ids: Sequence[int], model: str, room: int, seed: int, sampling: Sampling
+    ) -> Generation:
         """Thinking and answer in one request, or, where each has a limit of its own, in two."""
+
+        async def request(token_ids: Sequence[int], most: int, seed: int, stops: Sequence[int]) -> Generation:
+            return await self._services.router.generate(
+                episode_id=episode_id,
+                token_ids=token_ids,
+                model=model,
+                max_tokens=most,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=seed,
+                stop_token_ids=stops,
+                deadline=time.monotonic() + TURN_LIMIT_S,
+            )
+
         tokens, limits = self._services.tokens, self._limits
         if limits.max_thinking_tokens is None or not tokens.thinking_ends:
             most = min(limits.max_tokens_per_turn, room)
-            return await self._request(episode_id, token_ids, model, most, seed, tokens.stop_ids)
+            return await request(token_ids, most, seed, tokens.stop_ids)
         stops = (*tokens.stop_ids, *tokens.thinking_ends)
-        thought = await self._request(episode_id, token_ids, model, min(limits.max_thinking_tokens, room), seed, stops)
+        thought = await request(token_ids, min(limits.max_thinking_tokens, room), seed, stops)
         turn = tokens.read(token_ids, thought.token_ids, with_tools=False)
         answer = len(thought.token_ids) - turn.thinking_tokens
         left = min(limits.max_tokens_per_turn - answer, room - len(thought.token_ids))
         if thought.token_ids[-1] in tokens.stop_ids or turn.cut_in_thinking or left <= 0:
             return thought
         served = [*token_ids, *thought.token_ids]
-        rest = await self._request(episode_id, served, model, left, derive_seed(seed, "answer"), tokens.stop_ids)
+        rest = await request(served, left, derive_seed(seed, "answer"), tokens.stop_ids)
         return replace(
             rest,
             token_ids=thought.token_ids + rest.token_ids,
             logprobs=thought.logprobs + rest.logprobs,
             cached_tokens=thought.cached_tokens,
             seconds=thought.seconds + rest.seconds,
-        )
-
-    async def _request(
-        self, episode_id: str, token_ids: Sequence[int], model: str, most: int, seed: int, stops: Sequence[int]
-    ) -> Generation:
-        return await self._services.router.generate(
-            episode_id=episode_id,
-            token_ids=token_ids,
-            model=model,
-            max_tokens=most,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            top_k=self._sampling.top_k,
-            seed=seed,
-            stop_token_ids=stops,
-            deadline=time.monotonic() + TURN_LIMIT_S,
         )

@@ -11,10 +11,12 @@ At the end each way from a first turn to a last one is one sequence that was ser
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+from agent_environments.observation import printable
 from loop_formats.rollout import Turn
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts
@@ -23,13 +25,17 @@ from rollout_server.inference.router import Generation
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from."""
+    """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from.
+
+    ``text`` is given where the prompt is a text without messages.
+    """
 
     token_ids: list[int]
     messages: tuple[ChatMessage, ...]
     tools: Tools
     goes_on_from: _SampledTurn | None
     new: tuple[ChatMessage, ...]
+    text: str | None = None
 
 
 @dataclass(eq=False)
@@ -80,6 +86,12 @@ class Conversations:
         """(place of a history, the next message) -> place of the longer history; place 0 is before all messages."""
         self._turns: dict[int, _SampledTurn] = {}
         """The turn that was sampled last at a place."""
+        self._messages: dict[int, tuple[int, ChatMessage]] = {}
+        """Of each place, the place before it and the message between them."""
+        self._texts: dict[tuple[int, bytes], _SampledTurn] = {}
+        """(length, digest) of a text -> the turn whose last id ends it; texts would fill the memory."""
+        self._unended: dict[int, list[tuple[str, _SampledTurn]]] = {}
+        """(text, turn) of those that a stop text or a limit cut, by the place before them."""
         self._sampled: list[_SampledTurn] = []
 
     @property
@@ -94,43 +106,102 @@ class Conversations:
             ValueError: the chat format has no form for these messages.
         """
         known, found, place = list(messages), None, self._places.get((0, _offered(tools)))
-        end = 0
+        end, written = 0, ""
         for number, message in enumerate(messages):
-            place = None if place is None else self._places.get((place, message.key))
             if place is None:
                 break
-            if message.role == "assistant" and (turn := self._turns.get(place)) is not None:
-                found, end = turn, number + 1
+            before, place = place, self._places.get((place, message.key))
+            if message.role != "assistant":
+                continue
+            turn, rest = (None, "") if place is None else (self._turns.get(place), "")
+            if turn is None:
+                turn, rest = self._written_on(before, message)
+            if turn is not None:
+                found, end, written = turn, number + 1, rest
                 known[number] = replace(message, reasoning=turn.spoken.reasoning)
         new = tuple(messages[end:])
         if found is not None:
             prompt, sampled = found.prompt(), found.generation.token_ids
-            between = self._tokens.extension(prompt, sampled, new, tools)
+            more = self._tokens.encode_text(written) if written else []
+            between = self._tokens.extension(prompt, [*sampled, *more], new, tools)
             if between is not None:
-                return Prompt([*prompt, *sampled, *between], tuple(messages), tools, found, new)
+                new = (ChatMessage("assistant", written), *new) if written else new
+                return Prompt([*prompt, *sampled, *more, *between], tuple(messages), tools, found, new)
         return Prompt(self._tokens.opening(known, tools), tuple(messages), tools, None, tuple(known))
 
-    def add(self, prompt: Prompt, spoken: ChatMessage, turn: ReadTurn, version: int, generation: Generation) -> None:
-        """Keep what was sampled after a prompt.
+    def _written_on(self, place: int, message: ChatMessage) -> tuple[_SampledTurn | None, str]:
+        """The turn after ``place`` that a message begins with, if it had not ended, and what the harness wrote on."""
+        for text, turn in reversed(self._unended.get(place, [])):
+            if message.content.startswith(text) and not message.calls:
+                return turn, printable(message.content[len(text) :])
+        return None, ""
+
+    def text_prompt(self, text: str) -> Prompt:
+        """The ids of a text. It goes on from a turn if it begins with what the turn's ids, and those before, spell."""
+        text = printable(text)
+        for length, digest in sorted(self._texts, key=lambda known: -known[0]):
+            if digest == _digest(text[:length]):
+                found = self._texts[length, digest]
+                new = text[length:]
+                between = self._tokens.encode_text(new) if new else []
+                served = [*found.prompt(), *found.generation.token_ids, *between]
+                return Prompt(served, (), (), found, (ChatMessage("user", new),) if new else (), text)
+        return Prompt(self._tokens.encode_text(text), (), (), None, (ChatMessage("user", text),), text)
+
+    def add(
+        self,
+        prompt: Prompt,
+        spoken: ChatMessage,
+        turn: ReadTurn,
+        version: int,
+        generation: Generation,
+        stopped_by: str | None = None,
+    ) -> int:
+        """Keep what was sampled after a prompt; returns its place, for :meth:`messages`.
 
         Args:
             spoken: the turn as the harness is told it, by which it is known when it comes back.
             turn: all of it.
+            stopped_by: the stop text that ended it, which a harness may put back.
         """
         before = prompt.goes_on_from
         served = 0 if before is None else len(before.prompt()) + len(before.generation.token_ids)
         said = list(as_texts(prompt.new, prompt.tools if before is None else ()))
         sampled = _SampledTurn(before, prompt.token_ids[served:], said, spoken, turn, version, generation)
-        place = self._place(0, _offered(prompt.tools))
-        for message in prompt.messages:
-            place = self._place(place, message.key)
-        # The same words said twice are two turns; who goes on from them goes on from the later one.
-        at = self._place(place, spoken.key)
-        self._places.setdefault((place, spoken.key_without_thought), at)
-        self._turns[at] = sampled
         self._sampled.append(sampled)
         if before is not None:
             before.continued = True
+        if prompt.text is not None:
+            if self._tokens.without_stop(generation.token_ids) == generation.token_ids:  # what ends a turn has no text
+                text = prompt.text + self._tokens.decode(generation.token_ids)
+                self._texts[len(text), _digest(text)] = sampled
+            return 0
+        place = self._place(0, _offered(prompt.tools))
+        for message in prompt.messages:
+            place = self._reach(place, message)
+        # The same words said twice are two turns; who goes on from them goes on from the later one.
+        at = self._reach(place, spoken)
+        for told in (spoken, replace(spoken, content=spoken.content + (stopped_by or ""))):
+            self._places.setdefault((place, told.key), at)
+            self._places.setdefault((place, told.key_without_thought), at)
+        if self._tokens.without_stop(generation.token_ids) == generation.token_ids and not spoken.calls:
+            texts = {spoken.content + (stopped_by or ""), turn.answer} - {""}
+            self._unended.setdefault(place, []).extend((text, sampled) for text in sorted(texts, key=len))
+        self._turns[at] = sampled
+        return at
+
+    def messages(self, place: int) -> list[ChatMessage]:
+        """The messages that lead to a place."""
+        found = []
+        while place in self._messages:
+            place, message = self._messages[place]
+            found.append(message)
+        return found[::-1]
+
+    def _reach(self, place: int, message: ChatMessage) -> int:
+        at = self._place(place, message.key)
+        self._messages.setdefault(at, (place, message))
+        return at
 
     def _place(self, place: int, key: Hashable) -> int:
         return self._places.setdefault((place, key), len(self._places) + 1)
@@ -147,6 +218,10 @@ class Conversations:
                 segments.append(_segment(leaf.path(), recorded))
                 recorded.update(leaf.path())
         return segments
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _offered(tools: Tools) -> str:

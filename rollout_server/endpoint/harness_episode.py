@@ -60,7 +60,8 @@ class HarnessEpisode(Attempt):
         )
         session.serve_world(World(self.key.task_id, opening, harness))
         self._key = self._sessions.open(session)
-        connection = Connection(self._sessions.base_url, self._key)
+        pinned = self._request.policy_version if self._request.policy_mode == "pinned" else None
+        connection = Connection(self._sessions.base_url, self._key, self.rollout_id, self._request.id, pinned)
         environment.begin_acting()
         try:
             end_reason = await self._until_it_ends(session, harness, connection)

@@ -1,4 +1,4 @@
-"""Messages of a chat request, read: OpenAI's roles, parts, tool calls and tool results.
+"""Messages of a request, read: roles, parts, tool calls and tool results; the first form is that of OpenAI's chat API.
 
 A harness hands a policy's turn back as it understood it: calls with other blanks in their arguments, without its white
 space at the ends, without its thoughts. :meth:`~model_families.chat.messages.ChatMessage.key` does not see such
@@ -23,20 +23,26 @@ class BadMessages(ValueError):
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
-    """The messages of a request that offers ``tools``.
+    """The messages of a chat request that offers ``tools``.
 
     Raises:
         BadMessages: no message, an unknown role, content that is no text, or tools that cannot be written.
     """
     if not messages:
         raise BadMessages("messages must hold at least one message")
+    check_tools(tools)
+    return [read_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises BadMessages for tools that cannot be written."""
     if _nests_deeply(tools):
         raise BadMessages(f"tools must not be nested more than {MAX_NESTING} times")
-    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], where: str) -> ChatMessage:
-    role, content = message.get("role"), _text(message.get("content"), where)
+def read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
+    """One message; ``where`` is its place in the request. Raises BadMessages."""
+    role, content = message.get("role"), read_text(message.get("content"), where)
     match role:
         case "system" | "developer":
             return ChatMessage("system", content)
@@ -48,8 +54,8 @@ def _message(message: Mapping[str, Any], where: str) -> ChatMessage:
     raise BadMessages(f"{where}.role {role!r} is none of system, developer, user, assistant, tool")
 
 
-def _text(content: object, where: str) -> str:
-    """``content`` may be text, null, or a list of text parts."""
+def read_text(content: object, where: str) -> str:
+    """``content`` may be text, null, or a list of text parts. Raises BadMessages."""
     match content:
         case None:
             return ""
@@ -62,7 +68,9 @@ def _text(content: object, where: str) -> str:
 
 def _part(part: object, where: str) -> str:
     match part:
-        case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return text
+        case {"type": "refusal", "refusal": str(text)}:
             return text
         case {"type": kind}:
             raise BadMessages(f"{where} is of type {kind!r}; the policy reads text only")
@@ -72,13 +80,23 @@ def _part(part: object, where: str) -> str:
 def _call(call: object, where: str) -> ToolCall:
     match call:
         case {"function": {"name": str(name), "arguments": arguments}}:
-            try:
-                given = json.loads(arguments) if isinstance(arguments, str) else arguments
-            except (ValueError, RecursionError):
-                given = None
-            if isinstance(given, dict) and not _nests_deeply(given):
-                return ToolCall(name, given)
-    raise BadMessages(f"{where}.tool_calls: a call is a function with a name, and arguments that are a JSON object")
+            return read_call(name, arguments, where)
+    raise _no_call(where)
+
+
+def read_call(name: str, arguments: object, where: str) -> ToolCall:
+    """A call; ``arguments`` are an object, or the text of one. Raises BadMessages."""
+    try:
+        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        given = None
+    if isinstance(given, dict) and not _nests_deeply(given):
+        return ToolCall(name, given)
+    raise _no_call(where)
+
+
+def _no_call(where: str) -> BadMessages:
+    return BadMessages(f"{where}: a call is a function with a name, and arguments that are a JSON object")
 
 
 def _nests_deeply(value: object) -> bool:

@@ -1,8 +1,9 @@
-"""The HTTP face of the recording endpoint: OpenAI's chat API, a key per episode.
+"""The HTTP face of the recording endpoint: the chat APIs of its dialects, a key per episode.
 
-The key comes as the bearer token, as every OpenAI client sends it, or in the path for one that cannot:
-``/sessions/<key>/v1/chat/completions``. Answers are whole before their first byte is sent, also those that stream: so a
-failure has its HTTP status, and a client that hangs up finds the same answer when it asks again.
+The key comes as the bearer token, as OpenAI's clients send it, as ``x-api-key``, as Anthropic's do, or in the path for
+one that can send neither: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first byte is sent,
+also those that stream: so a failure has its HTTP status, and a client that hangs up finds the same answer when it asks
+again.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from agent_environments.http_server import BadBody, read_agents_json, read_body, trust
+from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, DIALECTS, Dialect
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions
-from rollout_server.endpoint.wire import MODEL, ApiError, ChatRequest, Completion
+from rollout_server.endpoint.wire import MODEL, ApiError
 
 WRITE_DEADLINE_S = 60.0
+MAX_FIGURES = 64
+"""Most figures of a kind with which an agent may finish."""
+COUNT_TOKENS = f"{ANTHROPIC.path}/count_tokens"
 
 SESSIONS: web.AppKey[Sessions] = web.AppKey("sessions", Sessions)
 
@@ -32,9 +38,12 @@ def add_routes(app: web.Application, sessions: Sessions) -> set[str]:
     """Add the endpoint's routes; returns their paths, which authenticate by themselves."""
     app[SESSIONS] = sessions
     paths = set()
+    calls: list[tuple[str, str, Handler]] = [("POST", one.path, partial(complete, one)) for one in DIALECTS]
     for method, path, handler in (
-        ("POST", "/v1/chat/completions", chat_completions),
+        *calls,
+        ("POST", COUNT_TOKENS, count_tokens),
         ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{model}", model),
         ("GET", "/v1/episode", episode),
         ("POST", "/v1/episode/step", step),
         ("POST", "/v1/episode/finish", finish),
@@ -46,57 +55,83 @@ def add_routes(app: web.Application, sessions: Sessions) -> set[str]:
 
 
 def _with_session(handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Find the session of the request's key; refusals are in OpenAI's shape."""
+    """Find the session of the request's key; refusals are in the shape of the dialect."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request, _session(request))
         except ApiError as error:
-            return _refusal(error)
+            return _refusal(request, error)
         except BadBody as error:
-            return _refusal(ApiError(400, "invalid_json", str(error)))
+            return _refusal(request, ApiError(400, "invalid_json", str(error)))
         except TimeoutError:
-            return _refusal(ApiError(408, "timeout", "the request's body did not arrive in time"))
+            return _refusal(request, ApiError(408, "timeout", "the request's body did not arrive in time"))
         except web.HTTPRequestEntityTooLarge as error:
-            return _refusal(ApiError(413, "too_large", error.text or "the body is too large"))
+            return _refusal(request, ApiError(413, "too_large", error.text or "the body is too large"))
 
     return handle
 
 
 def _session(request: web.Request) -> Session:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    key = request.match_info.get("key", token.strip() if scheme == "Bearer" else "")
-    session = request.app[SESSIONS].find(key)
-    if session is None:
-        raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
-    trust(request)
-    return session
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    given = (request.match_info.get("key"), bearer, request.headers.get("x-api-key"))
+    # One in the path is the one that is meant: clients send a header, too, with whatever they have.
+    keys = given[:1] if given[0] is not None else given[1:]
+    for key in keys:
+        if key and (session := request.app[SESSIONS].find(key)) is not None:
+            trust(request)
+            return session
+    raise ApiError(401, "invalid_api_key", "Incorrect API key: it is that of no episode, or its episode is over")
 
 
-def _refusal(error: ApiError) -> web.Response:
+def not_served(request: web.Request) -> web.Response:
+    """The refusal of a path that there is not, in the shape of the dialect that was meant."""
+    known = request.match_info.http_exception
+    status = 404 if known is None else known.status
+    served = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/models"])
+    return _refusal(request, ApiError(status, "not_served", f"this is not served here; what is: {served}"))
+
+
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    anthropic = "anthropic-version" in request.headers or ANTHROPIC.path in request.path
+    dialect: Dialect = ANTHROPIC if anthropic else CHAT
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return web.json_response(error.body(), status=error.status, headers=headers)
+    return web.json_response(dialect.refusal(error), status=error.status, headers=headers)
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """A model, in the words of both makers."""
+    openais = {"id": name, "object": "model", "created": 0, "owned_by": "rollout-server"}
+    return {**openais, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 async def models(request: web.Request, session: Session) -> web.Response:
-    listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rollout-server"}
-    return web.json_response({"object": "list", "data": [listed]})
+    pages = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+    return web.json_response({"object": "list", "data": [_listed(MODEL)], **pages})
 
 
-async def chat_completions(request: web.Request, session: Session) -> web.StreamResponse:
+async def model(request: web.Request, session: Session) -> web.Response:
+    """Any name is the policy's."""
+    return web.json_response(_listed(request.match_info["model"]))
+
+
+async def complete(dialect: Dialect, request: web.Request, session: Session) -> web.StreamResponse:
+    """One call, in a dialect."""
     body = await read_body(request)
-    asked = ChatRequest.parse(body)
-    identity = request.headers.get("Idempotency-Key") or hashlib.sha256(body).hexdigest()
-    # What OpenAI's own clients, in Python and in Node, say of themselves.
+    asked = dialect.read(body, session.recall)
+    same = request.headers.get("Idempotency-Key", "").encode(errors="surrogateescape") or hashlib.sha256(body).digest()
+    identity = f"{dialect.path} {same.hex()}"
+    # What OpenAI's and Anthropic's own clients say of themselves.
     tried = request.headers.get("X-Stainless-Retry-Count", "0")
     retried = "Idempotency-Key" in request.headers or tried not in ("", "0")
-    completion = await session.complete(asked, identity, retried, lambda: _listens(request))
-    response = _response(completion, asked)
+    answer = await session.complete(asked, identity, retried, lambda: _listens(request))
+    response = _response(json.dumps(dialect.whole(asked, answer)).encode() if not asked.stream else None)
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
             await response.prepare(request)
             if asked.stream:
-                for event in completion.events(bool(asked.stream_options and asked.stream_options.include_usage)):
+                for event in dialect.events(asked, answer):
                     await response.write(event)
             await response.write_eof()
     except (TimeoutError, ConnectionResetError):  # it has gone, or takes nothing: the answer waits for its retry
@@ -106,6 +141,12 @@ async def chat_completions(request: web.Request, session: Session) -> web.Stream
         if _listens(request):
             session.heard(identity)
     return response
+
+
+async def count_tokens(request: web.Request, session: Session) -> web.Response:
+    """Count the tokens that a call of Anthropic's dialect would have; nothing is sampled."""
+    asked = ANTHROPIC.read(await read_body(request), session.recall)
+    return web.json_response({"input_tokens": await session.count(asked)})
 
 
 async def episode(request: web.Request, session: Session) -> web.Response:
@@ -125,12 +166,30 @@ async def step(request: web.Request, session: Session) -> web.Response:
 
 
 async def finish(request: web.Request, session: Session) -> web.Response:
-    """The agent is done: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word."""
-    reward = (await _object(request)).get("reward")
+    """The agent is done: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word.
+
+    ``rewards`` and ``metrics``, numbers by name, are recorded and change nothing.
+    """
+    said = await _object(request)
+    reward = said.get("reward")
     if reward is not None and not (isinstance(reward, int | float) and 0.0 <= reward <= 1.0):
         raise ApiError(400, "invalid_request", "reward must be a number from 0 to 1")
-    session.finish(None if reward is None else float(reward))
+    kinds: list[str] = [kind for kind in ("rewards", "metrics") if kind in said]
+    figures = {kind: _figures(kind, said[kind]) for kind in kinds}
+    session.finish(None if reward is None else float(reward), figures)
     return web.json_response({})
+
+
+def _figures(what: str, given: object) -> dict[str, float]:
+    """Numbers by name, as the record holds them."""
+    named: dict[str, Any] = given if isinstance(given, dict) and len(given) <= MAX_FIGURES else {"": None}
+    if not all(0 < len(name) <= 64 and name.isprintable() and _is_number(value) for name, value in named.items()):
+        raise ApiError(400, "invalid_request", f"{what} must be at most {MAX_FIGURES} finite numbers by short names")
+    return {name: float(value) for name, value in named.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300  # which NaN is not
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
@@ -140,10 +199,11 @@ async def _object(request: web.Request) -> dict[str, Any]:
     return value
 
 
-def _response(completion: Completion, asked: ChatRequest) -> web.StreamResponse:
-    if asked.stream:
+def _response(whole: bytes | None) -> web.StreamResponse:
+    """The response with a body, or for one that streams."""
+    if whole is None:
         return web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-    return web.Response(body=json.dumps(completion.body()).encode(), content_type="application/json")
+    return web.Response(body=whole, content_type="application/json")
 
 
 def _listens(request: web.Request) -> bool:

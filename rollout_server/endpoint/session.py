@@ -1,7 +1,8 @@
-"""One episode's calls: from a chat request to ids, from sampled ids to an answer, within the episode's limits.
+"""One episode's calls: from a request to ids, from sampled ids to an answer, within the episode's limits.
 
 Sampling is the policy's, whatever a request asks for: its temperature and penalties are recorded and not applied,
-because a token is trained on as the policy itself would sample it. ``max_tokens`` and ``stop`` only end a turn earlier.
+because a token is trained on as the policy itself would sample it. So is a form that the answer is to have: to enforce
+it would be to sample from another distribution. ``max_tokens`` and ``stop`` only end a turn earlier.
 A turn that a stop text ends keeps the ids up to the one that completes that text; those after it were given to nobody.
 """
 
@@ -10,22 +11,22 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from agent_environments.own_time import OwnTime
 from agent_environments.program_protocol import ProgramEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
-from loop_formats.collection_request import Limits
-from model_families.chat.format import ChatFormat
-from model_families.chat.messages import ChatMessage, as_texts, spoken_message
+from loop_formats.collection_request import Limits, Sampling
+from loop_formats.schema import ConfigError, from_mapping
+from model_families.chat.format import ChatFormat, ReadTurn
+from model_families.chat.messages import ChatMessage, Tools, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.collecting.speaker import EpisodeFailed
 from rollout_server.endpoint.conversations import Conversations, Prompt, Segment
-from rollout_server.endpoint.messages import read_messages
-from rollout_server.endpoint.wire import ApiError, ChatRequest, Completion
+from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 from rollout_server.inference.router import Generation
 
 MAX_CALLS_AT_ONCE = 32
@@ -50,7 +51,7 @@ class World:
 
 @dataclass
 class _Call:
-    answer: asyncio.Task[Completion]
+    answer: asyncio.Task[Answer]
     listeners: list[Callable[[], bool]] = field(default_factory=list)
     heard: bool = False
 
@@ -93,6 +94,8 @@ class Session:
         self._sampler = sampler
         self._tokens = tokens
         self._conversations = Conversations(tokens)
+        self._answered: dict[int, tuple[int, str | None, Tools]] = {}
+        """Of each turn, its place among the conversations, and the instructions and tools of its call."""
         self._record = record
         self._calls: dict[str, _Call] = {}
         self._refused_calls: Counter[str] = Counter()
@@ -105,6 +108,7 @@ class Session:
         self._world: World | None = None
         self._stepping = asyncio.Lock()
         self._done = False
+        self._figures: Mapping[str, Mapping[str, float]] = {}
         self._unread: str | None = None
 
     @property
@@ -158,9 +162,10 @@ class Session:
             self._unread = result.observation
             return result
 
-    def finish(self, reward: float | None) -> None:
-        """The agent says that it is done. Raises ApiError for a session of no episode."""
+    def finish(self, reward: float | None, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """The agent says that it is done; ``figures`` are recorded. Raises ApiError for a session of no episode."""
         self.world.harness.finish(reward)
+        self._figures = figures
         self._done = True
 
     def _check_going_on(self) -> None:
@@ -176,12 +181,11 @@ class Session:
         return segments
 
     def notes(self) -> dict[str, Any]:
-        """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
-        return {"calls": dict(self._counts), "not_applied": self._not_applied}
+        """For the record: what the harness asked for and did not get, the last value of each, counts of calls, and the
+        figures with which it finished."""
+        return {"calls": dict(self._counts), "not_applied": self._not_applied, **self._figures}
 
-    async def complete(
-        self, request: ChatRequest, identity: str, retried: bool, listens: Callable[[], bool]
-    ) -> Completion:
+    async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
         """Answer a call.
 
         A call whose answer reached nobody gets that answer when it is made again; so does one that says it is a retry.
@@ -201,7 +205,7 @@ class Session:
             call = None
         if call is None or not (retried or call.lost):
             try:
-                call = self._calls[identity] = _Call(self._begin(self._answer(request)))
+                call = self._calls[identity] = _Call(self._begin(self._answer(asked)))
             except ApiError:
                 self._refused_calls[identity] += 1
                 raise
@@ -258,82 +262,156 @@ class Session:
                 raise self._over("the episode is over") from None
             raise
 
-    async def _answer(self, request: ChatRequest) -> Completion:
+    async def _answer(self, asked: Asked) -> Answer:
         self._check_going_on()
-        self._check_turns_left()
-        prompt = await self._prompt(request)
-        self._check_turns_left()  # other calls may have begun meanwhile
-        number, self._begun = self._begun, self._begun + 1
+        self._check_turns_left(asked.choices)
+        sampling = None if self._record else self._wished(asked)
+        try:
+            prompt = await self._prompt(asked)
+        except ApiError as error:
+            if error.code == CONTEXT_EXCEEDED:
+                self.refused = "context_limit"
+            raise
+        self._check_turns_left(asked.choices)  # other calls may have begun meanwhile
+        numbers = range(self._begun, self._begun + asked.choices)
+        self._begun = numbers.stop
         try:
             with self._own_time.paused():
-                version, generation = await self._sampler.sample(
-                    self.episode_id, prompt.token_ids, derive_seed(self._seed, number), request.token_limit
+                drawn = await _together(
+                    self._sampler.sample(
+                        self.episode_id, prompt.token_ids, self._seed_of(asked, number), asked.token_limit, sampling
+                    )
+                    for number in numbers
                 )
         except EpisodeFailed as error:
             if not self.failure.done():
                 self.failure.set_result(error)
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
         self.refused = self._unread = None
-        generation = self._cut(generation, request.stops)
-        turn = self._tokens.read(prompt.token_ids, generation.token_ids, bool(request.tools))
-        spoken = spoken_message(_before(turn.answer, request.stops), bool(request.tools), turn.reasoning)
+        choices = [
+            self._choice(asked, prompt, number, version, generation)
+            for number, (version, generation) in zip(numbers, drawn, strict=True)
+        ]
         if self._record:
-            self._conversations.add(prompt, spoken, turn, version, generation)
-            self._note(request)
-        self._sampled_tokens += len(generation.token_ids)
-        return Completion(
-            id=f"chatcmpl-{number}",
-            number=number,
-            model=request.model,
-            spoken=spoken,
-            finish_reason=_finish_reason(spoken, generation),
+            self._note(asked)
+        sampled = sum(tokens for _, tokens in choices)
+        self._sampled_tokens += sampled
+        return Answer(
+            number=numbers.start,
+            model=asked.model,
+            choices=tuple(choice for choice, _ in choices),
             prompt_tokens=len(prompt.token_ids),
-            completion_tokens=len(generation.token_ids),
-            cached_tokens=generation.cached_tokens,
+            completion_tokens=sampled,
+            cached_tokens=drawn[0][1].cached_tokens,
         )
 
-    def _check_turns_left(self) -> None:
-        if self._begun >= self._limits.max_turns:
+    def _choice(
+        self, asked: Asked, prompt: Prompt, number: int, version: int, generation: Generation
+    ) -> tuple[Choice, int]:
+        """Read and keep what was sampled as turn ``number``; returns it as it is told, and how many tokens it has."""
+        generation, stopped_by = self._cut(generation, asked.stops)
+        with_tools = bool(asked.tools)
+        if asked.text is None:
+            turn = self._tokens.read(prompt.token_ids, generation.token_ids, with_tools)
+        else:
+            turn = ReadTurn(self._tokens.decode(self._tokens.without_stop(generation.token_ids)))
+        spoken = spoken_message(_before(turn.answer, asked.stops), with_tools, turn.reasoning)
+        if self._record:
+            place = self._conversations.add(prompt, spoken, turn, version, generation, stopped_by)
+            self._answered[number] = place, asked.instructions, asked.tools
+        choice = Choice(
+            spoken=spoken,
+            finish=_finish(spoken, generation),
+            stopped_by=stopped_by,
+            thinking_tokens=turn.thinking_tokens,
+            tokens=self._told_tokens(generation) if asked.logprobs else (),
+        )
+        return choice, len(generation.token_ids)
+
+    def _told_tokens(self, generation: Generation) -> tuple[tuple[str, float], ...]:
+        token_ids = self._tokens.without_stop(generation.token_ids)
+        return tuple(
+            (self._tokens.decode([token]), logprob)
+            for token, logprob in zip(token_ids, generation.logprobs, strict=False)
+        )
+
+    def recall(self, number: int) -> Recalled | None:
+        """Turn ``number``; None where there was none, or none of messages."""
+        place, instructions, tools = self._answered.get(number, (0, None, ()))
+        messages = self._conversations.messages(place)
+        if not messages:
+            return None
+        *said, spoken = messages[instructions is not None :]
+        return Recalled(instructions, tuple(said), tools, spoken)
+
+    def _seed_of(self, asked: Asked, number: int) -> int:
+        """Call n is sampled with the seed of turn n; unless nothing is recorded, and the call names a seed."""
+        wished = asked.settings.get("seed")
+        if self._record or type(wished) is not int or abs(wished) >= 2**63:
+            return derive_seed(self._seed, number)
+        return wished if asked.choices == 1 else derive_seed(wished, number)
+
+    def _wished(self, asked: Asked) -> Sampling:
+        """The sampling that the call names; what it does not name is that of the key."""
+        wished = {name: asked.settings[name] for name in ("temperature", "top_p", "top_k") if name in asked.settings}
+        try:
+            return from_mapping(Sampling, {**asdict(self._sampler.sampling), **wished})
+        except ConfigError as error:
+            raise ApiError(400, "invalid_request", str(error)) from error
+
+    def _check_turns_left(self, turns: int) -> None:
+        left = self._limits.max_turns - self._begun
+        if left <= 0:
             self.refused = "turn_limit"
             raise self._over(f"the episode has had its {self._limits.max_turns} turns")
+        if turns > left:
+            raise ApiError(400, "invalid_request", f"n: {turns} choices are {turns} turns; the episode has {left} left")
 
-    async def _prompt(self, request: ChatRequest) -> Prompt:
-        tools, most = request.tools or [], self._limits.max_context
+    async def count(self, asked: Asked) -> int:
+        """The tokens of a call's prompt. Raises ApiError for one that does not fit."""
+        return len((await self._prompt(asked)).token_ids)
+
+    async def _prompt(self, asked: Asked) -> Prompt:
+        messages, tools, most = asked.messages, asked.tools, self._limits.max_context
 
         def encoded() -> Prompt | None:
-            return None if self._tokens.overfill(texts, most) else self._conversations.prompt(messages, tools)
+            if self._tokens.overfill(texts, most):
+                return None
+            if asked.text is not None:
+                return self._conversations.text_prompt(asked.text)
+            return self._conversations.prompt(messages, tools)
 
         try:
-            messages = read_messages(request.messages, tools)
-            texts = [text for _, text in as_texts(messages, tools)]
+            texts = [text for _, text in as_texts(messages, tools)] if asked.text is None else [asked.text]
             small = sum(map(len, texts)) <= ENCODED_AT_ONCE
             prompt = encoded() if small else await asyncio.to_thread(encoded)
-        except ValueError as error:  # BadMessages, or what the chat format has no form for
+        except ValueError as error:  # what the chat format has no form for
             raise ApiError(400, "invalid_request", str(error)) from error
         if prompt is None or len(prompt.token_ids) >= most:
-            self.refused = "context_limit"
             said = f"This model's maximum context length is {most} tokens. However, your messages resulted in"
             count = f"more than {most}" if prompt is None else len(prompt.token_ids)
-            raise ApiError(400, "context_length_exceeded", f"{said} {count} tokens.")
+            raise ApiError(400, CONTEXT_EXCEEDED, f"{said} {count} tokens.")
         return prompt
 
-    def _cut(self, generation: Generation, stops: list[str]) -> Generation:
-        """The generation up to the token that completes the first stop text."""
+    def _cut(self, generation: Generation, stops: Sequence[str]) -> tuple[Generation, str | None]:
+        """The generation up to the token that completes the first stop text, and that text."""
         token_ids = self._tokens.without_stop(generation.token_ids)
         text = self._tokens.decode(token_ids) if stops else ""
         if not any(stop in text for stop in stops):
-            return generation
+            return generation, None
 
         def holds_stop(count: int) -> bool:
             beginning = self._tokens.decode(token_ids[:count])
             return any(stop in beginning for stop in stops)
 
         kept = bisect_left(range(len(token_ids)), True, lo=1, key=holds_stop)
-        return replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
+        cut = replace(generation, token_ids=token_ids[:kept], logprobs=generation.logprobs[:kept], finish_reason=CUT)
+        rest = text[len(_before(text, stops)) :]
+        return cut, max((stop for stop in stops if rest.startswith(stop)), key=len)
 
-    def _note(self, request: ChatRequest) -> None:
+    def _note(self, asked: Asked) -> None:
         self._counts["answered"] += 1
-        for name, value in request.not_applied.items():
+        for name, value in asked.not_applied().items():
             self._counts[f"not_applied.{name}"] += 1
             self._not_applied[name] = value
 
@@ -342,12 +420,22 @@ class Session:
         return ApiError(410, "episode_over", why)
 
 
-def _before(text: str, stops: list[str]) -> str:
+async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; the first failure ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _before(text: str, stops: Sequence[str]) -> str:
     """``text`` up to the first stop text in it."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
 
 
-def _finish_reason(spoken: ChatMessage, generation: Generation) -> str:
+def _finish(spoken: ChatMessage, generation: Generation) -> Literal["stop", "length", "tool_calls"]:
     if spoken.calls:
         return "tool_calls"
     return "length" if generation.finish_reason == "length" else "stop"

@@ -63,6 +63,10 @@ def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, 
     assert metrics["ours", "packed_logprob_difference"] < 0.05
     assert metrics["ours", "resumed_adapter_difference"] == 0
     assert metrics["ours", "update_seconds"] > 0
+    published = [
+        row["case"] for row in rows if "one sequence of 96 tokens" in row["case"] and row["metric"] == "layers"
+    ]
+    assert [case.split("tokens, ")[1].split(",")[0] for case in published] == ["recomputed", "keep_attention=True"]
     assert {row["unit"] for row in rows} <= {"", "s", "MiB", "GiB", "nats", "tokens/s"}
     # Kernels for CUDA say why they do not run here, in one line each.
     left_out = [line for line in said.splitlines() if "left out" in line]
@@ -70,6 +74,6 @@ def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, 
     assert all("CUDA" in line or "cut_cross_entropy" in line or "triton" in line for line in left_out), left_out
 
     ran.clear()
-    assert main().count("done before") == 4
+    assert main().count("done before") == 6
     assert len(ran) == 2, "those that were left out are tried again"
     assert json.loads(results.read_text()) == rows

@@ -66,6 +66,7 @@ def test_no_program_releases_a_lock_before_all_of_its_stores(tmp_path):
     assert any(operation.startswith("st.global") for operation in ours["forward"])
 
 
+@pytest.mark.drill
 def test_the_package_as_released_has_that_race(tmp_path):
     """Why cce_kernels.py mends both: should a release of the package have the barrier, it can go from there."""
     released = with_triton("cce_ptx.py", "released", TRITON_CACHE_DIR=str(tmp_path))

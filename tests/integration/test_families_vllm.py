@@ -92,6 +92,7 @@ def test_qwen3_from_its_folder(tmp_path):
         assert gap(own, sampled(client, 1), 1) < GAP
 
 
+@pytest.mark.drill
 def test_llama_by_torchtunes_builder_and_from_its_folder(tmp_path, monkeypatch):
     """Of torchtune's builder the canary refused every version, because its rows are in another order."""
     name = "Llama-3.1-8B"

@@ -145,6 +145,7 @@ def fill(path: Path) -> None:
                     pass
 
 
+@pytest.mark.drill
 @module_loop
 async def test_a_full_disk_costs_nothing(small_disk):
     pool = make_pool(max_worlds=EPISODES, experiments_root=str(small_disk))

@@ -40,7 +40,6 @@ async def test_health_needs_no_token_and_everything_else_does(running):
         "/v1/tasks?split=train",
         "/v1/environment",
         "/v1/collections/c/rollouts",
-        "/nothing",
     ]
     for path in paths:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):

@@ -69,7 +69,7 @@ import pathlib
 import re
 import time
 
-from agent_environments.tools import reward, tool
+from agent_environments.tools import reply, reward, tool
 
 FOLDER = pathlib.Path(__file__).parent
 

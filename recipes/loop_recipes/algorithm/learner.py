@@ -84,6 +84,7 @@ class Learner:
             device,
             dtype,
             activation_checkpointing=conf.enable_activation_checkpointing,
+            keep_attention=conf.keep_attention,
             compile_layers=conf.compile,
             shard=shard,
         )

@@ -32,7 +32,7 @@ from loop_recipes.engine.batching import MicroBatch, StepBatch, micro_batches, s
 from loop_recipes.engine.model import adapter_parameters, drops_out, trained_parameters
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample, ScoredSample, credited, episodes, scored
-from loop_recipes.engine.sharding import clip_grad_norm
+from loop_recipes.engine.sharding import clip_grad_norm, local_part
 
 FP16_LOSS_SCALE = 2.0**16
 FP16_GROWTH_STEPS = 2000
@@ -151,9 +151,9 @@ class PolicyUpdate:
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
         credited = every if per_token or distil is not None else self._with_signal(every)
+        kept: list[ScoredSample] = []
         entropy: dict[str, float] = {}
         own: dict[str, Tensor] | None = None
-        kept: list[ScoredSample] = []
         if not per_token and spread is None and distil is None and self._samples_itself(credited, version):
             own = {}
         else:
@@ -227,13 +227,19 @@ class PolicyUpdate:
         return self._per_token(samples, lambda batch: self.model(**batch.inputs(), with_hidden=True).hidden)
 
     def rehearse(self, samples: Sequence[ScoredSample]) -> None:
-        """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left."""
+        """Forward and backward of rollouts on every rank, for the memory they take; no step, no gradient left.
+
+        What an update holds beside them is held meanwhile: two moments of each weight and one more version.
+        """
+        trained = trained_parameters(self.model, self.critic).values()
+        held = [torch.empty_like(local_part(parameter)) for parameter in trained for _ in range(3)]
         if self.critic is not None or self.loss.compares_pairs:
             samples = _with_token_advantages(samples, [torch.ones_like(s.sampler_logprobs) for s in samples])
         self.model.train()
         for batch in step_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
             output, values, _ = self._losses(batch.to(self.device), policy_rests=False)
             (output.per_rollout_loss.sum() + values.sum()).backward()
+        del held
         self.optimizer.zero_grad(set_to_none=True)
 
     def _with_signal(self, samples: list[CreditedSample]) -> list[CreditedSample]:

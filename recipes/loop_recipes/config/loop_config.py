@@ -321,6 +321,8 @@ class LearnerConfig:
     """Precision of the adapters that are exported and served."""
     enable_activation_checkpointing: bool = False
     """Recomputes each layer's activations in the backward pass."""
+    keep_attention: bool = False
+    """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
     compile: bool = False
     """Compiles each layer with ``torch.compile``; needs a C++ compiler, on a GPU triton."""
     initial_adapter: str | None = None

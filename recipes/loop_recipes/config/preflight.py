@@ -80,6 +80,11 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
     Raises:
         ConfigError: one line that names the key and the cure.
     """
+    require(
+        not config.keep_attention or (config.enable_activation_checkpointing and not config.compile),
+        "keep_attention needs enable_activation_checkpointing: True, and compile: False: what is kept is chosen "
+        "operation by operation, and a compiled layer is one",
+    )
     _check_components(config)
     _check_checkpoint_files(config)
     if starts_now:

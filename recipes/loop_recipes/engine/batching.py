@@ -16,23 +16,28 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
-from loop_recipes.engine.step_plan import plan_step
+from loop_recipes.engine.step_plan import StepPlan, plan_step
 
 
 @dataclass(frozen=True)
 class Documents:
     """Lengths of the rollouts that share one packed row, in order; takes the place of an attention mask.
 
-    ``borders`` [b + 1], int32, are where they begin and end, on the micro-batch's device.
+    ``borders`` [b + 1], int32, are where they begin and end, on the micro-batch's device. ``longest`` is empty, of as
+    many rows as the longest has tokens: torch.compile takes the size of a tensor as one that changes, a number as one
+    that does not, of which it makes a new graph each time.
     """
 
     lengths: tuple[int, ...]
     borders: Tensor = field(compare=False, repr=False)
+    longest: Tensor = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Documents:
-        return cls(tuple(lengths), torch.tensor([0, *lengths]).cumsum(0).to(torch.int32))
+        borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        return cls(tuple(lengths), borders, torch.empty(max(lengths), 0))
 
     def to(self, device: torch.device | str) -> Documents:
         return replace(self, borders=self.borders.to(device))
@@ -206,8 +211,15 @@ def step_batches(
 def _parts(
     samples: Sequence[AnySample], token_budget: int, packed: bool, world_size: int, rank: int
 ) -> list[list[AnySample]]:
-    plan = plan_step([sample.tokens for sample in samples], world_size, token_budget, packed)
-    return [[samples[i] for i in call[rank]] for call in plan]
+    lengths = [sample.tokens for sample in samples]
+
+    def plan() -> StepPlan:
+        return plan_step(lengths, world_size, token_budget, packed)
+
+    # Floating-point numbers decide in it. Machines that round them otherwise would take other rollouts, or other
+    # numbers of micro-batches, and wait for each other for ever.
+    plans = on_main_rank(plan) if world_size > 1 else plan()
+    return [[samples[i] for i in call[rank]] for call in plans]
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -75,8 +75,10 @@ class PackedAttention(MultiHeadAttention):
     def packed(self, x: Tensor, documents: Documents, input_pos: Tensor | None) -> Tensor:
         """Self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
         q, k, v = heads(self, x, input_pos)
-        longest, borders = max(documents.lengths), documents.borders
-        packed = varlen_attn(q[0], k[0], v[0], borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
+        # squeeze, because the gradient of an index would be a copy among zeros.
+        q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        longest, borders = documents.longest.shape[0], documents.borders
+        packed = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
         return self.output_proj(cast(Tensor, packed).flatten(1)[None])
 
 

@@ -6,7 +6,8 @@ Asked before anything is loaded. What is wrong is one line that names it and the
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+import queue
+import threading
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from loop_formats.schema import ConfigError, require
 
 OLDEST_DRIVER = {12: 525, 13: 580}
 """NVIDIA's oldest driver, by the major version of the CUDA that torch was built with."""
+OLDEST_CAPABILITY = (8, 0)
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 ALL_REDUCE_DEADLINE_S = 120.0
 """For the ranks' first collective, in which NCCL connects them."""
@@ -41,6 +43,8 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
         device.type == torch.device(name).type,
         f"device {name!r} cannot be used: torch sees only a {device.type} here",
     )
+    if device.type == "cuda":
+        check_capability(torch.cuda.get_device_capability(device))
     check_matmul(device, dtype)
     return device
 
@@ -90,6 +94,19 @@ def check_count(found: int, ranks: int) -> None:
     )
 
 
+def check_capability(found: tuple[int, int]) -> None:
+    """Whether a GPU has what trainer and vLLM need: bf16, and flash attention for packed rows.
+
+    Raises:
+        ConfigError: its compute capability is below 8.0.
+    """
+    require(
+        found >= OLDEST_CAPABILITY,
+        f"device: this GPU has compute capability {found[0]}.{found[1]}; bf16 and flash attention need 8.0 (A100, L4, "
+        "RTX 30 or newer)",
+    )
+
+
 def check_matmul(device: torch.device, dtype: torch.dtype) -> None:
     """Whether the device multiplies matrices in ``dtype``.
 
@@ -119,13 +136,24 @@ def check_ranks(device: torch.device, deadline_s: float = ALL_REDUCE_DEADLINE_S)
     ones = torch.ones(1, device=device)
     problem = f"{ranks} ranks could not add up a number over {device.type} ({backend}) in {deadline_s:.0f} s"
     cure = "look for a rank that has ended; NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME show and choose the network"
+    ended: queue.Queue[float | RuntimeError] = queue.Queue()
+
+    def add_up() -> None:
+        try:
+            dist.all_reduce(ones)
+            ended.put(ones.item())
+        except RuntimeError as error:
+            ended.put(error)
+
+    # Ranks connect inside the call, which waits for them as long as the whole group's time-out.
+    threading.Thread(target=add_up, daemon=True).start()
     try:
-        work = dist.all_reduce(ones, async_op=True)
-        done = work is None or work.wait(timedelta(seconds=deadline_s))
-    except RuntimeError as error:
-        raise ConfigError(f"{problem}: {_first_line(error)}; {cure}") from error
-    require(bool(done), f"{problem}; {cure}")
-    require(ones.item() == ranks, f"{ranks} ranks added up to {ones.item():g} over {device.type} ({backend}); {cure}")
+        total = ended.get(timeout=deadline_s)
+    except queue.Empty:
+        raise ConfigError(f"{problem}; {cure}") from None
+    if isinstance(total, RuntimeError):
+        raise ConfigError(f"{problem}: {_first_line(total)}; {cure}") from total
+    require(total == ranks, f"{ranks} ranks added up to {total:g} over {device.type} ({backend}); {cure}")
 
 
 def _first_line(error: BaseException) -> str:

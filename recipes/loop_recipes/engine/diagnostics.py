@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,6 +94,17 @@ def _training_flops(model: TransformerDecoder, length: int) -> float:
 def peak_memory_gib(device: torch.device) -> float:
     """Peak memory of this rank's device so far; 0 where it is not counted."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+
+
+def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device: torch.device) -> str:
+    """The line for a rank whose device has no memory left, with what lowers its need."""
+    free = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
+    return (
+        f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
+        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB"
+        f"{f' ({free[0]})' if free else ''}: lower update.micro_batch_tokens, then collection.limits.max_context; "
+        "`loop check` shows what takes how much"
+    )
 
 
 def stress(

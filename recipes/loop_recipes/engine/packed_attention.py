@@ -44,4 +44,5 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
             dim=2,
         )
 
-    return call
+    # A compiled layer calls it as it is: the number of rollouts changes, and each would be a graph of its own.
+    return torch.compiler.disable(call)

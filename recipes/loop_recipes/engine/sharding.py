@@ -6,17 +6,31 @@ torchtune's ``shard_model`` takes no mixed-precision policy, so the layers are s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import varlen  # noqa: F401 - registers its operator
+from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
 from torchtune import training
 from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 
 from loop_recipes.engine.model import share_rope_cache
+
+ATTENTION = [
+    torch.ops.torch_attn._varlen_attn.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+"""All that may compute attention here."""
 
 
 def place_model(
@@ -27,6 +41,7 @@ def place_model(
     dtype: torch.dtype,
     *,
     activation_checkpointing: bool = False,
+    keep_attention: bool = False,
     compile_layers: bool = False,
     shard: bool = False,
 ) -> TransformerDecoder:
@@ -37,14 +52,20 @@ def place_model(
 
     Layers are compiled one by one, inside what recomputes and gathers them, so that one compilation serves them all.
 
+    Args:
+        keep_attention: activation checkpointing keeps what attention computes, so that only the rest is computed again.
+
     Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
     ranks stay float32; the base is not stored twice.
     """
     share_rope_cache(model)
     if compile_layers:
-        training.compile_model(model, verbose=False)
+        compile_each_layer(model)
     if activation_checkpointing:
-        training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
+        contexts = partial(create_selective_checkpoint_contexts, ATTENTION) if keep_attention else noop_context_fn
+        wrap = partial(checkpoint_wrapper, context_fn=contexts)
+        layers = {TransformerSelfAttentionLayer}
+        training.set_activation_checkpointing(model, auto_wrap_policy=layers, checkpoint_wrapper_fn=wrap)
     if shard:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
@@ -64,6 +85,20 @@ def place_model(
                 module.rope_init()
     training.validate_no_params_on_meta_device(model)
     return model
+
+
+def compile_each_layer(model: TransformerDecoder, backend: str | Callable[..., Any] | None = None) -> None:
+    """Have each layer compiled at its first call, for any number of tokens and rollouts.
+
+    torchtune's ``compile_model`` begins with the first sizes that it meets. Where a layer has to be compiled too often
+    torch raises; by itself it would go on without compiling and say nothing.
+
+    Args:
+        backend: None is that of ``TORCH_COMPILE_BACKEND``, else inductor, as for torchtune.
+    """
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for layer in model.layers:
+        layer.compile(backend=backend or os.environ.get("TORCH_COMPILE_BACKEND", "inductor"), dynamic=True)
 
 
 def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

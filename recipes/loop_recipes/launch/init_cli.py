@@ -1,6 +1,6 @@
 """Begins a task of your own: NAME.py, a small game as a file of functions, and test_NAME.py beside it.
 
-loop init my_tools
+loop init my_game
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from loop_recipes.methods.resumable import exit_status
 EXAMPLE = Path(agent_environments.__file__).parent / "tools" / "guess_number.py"
 TEST = '''"""Tests of {name}.py, without a model: how the game goes, and what it is worth. Run them with pytest."""
 
+import re
+
 import pytest
 from {name} import TASKS, Game, found
 
@@ -24,12 +26,20 @@ from {name} import TASKS, Game, found
 def test_halving_finds_every_number(task):
     game = Game()
     game.reset(task)
-    low, high = 1, 20
-    while not game.found:
+    low, high = map(int, re.findall("[0-9]+", task["question"]))
+    said = ""
+    while said is not None:
         middle = (low + high) // 2
-        said = game.guess(middle)
+        said = game.guess(f"I say {{middle}}!")
         low, high = (middle + 1, high) if said == "Higher." else (low, middle - 1)
     assert found(game)
+
+
+def test_a_turn_without_a_number_is_told_and_lost():
+    game = Game()
+    game.reset(TASKS[0])
+    assert [game.guess("Hm.") for _ in range(5)] == ["Say a number."] * 4 + [None]
+    assert not found(game)
 
 
 def test_doing_nothing_is_worth_nothing():
@@ -49,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _begin(name: str) -> str:
     require(name.isidentifier(), f"{name!r} is no name of a Python module: letters, digits and _ alone")
-    head = '"""Find a number from 1 to 20 by "Higher." and "Lower.": change it into a task of your own."""\n'
+    head = '"""A game in plain text: find a number by "Higher." and "Lower.". Change it into a task of your own."""\n'
     example = head + EXAMPLE.read_text(encoding="utf-8").partition("\n")[2]
     files = {Path(f"{name}.py"): example, Path(f"test_{name}.py"): TEST.format(name=name)}
     for file in files:

@@ -118,7 +118,8 @@ def _memory(
 ) -> None:
     """The tables of a trainer rank and of a server, and of what both take of a GPU that they share."""
     tokens = max(config.collection.limits.max_context, config.update.micro_batch_tokens)
-    trainer = plan_trainer(shape, config.model.get("lora_rank", 16), tokens, place.trainer_gpus, machines.gpu_gib)
+    rank, ranks = config.model.get("lora_rank", 16), place.trainer_gpus
+    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, config.keep_attention)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
         report.lines.append(plan.table())

@@ -36,14 +36,16 @@ class MemoryPlan:
         return "\n".join(rows)
 
 
-def plan_trainer(shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_gib: float) -> MemoryPlan:
+def plan_trainer(
+    shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_gib: float, keep_attention: bool = False
+) -> MemoryPlan:
     """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
 
     Sharded: the bf16 base, and in fp32 the adapter, its gradient and two Adam moments. FSDP2 keeps the embedding and
     the head gathered for the whole pass, and beside the layer at work, with several ranks, the next one. Activation
     checkpointing saves each layer's input. The layer at work is differentiated with its activations recomputed: at the
     peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
-    model's width and four of the keys' width.
+    model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers of each layer.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
@@ -56,11 +58,15 @@ def plan_trainer(shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_
         "checkpointed inputs of the layers, bf16": shape.layers * tokens * shape.width * 2 / GIB,
         "one layer recomputed and differentiated, bf16": layer * 2 / GIB,
     }
+    if keep_attention:
+        kept = shape.heads * (shape.head_width * 2 + 4)
+        parts["attention of the layers, bf16"] = shape.layers * tokens * kept / GIB
     need = sum(parts.values())
     over = None
     if need > gpu_gib * USABLE:
+        cure = "keep_attention: False, more GPUs" if keep_attention else "more GPUs"
         over = (
-            f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use more GPUs, or a lower "
+            f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use {cure}, or a lower "
             "update.micro_batch_tokens or collection.limits.max_context"
         )
     return MemoryPlan(f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens", gpu_gib, parts, over)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from omegaconf import OmegaConf
 
@@ -43,12 +43,19 @@ NO_MODEL = (
 )
 
 
+class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
+    @property
+    def moves(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class OwnTask:
-    """A file of functions that was read: ``splits`` by name, and the groups of tasks in ``train``."""
+    """A file of functions that was read: what an agent does there, ``splits`` by name, and the groups of tasks in
+    ``train``.
+    """
 
     file: Path
-    dataset: str
+    moves: str
     splits: dict[str, list[str]]
     groups: int
 
@@ -63,13 +70,12 @@ class OwnTask:
         require(file.is_file(), f"{file} is no file")
         try:
             pool = _pool(file.resolve())
-            assert isinstance(pool, PoolWithSplits), "that of tools is one"
             splits = {name: pool.tasks(name) for name in pool.splits()}
             group_of = description_of(ENVIRONMENT, {}).group_of
         except ValueError as error:
             raise ConfigError(str(error)) from error
         require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
-        return cls(file.resolve(), pool.dataset, splits, len(set(map(group_of, splits[TRAINED]))))
+        return cls(file.resolve(), pool.moves, splits, len(set(map(group_of, splits[TRAINED]))))
 
     @property
     def held_out_groups(self) -> int | None:
@@ -110,8 +116,8 @@ class OwnTask:
         return episodes
 
 
-def _pool(file: Path) -> EnvironmentPool:
-    return create_pool(ENVIRONMENT, {"module": str(file), "max_worlds": 1}, words_as_tokens)
+def _pool(file: Path) -> _OwnPool:
+    return cast(_OwnPool, create_pool(ENVIRONMENT, {"module": str(file), "max_worlds": 1}, words_as_tokens))
 
 
 def check_model(folder: str | Path | None) -> Path:
@@ -200,7 +206,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     The same call goes on where it was stopped.
 
     Args:
-        module: a Python file with ``@tool`` functions, a ``@reward`` and ``TASKS``.
+        module: a Python file with ``@reward`` and ``TASKS``, and ``@tool`` or ``@reply`` functions.
         model: the folder of a Hugging Face model.
         words: ``key=value`` of the config, such as ``max_iterations=50`` or ``output_dir=runs/mine``.
 
@@ -249,6 +255,7 @@ def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> l
     model = Path(config["model"]["path"])
     return [
         f"task:     {task.file.name}, {tasks}",
+        f"a turn:   {task.moves}",
         f"model:    {model}, {BaseModel.read(model).parameters / 1e6:.0f}M parameters",
         f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
         f"nothing:  {worth_of_nothing(idle)}",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentPool, EnvironmentTimeout, Grade, Message, acquire
 
 Speak = Callable[[list[Message]], str | None]
@@ -54,7 +55,7 @@ async def play_tasks(
 
 
 async def _play(pool: EnvironmentPool, episode_id: str, task_id: str, speak: Speak) -> Played:
-    environment = await acquire(pool, episode_id, task_id)
+    environment = NoVoiding(await acquire(pool, episode_id, task_id))
     try:
         messages = await environment.start(task_id)
         turns = 0

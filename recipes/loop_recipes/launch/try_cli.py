@@ -39,7 +39,7 @@ from loop_recipes.rollouts.broken import hopeless_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what the words ask for; returns the exit status."""
     parser = verb_parser("try", __doc__)
-    parser.add_argument("file", metavar="FILE.py", help="with @tool functions, a @reward and TASKS")
+    parser.add_argument("file", metavar="FILE.py", help="with a @reward and TASKS, and @tool or @reply functions")
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
     who.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, which plays")
@@ -142,4 +142,6 @@ def result(played: Played) -> str:
     """Say in one line how an episode ended."""
     grade = played.grade
     why = f", ungradable: {grade.ungradable}" if grade.ungradable else ""
+    if grade.broke is not None and grade.ungradable is None:
+        why = f", ended as {grade.broke.where} raised {grade.broke.what}"
     return f"=== task {played.task_id}: {played.turns} turns, reward {grade.reward:g}{why}"

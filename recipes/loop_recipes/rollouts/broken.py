@@ -1,5 +1,5 @@
 """What the terminal is told of a collection that went wrong: environments that broke, which may end a run, and rollouts
-none of which earned anything."""
+all of which earned the same."""
 
 from __future__ import annotations
 
@@ -39,16 +39,19 @@ def broken_lines(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def hopeless_lines(rollouts: Sequence[Rollout], description: Description) -> list[str]:
-    """For the terminal, one line each: that no rollout earned anything, that none ever called a tool or whatever the
-    environment reads; with the last replies of three of them. [] where there is something to learn from.
+    """For the terminal, one line each: that all rollouts earned the same, be it nothing or everything, and that none of
+    those who could call a tool, or whatever the environment reads, did; with the last replies of three of them. []
+    where there is something to learn from.
     """
     first = [rollout for rollout in rollouts if rollout.segment == 0]
-    if not first or any(rollout.reward for rollout in first):
+    if len(earned := {rollout.reward for rollout in first}) != 1:
         return []
     replies = [reply for rollout in first if (reply := _last_reply(rollout))]
     shown = " | ".join(map(repr, list(dict.fromkeys(replies))[:SHOWN_REPLIES]))
-    lines = [f"the reward of all {len(first)} rollouts is 0, so nothing can be learned; they end with: {shown}"]
-    if description.behavior and not any(_calls(rollout, description) for rollout in first):
+    told = f"the reward of all {len(first)} rollouts is {earned.pop():g}, so nothing can be learned of them"
+    lines = [f"{told}; they end with: {shown}"]
+    called = [calls for rollout in first if (calls := _calls(rollout, description)) is not None]
+    if called and not any(called):
         lines.append(f"no reply of {len(first)} rollouts holds a call that could be read; they end with: {shown}")
     return lines
 
@@ -59,10 +62,12 @@ def _last_reply(rollout: Rollout) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
-def _calls(rollout: Rollout, description: Description) -> bool:
+def _calls(rollout: Rollout, description: Description) -> bool | None:
+    """Whether it holds a call that could be read; None where its agent was not asked for one."""
     try:
         ((messages, turns),) = sequence_texts([rollout])
-        return bool(description.calls(rollout.task_id, messages, turns))
+        concerned = any(behavior.concerns(messages) for behavior in description.behaviors(rollout.task_id))
+        return bool(description.calls(rollout.task_id, messages, turns)) if concerned else None
     except Exception:  # of an environment's own class; the warning about its figures says so
         return True
 

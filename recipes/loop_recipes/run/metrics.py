@@ -57,6 +57,7 @@ METRICS: dict[str, str] = {
     "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
     "only of a model that thinks",
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
+    "stated": "mean of each reward and metric by name with which a harness finished (docs/your_own_task.md)",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
     "that is given",
@@ -119,7 +120,7 @@ CONDITIONAL_KEYS = frozenset(
     {"reference_kl", "thinking_tokens", "cut_in_thinking", "value_loss", "entropy", "model_flops_utilization"}
     | {f"{when}dev_{name}" for when in ("", "earlier_") for name in _DEV}
     | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"environments", "broken_figures", "teacher_kl"}
+    | {"environments", "broken_figures", "stated", "teacher_kl"}
 )
 """Keys that only some runs write: with a KL term, a sampler correction, a critic, a loss on pairs, or what the sentence
 names. All others are in every line of an iteration that took a step."""
@@ -201,7 +202,7 @@ class RunMetrics:
 
     def _to_loggers(self, metrics: Mapping[str, Any], iteration: int) -> None:
         numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        for name, figures in metrics.get("environments", {}).items():
+        for name, figures in {**metrics.get("environments", {}), **metrics.get("stated", {})}.items():
             numbers |= {f"{name}/{key}": value for key, value in figures.items()}
         for logger in self._loggers:
             logger.log_dict(numbers, step=iteration)
@@ -233,8 +234,20 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
         "tokens_max": max(len(rollout.token_ids) for rollout in rollouts),
         "sampled_tokens": sampled / count,
         **(thinking_figures if thinking else {}),
+        **_stated(first_segments),
         "entropy_estimate": -sum(sum(rollout.sampler_logprobs) for rollout in rollouts) / sampled,
     }
+
+
+def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
+    """For rewards and metrics, the mean of each over the rollouts whose agent finished with it."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for rollout in rollouts:
+        for kind in ("rewards", "metrics"):
+            for name, value in rollout.extra.get("harness", {}).get(kind, {}).items():
+                values.setdefault(kind, {}).setdefault(name, []).append(value)
+    means = {kind: {name: sum(of) / len(of) for name, of in by_name.items()} for kind, by_name in values.items()}
+    return {"stated": means} if means else {}
 
 
 def environment_metrics(rollouts: list[Rollout], environment: Description = UNSAID) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
 TASKS = {"train": ["t_1", "t_2"]}
-CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1")
+CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0)
 
 
 def spans(text):
@@ -118,6 +118,14 @@ async def test_a_text_beside_the_reward_may_hold_any_character():
     grader = python("import json; print(json.dumps({'reward': 1.0, 'why': 'one\\u2028two'}, ensure_ascii=False))")
     grade = await played(pool(command=python("pass"), grade_command=grader, accept_reward=False))
     assert grade.success
+
+
+async def test_a_program_of_anthropics_clients_is_served_unless_it_brings_a_model_of_its_own():
+    code = "import os; open('answer', 'w').write(os.environ['ANTHROPIC_BASE_URL'] + os.environ['ANTHROPIC_API_KEY'])"
+    for variables, seen in (({}, "http://127.0.0.1:1sk-1"), ({"ANTHROPIC_API_KEY": "own"}, "http://127.0.0.1:1own")):
+        grader = python(f"print('{{\"reward\": %d}}' % (open('answer').read() == {seen!r}))")
+        made = pool(command=python(code), variables=variables, grade_command=grader, accept_reward=False)
+        assert (await played(made)).success
 
 
 async def test_numbers_that_yaml_has_read_are_text():

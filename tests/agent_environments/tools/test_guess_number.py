@@ -6,7 +6,13 @@ from agent_environments.tools.guess_number import Game
 def test_a_game_ends():
     game = Game()
     game.reset({"number": 3})
-    assert [game.guess(number) for number in (4, 2, 3, 3)] == ["Lower.", "Higher.", "Found.", "The game is over."]
+    assert [game.guess(text) for text in ("Is it 4 or 3?", "2.", "no idea", "3")] == [
+        "Lower.",
+        "Higher.",
+        "Say a number.",
+        None,
+    ]
+    assert game.found
     game.reset({"number": 3})
-    assert [game.guess(1) for _ in range(6)][4:] == ["Higher.", "The game is over."]
+    assert [game.guess("9" * 5000) for _ in range(5)][3:] == ["Lower.", None]
     assert not game.found

@@ -193,8 +193,6 @@ async def test_what_cannot_be_used_is_one_line(tmp_path, options, complaint):
     await pool.close()
 
 
-def test_a_bad_section_and_no_tools_at_all(tmp_path):
+def test_a_bad_section(tmp_path):
     with pytest.raises(ValueError, match=r"mcp: .*unexpected keyword argument 'comand'"):
         pool_of(tmp_path, comand=["x"])
-    with pytest.raises(ValueError, match="there are no tools: write a function with @tool, or name an MCP server"):
-        ToolPool(word_spans, write(tmp_path, MODULE))

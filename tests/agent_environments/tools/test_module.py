@@ -33,7 +33,7 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
         (("class Counter:", "class Counter"), "cannot be imported: SyntaxError"),
         (("@reward", ""), "there is no reward: write a function with @reward"),
         (("@reward", "@reward\ndef other(): ...\n@reward"), "there is more than one reward: other, reached"),
-        (("def reset", "def rest"), r"class Counter has tools, but no method reset\(task\)"),
+        (("def reset", "def rest"), r"class Counter has tools or a reply, but no method reset\(task\)"),
         (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),
         (("TASKS =", "OTHERS ="), "there are no TASKS: write a list of mappings, each with its id and its question"),
         (('"""Show the counter."""', ""), "tool show has no docstring"),
@@ -41,6 +41,11 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
         (("@tool\n    async", "@tool(name='hang')\n    async"), "there are two tools 'hang'"),
         (("amount: int", "amount"), "tool add: parameter amount needs a type hint"),
         (("class Counter:", "@tool\ndef lost(self):\n    'Lost.'\n\nclass Counter:"), None),
+        (("class Counter:", "@reply\ndef said(): ...\n\nclass Counter:"), "reply said must take one parameter"),
+        (
+            ("class Counter:", "@reply\ndef said(text): ...\n\nclass Counter:\n    @reply\n    def o(self, t): ...\n"),
+            "there is more than one reply: said, o",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, change, complaint):
@@ -87,7 +92,7 @@ def test_a_module_that_is_not_there():
 
 def test_a_method_outside_a_class(tmp_path):
     source = SUMS.replace("def add(a: int,", "def add(self, a: int,")
-    with pytest.raises(ValueError, match="tool add takes self, but is no method of a class"):
+    with pytest.raises(ValueError, match="add takes self, but is no method of a class"):
         load_module(write(tmp_path, source))
 
 

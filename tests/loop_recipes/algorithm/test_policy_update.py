@@ -124,7 +124,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_step(tmp_path):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path, dtype):
     config = replay_config(tmp_path, iterations=2, stress_test=True)
-    lines = run(config, f"dtype={dtype}", f"adapter_dtype={dtype}", "enable_activation_checkpointing=True")
+    checkpointing = ("enable_activation_checkpointing=True", "keep_attention=True")
+    lines = run(config, f"dtype={dtype}", f"adapter_dtype={dtype}", *checkpointing)
     assert len(lines) == 2
     before, after = (
         load_file(tmp_path / f"run/policies/policy-v000{version}/adapter_model.safetensors") for version in (0, 2)
@@ -134,6 +135,12 @@ def test_half_precision_trains_float32_masters_and_serves_its_own_kind(tmp_path,
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
     assert all(not torch.equal(tensor, tensor.to(DTYPES[dtype]).float()) for tensor in masters.values())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize("words", [(), ("enable_activation_checkpointing=True", "compile=True")])
+def test_attention_is_kept_where_all_else_is_recomputed_only(tmp_path, words):
+    with pytest.raises(ConfigError, match="keep_attention needs enable_activation_checkpointing: True, and compile"):
+        run(replay_config(tmp_path, iterations=1), "keep_attention=True", *words)
 
 
 @pytest.mark.parametrize(

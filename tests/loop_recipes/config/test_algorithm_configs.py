@@ -40,6 +40,7 @@ PARAMETERS = {
     "qwen2_5_7b_one_gpu": 7.66e9,
     "qwen2_5_7b": 7.66e9,
     "qwen2_5_32b": 32.9e9,
+    "qwen2_5_32b_one_node": 32.9e9,
     "qwen3_4b_one_gpu": 4.05e9,
     "qwen3_8b": 8.23e9,
     "qwen3_14b": 14.8e9,
@@ -190,7 +191,7 @@ REFUSED = (
 """The reasons for which a combination may be refused."""
 
 
-PAIRED = ("tiny_cpu", "qwen2_5_32b")
+PAIRED = ("tiny_cpu",)
 """Machines on which two files are chosen at once: two things beside each other do not depend on a third."""
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
+from loop_recipes.engine import batching
 from loop_recipes.engine.batching import Documents, collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.samples import credited
@@ -130,6 +131,18 @@ def test_a_changed_observation_token_only_reaches_its_successors(packed):
     assert same[sampled < observation].all()
     assert not same[sampled > observation].any()
     assert torch.equal(first["rollout-1"], second["rollout-1"])
+
+
+def test_the_plan_of_several_ranks_is_rank_0s(monkeypatch):
+    """Which rounds as it does: no other rank computes one."""
+    samples, other = make_samples([20, 30, 25, 28]), [[[3], [0]], [[2, 1], []]]
+    monkeypatch.setattr(batching, "on_main_rank", lambda _: other)
+    ids = [
+        [batch.rollout_ids for batch in step_batches(samples, 60, 0, True, world_size=2, rank=rank)] for rank in (0, 1)
+    ]
+    assert ids == [[("rollout-3",), ("rollout-2", "rollout-1")], [("rollout-0",), ()]]
+    [alone] = step_batches(samples, 200, 0, True)
+    assert len(alone.rollout_ids) == 4
 
 
 def test_errors_name_the_cause():

@@ -3,6 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchtune.modules import MultiHeadAttention, RMSNorm
 
 from loop_formats.schema import ConfigError
@@ -10,8 +13,8 @@ from loop_recipes.engine import cuda_layers
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear, FusedRMSNorm, PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
-from loop_recipes.engine.model import meta_model, new_adapter
-from loop_recipes.engine.sharding import place_model
+from loop_recipes.engine.model import meta_model, new_adapter, share_rope_cache
+from loop_recipes.engine.sharding import ATTENTION, compile_each_layer, place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
 from support.families import ONE_EACH, section, small, write_model
@@ -118,3 +121,73 @@ def test_every_layer_of_a_decoder_is_ours():
     assert kinds.count(PackedAttention) == layers
     assert kinds.count(FoldedLoRALinear) == 7 * layers
     assert kinds.count(FusedRMSNorm) == 2 * layers + 1
+
+
+@torch.library.custom_op("tests::varlen", mutates_args=())
+def varlen(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int) -> Tensor:
+    """As torch's own is to a compiler: an operator that it cannot see into."""
+    return flash_attention(q, k, v, borders, borders, longest, longest, (-1, 0), True)
+
+
+@varlen.register_fake
+def _(q, k, v, borders, longest):
+    return torch.empty_like(q)
+
+
+def test_any_packing_is_compiled_into_three_graphs(monkeypatch):
+    """Without gradient, with it, and of the first layer, whose input has none; all other layers share theirs."""
+    varlen.register_autograd(lambda ctx, gradient: (gradient, None, None, None, None))
+
+    def opaque(q, k, v, borders, _, longest, __, **options):
+        return varlen(q, k, v, borders, longest)
+
+    def packed(self, x, y=None, *, mask, input_pos):
+        return self.packed(x, mask, input_pos)
+
+    monkeypatch.setattr(cuda_layers, "varlen_attn", opaque)
+    monkeypatch.setattr(PackedAttention, "forward", packed)
+    model = attach_head(tiny_lora_model(True), TiledLogProbs())
+    share_rope_cache(model)
+    counter = CompileCounter()
+    compile_each_layer(model, counter)
+    packings = [[31, 9], [50], [17, 8, 40], [12, 12, 12, 12], [60, 3], [9, 9, 9, 9, 9], [44], [5, 6, 7, 8, 9, 10]]
+    counts = []
+    for lengths in packings:
+        batch = collate_step(make_samples(lengths), 0, packed=True)
+        with torch.no_grad():
+            model(**batch.inputs())
+        model(**batch.inputs()).logprobs.sum().backward()
+        counts.append(counter.frame_count)
+    assert counts == [3] * len(packings)
+
+
+class CountedCalls(TorchDispatchMode):
+    """How often attention was computed, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.forward = self.backward = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.forward += func in ATTENTION
+        self.backward += func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_that_is_kept_is_not_computed_again():
+    samples, found = make_samples([31, 9, 50]), {}
+    for keep in (None, False, True):
+        model = tiny_lora_model(True)
+        base = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+        adapter = random_adapter(new_adapter(model, 0), seed=1, scale=0.2)
+        model = attach_head(tiny_lora_model(True).to("meta"), TiledLogProbs())
+        checkpointing = {"activation_checkpointing": keep is not None, "keep_attention": bool(keep)}
+        model = place_model(model, base, adapter, torch.device("cpu"), torch.float32, **checkpointing)
+        with CountedCalls() as calls:
+            logprobs, gradient = loss_and_gradient(model, collate_step(samples, 0, packed=True))
+        found[keep] = logprobs, gradient, calls.forward, calls.backward
+    pieces = len(samples) * len(model.layers)
+    assert [found[keep][2:] for keep in found] == [(pieces, pieces), (2 * pieces, pieces), (pieces, pieces)]
+    for keep in (False, True):
+        assert torch.equal(found[keep][0], found[None][0])
+        assert torch.equal(found[keep][1], found[None][1])

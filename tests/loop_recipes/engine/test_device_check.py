@@ -7,7 +7,13 @@ import torch
 
 from loop_formats.schema import ConfigError
 from loop_recipes.engine import device_check
-from loop_recipes.engine.device_check import check_count, check_driver, check_matmul, training_device
+from loop_recipes.engine.device_check import (
+    check_capability,
+    check_count,
+    check_driver,
+    check_matmul,
+    training_device,
+)
 from support.device_ranks import wait_in_vain
 from support.ranks import on_ranks
 
@@ -38,6 +44,13 @@ def test_too_few_gpus():
         check_count(4, 8)
 
 
+def test_a_gpu_that_is_too_old_is_named():
+    assert check_capability((8, 0)) is None
+    assert check_capability((12, 1)) is None
+    with pytest.raises(ConfigError, match=r"compute capability 7\.5; bf16 and flash attention need 8\.0"):
+        check_capability((7, 5))
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
 def test_a_cpu_build_says_how_to_get_the_other():
     with pytest.raises(ConfigError, match="CPU build here; install the CUDA one with `make setup GPU=1`"):
@@ -56,6 +69,7 @@ def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(mo
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
     monkeypatch.setattr(device_check.utils, "get_device", lambda name: called.append(name) or torch.device(name))
     monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     training_device("cuda")
     assert called == ["cuda"] if own else ["expandable_segments:True", "cuda"]
     assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"

@@ -18,11 +18,11 @@ def test_what_is_written_is_a_task_with_tests_that_pass(tmp_path, capsys):
     assert main(["my_game"]) == 0
     assert "loop train my_game.py --model FOLDER" in capsys.readouterr().out
     task = OwnTask.read("my_game.py")
-    assert (len(task.splits["train"]), task.held_out_groups) == (20, 4)
+    assert (len(task.splits["train"]), task.held_out_groups) == (200, 40)
     assert [played.grade.reward for played in task.earned_by_nothing()] == [0.0] * 3
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_game.py"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert "21 passed" in done.stdout
+    assert "202 passed" in done.stdout
 
 
 def test_nothing_is_overwritten_and_a_bad_name_is_refused(tmp_path, capsys):

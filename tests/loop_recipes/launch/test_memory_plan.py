@@ -60,6 +60,13 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_base(shape):
     assert plan.over is None
 
 
+def test_attention_that_is_kept_is_a_part_of_its_own_and_the_first_to_go(shape):
+    without, kept = (plan_trainer(shape, 16, 32000, 8, 60.0, keep) for keep in (False, True))
+    assert kept.sum - without.sum == pytest.approx(64 * 32000 * 40 * (128 * 2 + 4) / GIB)
+    assert "use keep_attention: False, more GPUs" in kept.over
+    assert without.over is None
+
+
 def test_one_gpu_is_refused_with_the_cure(shape):
     plan = plan_trainer(shape, lora_rank=16, tokens=32000, ranks=1, gpu_gib=79.0)
     assert "use more GPUs" in plan.over

@@ -49,7 +49,6 @@ def changed(file, *changes):
         ('"""Give the final answer."""', "pass", "products.py: tool answer has no docstring"),
         ("TASKS", "TASK", "products.py: there are no TASKS"),
         ("@reward", "", "products.py: there is no reward"),
-        ("@tool(terminal=True)", "", "there are no tools"),
         ("import reward", "import rewards", "cannot be imported: ImportError"),
         ("value: float", "value", "parameter"),
         ('answer != "" and ', "", "reward correct raised on task product2, with nothing done: ValueError"),
@@ -150,6 +149,7 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
         ["run", recipe, "--config", str(run / "train.yaml"), None] for recipe in ("loop_appworld", "eval_appworld")
     ]
     assert "20 tasks, of which 4 are held out" in (said := capsys.readouterr().out)
+    assert "a turn:   calls of answer; a turn without one is a mistake\n" in said
     assert "doing nothing earns 0 on average of 3 tasks\n" in said
     (run / "checkpoints/iteration_0002").mkdir(parents=True)
     steps.clear()

@@ -17,18 +17,28 @@ from support.small_runs import write_logs
 def test_what_doing_nothing_sees_and_earns(capsys):
     assert main([str(EXAMPLE), "--tasks", "2"]) == 0
     said = capsys.readouterr().out
-    assert said.count("I think of a number") == 2
-    assert "=== task number2: 0 turns, reward 0\n" in said
+    assert said.count("Guess a number") == 2
+    assert "=== task from1number2: 0 turns, reward 0\n" in said
     assert said.endswith("doing nothing earns 0 on average of 2 tasks\n")
 
 
 def test_a_person_plays(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("guess number=10\nguess number=1\nIt's found!\nguess number=2\n\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("It's 10!\n1\n2\n\n"))
     assert main([str(EXAMPLE), "--by-hand", "--tasks", "3"]) == 0
     said = capsys.readouterr().out
-    assert said.index("Lower.\n") < said.index("Found.\n") < said.index("=== task number1: 3 turns, reward 1\n")
-    assert said.index("=== task number2: 1 turns, reward 1\n") < said.index("=== task number3: 0 turns, reward 0\n")
+    assert said.index("Lower.\n") < (first := said.index("=== task from1number1: 2 turns, reward 1\n"))
+    assert first < said.index("=== task from1number2: 1 turns, reward 1\n")
+    assert "=== task from1number3: 0 turns, reward 0\n" in said
     assert said.endswith("mean reward 0.667 of 3 tasks\n")
+
+
+def test_a_reply_that_raises_ends_the_episode_and_is_named(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "game.py"
+    file.write_text(EXAMPLE.read_text().replace("if said else None", ""))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hm\n"))
+    assert main([str(file), "--by-hand", "--tasks", "1"]) == 0
+    line = "1 turns, reward 0, ended as step raised TypeError: 'NoneType' object is not subscriptable"
+    assert f"=== task from1number1: {line} ({file}:" in capsys.readouterr().out
 
 
 def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_path, capsys):
@@ -37,7 +47,7 @@ def test_a_model_plays_as_an_evaluation_that_is_thrown_away(monkeypatch, tmp_pat
     def evaluate(command, log):
         config = read_config(compose(command[-1], (), "eval_appworld"), EvalConfig)
         assert [(policy.name, policy.adapter) for policy in config.policies] == [("model", None)]
-        assert (config.tasks, config.limits.max_turns) == (["number1", "number2"], 6)
+        assert (config.tasks, config.limits.max_turns) == (["from1number1", "from1number2"], 6)
         folders.append(Path(command[-1]).parent)
         write_logs(folders[0] / "evaluation/node/collections", 1, 300)
 

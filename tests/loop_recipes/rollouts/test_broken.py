@@ -89,20 +89,25 @@ def replying(rollouts, *replies, reward=0.0):
     ]
 
 
+QUESTION = {"role": "user", "content": "Who are you?"}
 OFFER = {"role": "system", "content": "Write calls within <tool_call></tool_call>."}
 TURN = Turn(1, 2, 0, "stop", "s0", 0.1, 0.1, message=1)
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
-def test_rollouts_that_earn_nothing_are_told_with_three_replies(rollouts):
+def test_rollouts_that_all_earn_the_same_are_told_with_three_replies(rollouts):
     tools = Description(behavior=(TOOLS_BEHAVIOR,))
     earned, call = hopeless_lines(replying(rollouts, "I", "I", "do not\nknow", "x" * 200, "how"), tools)
     shown = f"they end with: 'I' | 'do not know' | '{'x' * 120}...'"
-    assert earned == f"the reward of all 5 rollouts is 0, so nothing can be learned; {shown}"
+    assert earned == f"the reward of all 5 rollouts is 0, so nothing can be learned of them; {shown}"
     assert call == f"no reply of 5 rollouts holds a call that could be read; {shown}"
     assert len(hopeless_lines(replying(rollouts, "I", CALL), tools)) == 1
     assert len(hopeless_lines(replying(rollouts, "I"), Description())) == 1
-    assert hopeless_lines(replying(rollouts, "I", reward=0.5), tools) == []
+    (solved,) = hopeless_lines(replying(rollouts, CALL, CALL, reward=1.0), tools)
+    assert solved.startswith("the reward of all 2 rollouts is 1, so nothing can be learned of them; they end with: ")
+    assert hopeless_lines(replying(rollouts, "I") + replying(rollouts, "I", reward=0.5), tools) == []
+    talk = [replace(one, messages=[QUESTION, *one.messages[1:]]) for one in replying(rollouts, "I")]
+    assert len(hopeless_lines(talk, tools)) == 1  # no call was asked for
 
 
 @pytest.mark.parametrize(("name", "told"), [("a-i0001-0123456789", True), ("a-i0002-0123456789", False), ("c1", False)])

@@ -1,25 +1,23 @@
 """What was served is what is stored: random harnesses against a policy of random ids."""
 
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.tool_calls import ToolCall, render_tool_call
 from model_families.chat import open_chat
 from model_families.chat.chatml import ChatML
 from model_families.chat.format import ReadTurn
 from model_families.chat.messages import spoken_message
-from model_families.chat.rendered import Rendered
 from rollout_server.endpoint.conversations import Conversations
+from rollout_server.endpoint.dialects.chat import said_message
 from rollout_server.endpoint.messages import read_messages
-from rollout_server.endpoint.wire import Completion
 from rollout_server.inference.router import Generation
 from support.chat_tokenizers import write_llama3, write_qwen3
-from support.random_harness import ODD, TOOL, append_turn, opening, picked, respelled
+from support.random_harness import TOOL, append_turn, opening, picked, respelled
 from support.random_policy import write_tokenizer
+from support.random_turns import check_segments, encoder, sampled_turn
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,6 @@ class Policy:
 
     def __init__(self, tokens, rng):
         self.tokens, self.rng = tokens, rng
-        self.encode = tokens._control.encode if isinstance(tokens, Rendered) else tokens.encode_text
         self.tree = Conversations(tokens)
         self.served = []
 
@@ -52,54 +49,20 @@ class Policy:
 
     def end(self, prompt):
         """Sample after a prompt; returns the assistant message as the endpoint tells it."""
-        kind = self.rng.choice(["ids", "call", "thought", "text"])
-        if kind == "ids":
-            ids = [self.rng.randrange(self.tokens.vocab_size) for _ in range(self.rng.randrange(1, 9))]
-            ids = [token for token in ids if token not in self.tokens.stop_ids] or self.tokens.encode_text("a")
-        elif kind == "call":
-            arguments = {"n": self.rng.random(), "text": self.rng.choice(ODD[:2]), "a": [None, {"b": 1}]}
-            ids = self.encode("So. " + render_tool_call(ToolCall("add", arguments)))
-        elif kind == "thought":
-            ids = self.encode(f"<think>\n{self.rng.random()}\n</think>\n\nYes {self.rng.random()}")
-        else:
-            ids = self.encode(self.rng.choice(["yes ", "no", " "]))
-        ended = self.rng.random() < 0.7
-        ids = [*ids, self.tokens.turn_end] if ended else ids
-        logprobs = [-self.rng.random() for _ in ids]
-        generation = Generation(ids, logprobs, "stop" if ended else "length", "s", 0, 0.1)
+        generation = sampled_turn(self.tokens, self.rng)
+        ids = generation.token_ids
         turn = self.tokens.read(prompt.token_ids, ids, with_tools=True)
         spoken = spoken_message(turn.answer, True, turn.reasoning)
         self.tree.add(prompt, spoken, turn, len(self.served), generation)
         self.served.append((prompt.token_ids, generation))
-        return Completion("c", len(self.served), "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
+        return said_message(len(self.served), spoken)
 
     def ask(self, messages):
         return self.end(self.begin(messages))
 
 
 def check(policy):
-    """Each call is a prefix of a sequence; over all sequences each sampled token is there once, with its log-prob."""
-    segments = policy.tree.segments()
-    for prompt, generation in policy.served:
-        ids = prompt + generation.token_ids
-        assert any(segment.token_ids[: len(ids)] == ids for segment in segments)
-    stored = Counter()
-    for segment in segments:
-        assert len(segment.token_ids) == len(segment.mask) == len(segment.sampler_logprobs)
-        assert segment.turns
-        covered = [False] * len(segment.mask)
-        for turn in segment.turns:
-            span = slice(turn.start, turn.end)
-            covered[span] = [True] * (turn.end - turn.start)
-            read = policy.tokens.read(segment.token_ids[: turn.start], segment.token_ids[span], with_tools=True)
-            assert segment.messages[turn.message] == read.message
-            assert (turn.thinking_tokens, turn.cut_in_thinking) == (read.thinking_tokens, read.cut_in_thinking)
-            stored[turn.policy_version, tuple(segment.token_ids[span]), tuple(segment.sampler_logprobs[span])] += 1
-        assert covered == segment.mask
-        assert not any(value for value, own in zip(segment.sampler_logprobs, segment.mask, strict=True) if not own)
-    sampled = [generation for _, generation in policy.served]
-    assert stored == Counter((n, tuple(g.token_ids), tuple(g.logprobs)) for n, g in enumerate(sampled))
-    return segments
+    return check_segments(policy.tree.segments(), policy.served, policy.tokens)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "kept", "stripped", "off"])
@@ -147,16 +110,38 @@ def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequence
     messages = opening(policy.rng)
     for number in range(4):
         prompt = policy.begin(messages)
-        ids = [*policy.encode("<think>\nhm\n</think>\n\nYes."), policy.tokens.turn_end]
+        ids = [*encoder(policy.tokens)("<think>\nhm\n</think>\n\nYes."), policy.tokens.turn_end]
         turn = policy.tokens.read(prompt.token_ids, ids, with_tools=True)
         generation = Generation(ids, [-0.5] * len(ids), "stop", "s", 0, 0.1)
         spoken = spoken_message(turn.answer, True, turn.reasoning)
         policy.tree.add(prompt, spoken, turn, number, generation)
         policy.served.append((prompt.token_ids, generation))
-        told = Completion("c", number, "m", spoken, "stop", 0, 0, 0).body()["choices"][0]["message"]
+        told = said_message(number, spoken)
         assert told.get("reasoning_content") == (None if name == "llama3" else "hm")
         messages += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": f"go on {number}"}]
     assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "kept", "off"])
+def test_what_a_harness_writes_on_a_turn_that_was_cut_goes_on_from_its_ids(formats, name):
+    """It puts the stop text back, and its own record of the call after it."""
+    policy = Policy(formats[name], random.Random(8))
+    messages = opening(policy.rng)
+    for number in range(3):
+        prompt = policy.begin(messages)
+        ids = encoder(policy.tokens)("<code>go</code>")
+        generation = Generation(ids, [-0.5] * len(ids), "cut", "s", 0, 0.1)
+        turn = policy.tokens.read(prompt.token_ids, ids, with_tools=True)
+        policy.tree.add(prompt, spoken_message("<code>go", True), turn, number, generation, "</code>")
+        policy.served.append((prompt.token_ids, generation))
+        messages += [
+            {"role": "assistant", "content": "<code>go</code>\nCalled."},
+            {"role": "user", "content": f"{number}"},
+        ]
+    policy.ask(messages)
+    [segment] = check(policy)
+    assert len(segment.turns) == 4
+    assert policy.tokens.decode(segment.token_ids).count("</code>\nCalled.") == 3
 
 
 def test_turns_that_come_back_changed_fork(tokens):

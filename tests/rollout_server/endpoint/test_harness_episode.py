@@ -8,6 +8,7 @@ import aiohttp
 import openai
 import pytest
 
+from agent_environments.harness.worker import play_episodes
 from loop_formats.collection_request import Limits
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S, pass_time, wait_until
@@ -186,7 +187,8 @@ async def test_a_program_elsewhere_opens_an_episode_and_closes_it(policy, tmp_pa
                 await client.chat.completions.create(model="m", messages=[{"role": "user", "content": task}])
             async with http.post(f"{episode['base_url']}/episode/step", json={"action": "x"}, headers=key) as answer:
                 assert answer.status == 404
-            for body, status in (({"reward": 7}, 400), ({"reward": reward}, 200)):
+            wrong = [{"reward": 7}, {"metrics": {"steps": "many"}}, {"rewards": [1.0]}, {"metrics": {"x" * 65: 1}}]
+            for body, status in (*((body, 400) for body in wrong), ({"reward": reward}, 200)):
                 async with http.post(f"{episode['base_url']}/episode/finish", json=body, headers=key) as answer:
                     assert answer.status == status
         async with http.post(f"{running.url}/v1/episodes", json={}, headers=node_token) as answer:
@@ -197,6 +199,33 @@ async def test_a_program_elsewhere_opens_an_episode_and_closes_it(policy, tmp_pa
         "t_1": (0.0, "the harness ended without a reward"),
         "t_2": (1.0, None),
     }
+
+
+async def test_a_worker_elsewhere_plays_episodes_and_says_what_they_were_worth(policy, tmp_path):
+    environment = harness(command=None, world=None, tasks={"dev": ["t_1", "t_2"]}, accept_reward=True)
+    seen = []
+
+    def play(episode):
+        seen.append(episode)
+        client = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": episode.task_id}])
+        if episode.task_id == "t_2":
+            raise RuntimeError("a defect of the agent")
+        return {"reward": 0.5, "rewards": {"form": 1.0, "answer": 0.0}, "metrics": {"steps": 3}}
+
+    async with local_node(policy, tmp_path / "node", environment=environment) as running:
+        asked = request(tasks=["t_1", "t_2"], rollouts_per_task=1)
+        await running.call(running.client.start_collection, asked)
+        played = await running.call(play_episodes, running.url, play, TOKEN, lambda: len(seen) == 2)
+        rollouts, end = await running.collect(asked)
+    assert (played, end.reason) == (2, "complete")
+    rollouts = {rollout.task_id: rollout for rollout in rollouts}
+    for episode in seen:
+        assert (episode.split, episode.collection, episode.policy_version) == ("dev", asked.id, 0)
+        assert episode.episode_id == rollouts[episode.task_id].episode_id
+    noted = rollouts["t_1"].extra["harness"]
+    assert (rollouts["t_1"].reward, noted["rewards"]["form"], noted["metrics"]) == (0.5, 1.0, {"steps": 3.0})
+    assert (rollouts["t_2"].reward, rollouts["t_2"].ungradable) == (0.0, "the harness ended without a reward")
 
 
 async def test_an_episode_is_offered_again_if_whoever_took_it_goes_before_the_answer_is_sent(

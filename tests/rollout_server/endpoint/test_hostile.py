@@ -158,7 +158,7 @@ async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacke
         "seed": "\ud800",
         "tool_choice": {"type": "function", "function": {"name": "y" * 100_000}},
         "min_p": 0.5,
-        "logprobs": True,
+        "parallel_tool_calls": True,
     }
     body = json.dumps({**json.loads(BODY), "stream": False, **settings}).encode()
     reader, writer = await attacker.connect()
@@ -166,7 +166,7 @@ async def test_settings_that_json_cannot_hold_or_that_are_large(running, attacke
     assert await attacker.status(reader) == 200
     noted = running.node.sessions.find(attacker.key).notes()["not_applied"]
     assert set(noted) == set(settings)
-    assert (noted["min_p"], noted["logprobs"], noted["temperature"]) == (0.5, True, "nan")
+    assert (noted["min_p"], noted["parallel_tool_calls"], noted["temperature"]) == (0.5, True, "nan")
     stored = json.dumps(noted, allow_nan=False, ensure_ascii=False).encode()
     assert len(stored) < 2000
 
@@ -204,6 +204,28 @@ async def test_seven_megabytes_are_refused_after_a_few_pages_of_them(running, at
     await played_beside(running, attack())
     assert running.node.sessions.find(attacker.key).refused == "context_limit"
     assert sum(encoded) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/responses", {"input": HUGE}),
+        ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": {"text": HUGE}}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": HUGE}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": HUGE}]}),
+        ("/v1/completions", {"prompt": HUGE}),
+    ],
+)
+async def test_so_are_seven_megabytes_in_any_dialect(running, attacker, monkeypatch, path, asked):
+    tokens, encoded = running.node.tokens, []
+    encode = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda text: encoded.append(len(text)) or encode(text))
+    body = json.dumps(asked).encode()
+    reader, writer = await attacker.connect()
+    writer.write(attacker.head(f"Content-Length: {len(body)}").replace(b"/v1/chat/completions", path.encode()) + body)
+    assert await attacker.status(reader) == 400
+    assert 0 < sum(encoded) < 100_000
+    assert (running.node.sessions.find(attacker.key).refused is None) == path.endswith("count_tokens")
 
 
 @pytest.mark.parametrize("depth", [150, 900, 5000])

@@ -13,10 +13,11 @@ import pytest
 from agent_environments.colbench.human import EndpointHuman, HumanEndpoint
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import EnvironmentCrashed, Message, StepResult
+from model_families.chat.messages import ChatMessage
 from rollout_server.endpoint import session as session_module
 from rollout_server.endpoint import wire
 from rollout_server.endpoint.session import Session, World
-from rollout_server.endpoint.wire import ApiError, ChatRequest
+from rollout_server.endpoint.wire import ApiError, Asked
 from support.counter_node import TOKEN
 from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
@@ -71,9 +72,56 @@ async def test_tool_calls_are_parsed_and_stream(running, opened):
     assert len(segment.turns) == 2
 
 
+async def test_choices_are_branches_each_a_turn_with_a_seed_of_its_own(running, opened):
+    answer = await opened.ask(n=3, logprobs=True)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    segments = opened.session.segments()
+    assert [len(segment.turns) for segment in segments] == [1, 1, 1]
+    assert len({body["sampling_params"]["seed"] for body in running.vllm.requests[-3:]}) == 3
+    for choice, segment in zip(answer.choices, segments, strict=True):
+        [turn] = segment.turns
+        span = slice(turn.start, turn.end - 1)  # without the end of the turn
+        assert running.node.tokens.decode(segment.token_ids[span]) == choice.message.content
+        assert [token.logprob for token in choice.logprobs.content] == segment.sampler_logprobs[span]
+        assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    said = {"role": "assistant", "content": answer.choices[1].message.content}
+    await opened.ask([*HELLO, said, {"role": "user", "content": "On."}])
+    assert opened.session.turns == 4
+    assert len(opened.session.segments()) == 3
+    async with opened.client() as client:
+        stream = await client.chat.completions.create(model="m", messages=HELLO, n=2, stream=True, logprobs=True)
+        chunks = [chunk async for chunk in stream]
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+    small = OpenSession(running, max_turns=2)
+    with pytest.raises(openai.BadRequestError, match="3 choices are 3 turns; the episode has 2 left"):
+        await small.ask(n=3)
+
+
+async def test_a_form_is_recorded_and_not_enforced(opened):
+    answer = await opened.ask(response_format={"type": "json_object"})
+    assert answer.choices[0].message.content.startswith("done")
+    assert opened.session.notes()["not_applied"] == {"response_format": "{'type': 'json_object'}"}
+    await opened.ask(response_format={"type": "text"})
+    assert opened.session.notes()["calls"] == {"answered": 2, "not_applied.response_format": 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/nothing", "/sessions/sk-x/v1/audio/speech"])
+async def test_a_path_that_there_is_not_is_named_with_what_there_is(opened, path):
+    for headers in ({}, {"Authorization": f"Bearer {opened.key}"}):
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.post(f"{opened.url}{path}", json={}) as answer,
+        ):
+            assert answer.status == 404
+            assert "/v1/responses, /v1/messages" in (await answer.json())["error"]["message"]
+    async with aiohttp.ClientSession() as http, http.get(f"{opened.url}/v1/chat/completions") as answer:
+        assert answer.status == 405
+
+
 async def test_models(opened):
     async with opened.client() as client:
         assert [model.id async for model in client.models.list()] == ["policy"]
+        assert (await client.models.retrieve("policy")).id == "policy"
 
 
 async def test_the_key_may_stand_in_the_path(opened):
@@ -108,8 +156,7 @@ async def test_sampling_is_the_policys_and_the_wish_is_recorded(running, opened)
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
-        ({"n": 2}, "n must be 1"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 9}, "n: Input should be less than or equal to 8"),
         ({"functions": [{"name": "f", "parameters": {}}]}, "offer them as tools"),
         ({"tools": [{"type": "function"}]}, "tools.0"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -368,6 +415,11 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
                 sent = running.vllm.requests[-1]
                 assert sent["model"].startswith(served)
                 assert sent["sampling_params"]["temperature"] == 0.0
+                await client.chat.completions.create(model="m", messages=HELLO, temperature=0.5, seed=11)
+                wished = running.vllm.requests[-1]["sampling_params"]
+                assert (wished["temperature"], wished["top_p"], wished["seed"]) == (0.5, 1.0, 11)
+                with pytest.raises(openai.BadRequestError, match="temperature"):
+                    await client.chat.completions.create(model="m", messages=HELLO, temperature=-1)
                 session = running.node.sessions.find(opened["api_key"])
                 assert (session.turns, session.segments(), session._calls) == (0, [], {})
                 async with http.delete(f"{running.url}/v1/keys/{opened['api_key']}") as answer:
@@ -425,7 +477,7 @@ async def test_of_answers_that_reached_nobody_a_key_keeps_the_latest(running):
     own = OpenSession(running, max_turns=4 * most).session
     session = Session("k", 7, own._limits, own._own_time, own._sampler, running.node.tokens, record=False)
     for number in range(3 * most):
-        request = ChatRequest.parse(json.dumps({"messages": [{"role": "user", "content": f"{number}"}]}).encode())
+        request = Asked(said=(ChatMessage("user", f"{number}"),))
         await session.complete(request, f"call {number}", False, lambda: False)
     assert len(session._calls) <= most + 1
     asked = len(running.vllm.requests)

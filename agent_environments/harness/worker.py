@@ -1,0 +1,118 @@
+"""A program elsewhere that plays a node's episodes: take one, play it, say what it was worth, take the next.
+
+from agent_environments.harness.worker import play_episodes
+
+def play(episode):                       # any agent; its client reads episode.base_url and episode.api_key
+    ...
+    return {"reward": 0.5, "metrics": {"steps": 3}}
+
+play_episodes("http://node:8700", play)  # the node's secret is in ROLLOUT_SERVER_TOKEN
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import httpx
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 30.0
+"""Seconds that the node is asked to wait for an episode, each time."""
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode to play; ``base_url`` and ``api_key`` are those of OpenAI's clients.
+
+    ``split`` is None where the node does not know it, ``policy_version`` where each turn is sampled from the newest.
+    """
+
+    task_id: str
+    split: str | None
+    base_url: str
+    api_key: str
+    episode_id: str
+    collection: str
+    policy_version: int | None
+
+    def finish(
+        self,
+        reward: float | None = None,
+        rewards: Mapping[str, float] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """End the episode.
+
+        Args:
+            reward: in [0, 1]; counts where the node's environment says ``accept_reward``.
+            rewards: its parts by name, for the record.
+            metrics: other figures by name, for the record.
+
+        Raises:
+            httpx.HTTPStatusError: the episode is over already, or a figure is none.
+        """
+        given = {"reward": reward, "rewards": rewards, "metrics": metrics}
+        said = {name: value for name, value in given.items() if value is not None}
+        _post(f"{self.base_url}/episode/finish", said, self.api_key, ANSWER_S)
+
+
+def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S) -> Episode | None:
+    """The oldest episode that waits; None if none came within ``wait_s`` (60 at most).
+
+    Args:
+        token: the node's secret; None reads ROLLOUT_SERVER_TOKEN.
+
+    Raises:
+        httpx.HTTPError: the node cannot be reached, or refuses.
+    """
+    secret = os.environ["ROLLOUT_SERVER_TOKEN"] if token is None else token
+    answer = _post(f"{node_url}/v1/episodes", {"wait_s": wait_s}, secret, wait_s + ANSWER_S)
+    if answer.status_code == httpx.codes.NO_CONTENT:
+        return None
+    said = answer.json()
+    return Episode(**{field.name: said[field.name] for field in fields(Episode)})
+
+
+def play_episodes(
+    node_url: str,
+    play: Callable[[Episode], Mapping[str, Any] | None],
+    token: str | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> int:
+    """Play one episode after the other; returns how many, once ``until`` says so (it is asked between episodes).
+
+    Args:
+        play: plays one, and returns the arguments of :meth:`Episode.finish`, or None. An episode over which it raises
+            ends without a reward, as one whose agent failed.
+
+    Raises:
+        httpx.HTTPError: the node cannot be reached, or refuses.
+    """
+    played = 0
+    while not until():
+        if (episode := take_episode(node_url, token)) is None:
+            continue
+        try:
+            worth = play(episode) or {}
+        except Exception:
+            logger.exception("%s: the agent failed", episode.episode_id)
+            worth = {}
+        try:
+            episode.finish(**worth)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.UNAUTHORIZED:  # of an episode that ended by its deadline
+                raise
+        played += 1
+    return played
+
+
+def _post(url: str, body: Mapping[str, Any], key: str, timeout_s: float) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    answer = httpx.post(url, json=body, headers=headers, timeout=timeout_s, trust_env=False)  # no proxy has the node
+    return answer.raise_for_status()

@@ -1,0 +1,45 @@
+"""``@reply``: what answers the text of a turn, where an agent's moves are words and no calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agent_environments.tools import deadline
+from agent_environments.tools.function_tool import OwnFunction
+from agent_environments.tools.tool import DEADLINE_S, ToolError, as_text
+
+
+class Reply(OwnFunction):
+    """A function that answers a turn; :func:`reply` makes it. Called from Python it is the function itself."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self.name = function.__name__
+        if len(inspect.signature(function).parameters) != 1 + self.stateful:
+            raise ValueError(f"reply {self.name} must take one parameter, the text of a turn")
+
+    def run(self, text: str, instance: Any) -> str | None:
+        """Answer the text of a turn, here and now; None ends the episode.
+
+        Raises:
+            Raised, DeadlinePassed: of the function.
+            ToolError: the result is nothing that can be shown.
+        """
+        said = deadline.call(functools.partial(self.bound(instance), text), {}, DEADLINE_S)
+        if said is None:
+            return None
+        try:
+            return str(deadline.call(as_text, {"result": said}, DEADLINE_S, through=(ValueError,)))
+        except ValueError as error:
+            raise ToolError(f"its result cannot be shown: {error}") from error
+
+
+def reply(function: Callable[..., Any]) -> Reply:
+    """Makes a reply of a function, sync or async; of a method, one that works on the episode's own instance.
+
+    It takes the text of a turn that calls no tool, and returns what the agent reads next. None ends the episode.
+    """
+    return Reply(function)

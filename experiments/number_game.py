@@ -1,0 +1,148 @@
+"""What runs of `loop train` on the game of `loop init` came to, and whether transformers sees the policy that vLLM saw.
+
+    loop init my_game
+    loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_1 seed=1
+    loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_control seed=1 \\
+        advantage=loop_recipes.algorithm.advantages.Shuffled
+    python experiments/number_game.py runs/game_1 runs/game_control [--json experiments/results/number_game.json]
+
+Of a run that still goes on, the table is of what is there. The last rows load the base model with PEFT and the adapter
+that sampled the last whole iteration, and recompute the log-probs of its stored tokens: the difference to what vLLM
+said when it sampled them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from peft import PeftModel
+from scored_runs import WINDOW, number
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from loop_formats.ids import parse_collection_id
+from loop_formats.rollout import Rollout
+from loop_formats.run_files import find_logs, read_rollouts
+from loop_recipes.run.metrics import read_metrics
+from model_families.chat.tokenizer import TextTokens, read_tokenizer
+
+COMPARED = 16
+"""Rollouts whose log-probs are recomputed."""
+FIGURES = {"reward": "", "seconds": "s", "seconds_collecting": "s", "seconds_updating": "s", "gap_mean": "nats"}
+"""Metrics of which the mean over the iterations is a row."""
+
+
+def curve(run: Path) -> list[dict[str, Any]]:
+    """Rows of the iterations that are there."""
+    lines = read_metrics(run)
+    rows = [number(run.name, "iterations", len(lines), "")]
+    for name, some in (("first", lines[:WINDOW]), ("last", lines[-WINDOW:])):
+        rows.append(
+            number(run.name, f"reward_{name}_{len(some)}", statistics.mean(line["reward"] for line in some), "")
+        )
+    for name, unit in FIGURES.items():
+        rows.append(number(run.name, name, statistics.mean(line[name] for line in lines if name in line), unit))
+    rows.append(number(run.name, "gap_p99_max", max(line.get("gap_p99", 0.0) for line in lines), "nats"))
+    return rows
+
+
+def scores(run: Path) -> list[dict[str, Any]]:
+    """Rows of the evaluation on held-out tasks, in percent with its interval; none where there is none yet."""
+    file = run / "evaluation/report.json"
+    if not file.exists():
+        return []
+    rows = []
+    for each in json.loads(file.read_text(encoding="utf-8"))["scores"]:
+        case = f"{run.name} {each['policy']} {each['sampling']['label']}"
+        rows.append(number(case, "success", each["tgc"]["mean"], "%"))
+        rows += [number(case, f"success_{end}", each["tgc"]["interval"][end], "%") for end in ("low", "high")]
+    return rows
+
+
+def sampled(run: Path) -> list[list[Rollout]]:
+    """The rollouts of each iteration of training, in order."""
+    logs = [log for log in find_logs(run / "node") if not parse_collection_id(log.stem).dev]
+    return [rollouts for log in logs if (rollouts := read_rollouts(log))]
+
+
+def tokens(run: Path, rollouts: Sequence[Rollout], model: Path) -> list[dict[str, Any]]:
+    """Rows of the tokens, among them the share of turns whose text encodes to other ids than those that were served."""
+    text = TextTokens(read_tokenizer(model))
+    spans = [
+        rollout.token_ids[turn.start : turn.end - (turn.finish_reason == "stop")]
+        for rollout in rollouts
+        for turn in rollout.turns
+    ]
+    other = sum(text.encode_text(text.decode(ids)) != ids for ids in spans)
+    mean = statistics.mean
+    return [
+        number(run.name, "tokens_an_episode", mean(len(rollout.token_ids) for rollout in rollouts), "tokens"),
+        number(run.name, "sampled_an_episode", mean(rollout.sampled_tokens for rollout in rollouts), "tokens"),
+        number(run.name, "sampled_tokens", sum(rollout.sampled_tokens for rollout in rollouts), "tokens"),
+        number(run.name, "turns", len(spans), "turns"),
+        number(run.name, "turns_that_encode_to_other_ids", 100 * other / len(spans), "%"),
+    ]
+
+
+def logprobs(model: Any, rollout: Rollout) -> Tensor:
+    """The log-probs [s - 1] of the tokens of a rollout but for the first, at temperature 1."""
+    ids = torch.tensor([rollout.token_ids])
+    with torch.inference_mode():
+        logits = model(ids).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+
+
+def differences(model: Any, rollouts: Iterable[Rollout]) -> Tensor:
+    """The absolute difference [n] between a model's log-prob of each sampled token and the sampler's."""
+    found = []
+    for rollout in rollouts:
+        mask = torch.tensor(rollout.mask)[1:]
+        found.append((logprobs(model, rollout) - torch.tensor(rollout.sampler_logprobs)[1:])[mask].abs())
+    return torch.cat(found)
+
+
+def in_transformers(run: Path, rollouts: Sequence[Rollout], model: Path) -> list[dict[str, Any]]:
+    """Rows of the comparison with transformers and PEFT, over rollouts that one version sampled."""
+    (version,) = {version for rollout in rollouts for version in rollout.policy_versions}
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    untrained = differences(base, rollouts)
+    trained = differences(PeftModel.from_pretrained(base, run / f"policies/policy-v{version:04d}"), rollouts)
+    case = f"{run.name} version {version} in transformers"
+    return [
+        number(case, "difference_mean", float(trained.mean()), "nats"),
+        number(case, "difference_max", float(trained.max()), "nats"),
+        number(case, "difference_mean_without_adapter", float(untrained.mean()), "nats"),
+    ]
+
+
+def table(run: Path) -> list[dict[str, Any]]:
+    """All rows of a run."""
+    model = Path(OmegaConf.load(run / "config.yaml").model.path)
+    iterations = sampled(run)[: len(read_metrics(run))]
+    rollouts = [rollout for iteration in iterations for rollout in iteration]
+    last = iterations[-1][:COMPARED]
+    return [*curve(run), *scores(run), *tokens(run, rollouts, model), *in_transformers(run, last, model)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folder of a training run")
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    options = parser.parse_args()
+    rows = [row for run in options.runs for row in table(run)]
+    print("| case | figure | |\n|---|---|---|")
+    for row in rows:
+        print(f"| {row['case']} | {row['metric']} | {row['value']:.4g} {row['unit']} |")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

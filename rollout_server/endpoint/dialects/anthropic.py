@@ -1,0 +1,225 @@
+"""Anthropic's messages: ``/v1/messages``, and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from model_families.chat.messages import ChatMessage
+from rollout_server.endpoint.dialects.dialect import (
+    MAX_STOPS,
+    Body,
+    Dialect,
+    Recall,
+    arguments_text,
+    event,
+    function_tool,
+    not_offered,
+)
+from rollout_server.endpoint.messages import BadMessages, check_tools, read_call, read_text
+from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
+
+ACCOUNTING = "x-anthropic-billing-header"
+"""Begins a system block of Claude Code that is meant for its maker's accounts, and is another one in every call."""
+STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+_MESSAGE = re.compile(r"msg_(\d{1,9})")
+
+
+class _Thread(BaseModel):
+    """Continued, only what is new is sent: history, system and tools are those of the message before."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str = ""
+
+
+class _Body(Body):
+    messages: list[dict[str, Any]]
+    system: str | list[Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    thread: _Thread | None = None
+    compaction: dict[str, Any] | None = None
+
+
+class Anthropic(Dialect):
+    """Anthropic's messages. Images and documents are refused; the policy reads text."""
+
+    path = "/v1/messages"
+
+    def _read(self, body: bytes, recall: Recall) -> Asked:
+        given = _Body.parse(body)
+        if given.compaction is not None:
+            raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
+        before = _before(given.thread, recall)
+        own = [tool for tool in given.tools or [] if tool.get("type", "custom") == "custom"]
+        tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(own)]
+        check_tools(tools)
+        form = given.output_format or (given.output_config or {}).get("format")
+        others = [str(tool["type"]) for tool in given.tools or [] if tool.get("type", "custom") != "custom"]
+        return Asked(
+            said=(*(() if before is None else (*before.said, before.spoken)), *_read_messages(given.messages)),
+            instructions=_system_text(given.system, before),
+            tools=before.tools if before is not None and given.tools is None else tools,
+            model=given.model,
+            stream=bool(given.stream),
+            token_limit=given.max_tokens,
+            stops=tuple(text for text in given.stop_sequences or [] if text),
+            settings=given.settings(response_format=form, tools=not_offered(others)),
+        )
+
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+        [choice] = answer.choices
+        stopped = choice.finish == "stop" and choice.stopped_by is not None
+        return {
+            **_head(answer),
+            "content": _blocks(answer.number, choice),
+            "stop_reason": "stop_sequence" if stopped else STOP_REASONS[choice.finish],
+            "stop_sequence": choice.stopped_by if stopped else None,
+            "usage": _usage(answer, answer.completion_tokens),
+        }
+
+    def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
+        whole = self.whole(asked, answer)
+        begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(answer, 0)}
+        yield _event("message_start", message=begun)
+        for index, block in enumerate(whole["content"]):
+            empty, deltas = _streamed(block)
+            yield _event("content_block_start", index=index, content_block=empty)
+            for delta in deltas:
+                yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", delta=ended, usage=whole["usage"])
+        yield _event("message_stop")
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        said = str(error)
+        if error.code == CONTEXT_EXCEEDED:  # clients compact their history when they read these words
+            said = f"prompt is too long: {said}"
+        return {"type": "error", "error": {"type": kind, "message": said, "details": {"error_code": error.code}}}
+
+
+def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:
+    """The message that a thread goes on from; None where it begins, or where there is none."""
+    if thread is None or thread.type == "create":
+        return None
+    found = _MESSAGE.fullmatch(thread.previous_message_id)
+    known = recall(int(found[1])) if found else None
+    if known is None:  # by this code clients send their whole history
+        raise ApiError(404, "thread_not_found", f"no message {thread.previous_message_id[:40]!r} in this episode")
+    return known
+
+
+def _read_messages(messages: Sequence[dict[str, Any]]) -> Iterator[ChatMessage]:
+    if not messages:
+        raise BadMessages("messages must hold at least one message")
+    for number, message in enumerate(messages):
+        where, content = f"messages[{number}]", message.get("content")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        match message.get("role"):
+            case "assistant":
+                yield _turn(blocks, where)
+            case "user" | "system" as role:
+                yield from _heard(role, blocks, where)
+            case role:
+                raise BadMessages(f"{where}.role {role!r} is none of user, assistant, system")
+
+
+def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
+    """An assistant's message; its thinking is known from the turn that was sampled."""
+    texts, calls = [], []
+    for block in blocks:
+        match block:
+            case {"type": "tool_use", "name": str(name), "input": given}:
+                calls.append(read_call(name, given, where))
+            case {"type": "thinking" | "redacted_thinking"}:
+                pass
+            case _:
+                texts.append(read_text([block], where))
+    return ChatMessage("assistant", "\n".join(texts), tuple(calls))
+
+
+def _heard(role: Any, blocks: Sequence[Any], where: str) -> Iterator[ChatMessage]:
+    """Tool results as messages of their own, and the texts between them."""
+    texts: list[str] = []
+    for block in blocks:
+        match block:
+            case {"type": "tool_result", **result}:
+                if texts:
+                    yield ChatMessage(role, "\n".join(texts))
+                    texts = []
+                yield ChatMessage("tool", read_text(result.get("content"), where))
+            case _:
+                texts.append(read_text([block], where))
+    if texts or not blocks:
+        yield ChatMessage(role, "\n".join(texts))
+
+
+def _system_text(system: str | list[Any] | None, before: Recalled | None) -> str | None:
+    if system is None:
+        return None if before is None else before.instructions
+    texts = [system] if isinstance(system, str) else [read_text([block], "system") for block in system]
+    return "\n".join(text for text in texts if not text.startswith(ACCOUNTING))
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(name := tool.get("name"), str):
+        raise BadMessages(f"{where}: a tool has a name and an input_schema")
+    return function_tool(name, tool.get("description"), tool.get("input_schema"))
+
+
+def _head(answer: Answer) -> dict[str, Any]:
+    return {"id": f"msg_{answer.number}", "type": "message", "role": "assistant", "model": answer.model}
+
+
+def _blocks(number: int, choice: Choice) -> list[dict[str, Any]]:
+    spoken, blocks = choice.spoken, list[dict[str, Any]]()
+    if spoken.reasoning:
+        blocks.append({"type": "thinking", "thinking": spoken.reasoning, "signature": ""})
+    if spoken.content or not spoken.calls:
+        blocks.append({"type": "text", "text": spoken.content})
+    for place, call in enumerate(spoken.calls):
+        named = {"id": f"toolu_{number}_{place}", "name": call.name}
+        blocks.append({"type": "tool_use", **named, "input": call.arguments})
+    return blocks
+
+
+def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as it begins, and what is added to it."""
+    match block["type"]:
+        case "tool_use":
+            text = arguments_text(block["input"])
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
+        case "thinking":
+            return {**block, "thinking": ""}, [{"type": "thinking_delta", "thinking": block["thinking"]}]
+    return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}] if block["text"] else []
+
+
+def _usage(answer: Answer, sampled: int) -> dict[str, Any]:
+    """Counts of tokens; those of the prompt are apart from those that were cached."""
+    return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": sampled,
+    }
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return event({"type": kind, **data}, kind)

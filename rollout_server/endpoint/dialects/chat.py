@@ -1,0 +1,145 @@
+"""OpenAI's chat API: ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from model_families.chat.messages import ChatMessage
+from rollout_server.endpoint.dialects.dialect import (
+    MAX_CHOICES,
+    MAX_STOPS,
+    Body,
+    Dialect,
+    Recall,
+    arguments_text,
+    event,
+    token_logprobs,
+)
+from rollout_server.endpoint.messages import read_messages
+from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool | None = None
+
+
+class _Body(Body):
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class Chat(Dialect):
+    """OpenAI's chat API."""
+
+    path = "/v1/chat/completions"
+
+    def _read(self, body: bytes, recall: Recall) -> Asked:
+        given = _Body.parse(body)
+        if "functions" in (given.model_extra or {}):
+            raise ApiError(400, "unsupported", "functions: offer them as tools")
+        tools = given.tools or []
+        for number, tool in enumerate(tools):
+            if not (isinstance(function := tool.get("function"), dict) and isinstance(function.get("name"), str)):
+                raise ApiError(400, "invalid_request", f"tools.{number}: a tool is a function with a name")
+        form = given.response_format
+        return Asked(
+            said=tuple(read_messages(given.messages, tools)),
+            tools=tools,
+            model=given.model,
+            stream=bool(given.stream),
+            stream_usage=bool(given.stream_options and given.stream_options.include_usage),
+            token_limit=given.max_completion_tokens or given.max_tokens,
+            stops=stop_texts(given.stop),
+            choices=given.n or 1,
+            logprobs=bool(given.logprobs),
+            settings=given.settings(response_format=None if form in (None, {"type": "text"}) else form),
+        )
+
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": said_message(answer.number + index, choice.spoken),
+                "logprobs": _logprobs(asked, choice),
+                "finish_reason": choice.finish,
+            }
+            for index, choice in enumerate(answer.choices)
+        ]
+        return {**_head("chat.completion", answer), "choices": choices, "usage": usage(answer)}
+
+    def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
+        head = _head("chat.completion.chunk", answer)
+        for index, choice in enumerate(answer.choices):
+            for delta in _deltas(answer.number + index, choice.spoken):
+                told = {"index": index, "delta": delta, "finish_reason": None}
+                if asked.logprobs and delta.keys() & {"content"} and "role" not in delta:
+                    told["logprobs"] = _logprobs(asked, choice)
+                yield event({**head, "choices": [told]})
+            yield event({**head, "choices": [{"index": index, "delta": {}, "finish_reason": choice.finish}]})
+        if asked.stream_usage:
+            yield event({**head, "choices": [], "usage": usage(answer)})
+        yield b"data: [DONE]\n\n"
+
+
+def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The texts before which a turn is to end."""
+    return tuple(text for text in ([stop] if isinstance(stop, str) else stop or []) if text)
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """The counts of tokens."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def said_message(number: int, spoken: ChatMessage) -> dict[str, Any]:
+    """The assistant's message of turn ``number``."""
+    message: dict[str, Any] = {"role": "assistant", "content": spoken.content}
+    if spoken.reasoning:
+        message["reasoning_content"] = spoken.reasoning
+    if spoken.calls:
+        message |= {"content": spoken.content or None, "tool_calls": _calls(number, spoken)}
+    return message
+
+
+def _calls(number: int, spoken: ChatMessage) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{number}_{place}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_text(call.arguments)},
+        }
+        for place, call in enumerate(spoken.calls)
+    ]
+
+
+def _deltas(number: int, spoken: ChatMessage) -> Iterator[dict[str, Any]]:
+    yield {"role": "assistant", "content": ""}
+    if spoken.reasoning:
+        yield {"reasoning_content": spoken.reasoning}
+    if spoken.content:
+        yield {"content": spoken.content}
+    for place, call in enumerate(_calls(number, spoken)):
+        yield {"tool_calls": [{"index": place, **call}]}
+
+
+def _logprobs(asked: Asked, choice: Choice) -> dict[str, Any] | None:
+    return {"content": token_logprobs(choice), "refusal": None} if asked.logprobs else None
+
+
+def _head(kind: str, answer: Answer) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.number}", "object": kind, "created": answer.created, "model": answer.model}

@@ -1,0 +1,143 @@
+"""What a dialect is, and what all of them have in common.
+
+Answers are plain data: the classes of OpenAI's and Anthropic's packages read them in the tests, and the node need not
+import those.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_environments.http_server import read_agents_json
+from rollout_server.endpoint.messages import BadMessages
+from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice, Recalled
+
+MAX_STOPS = 16
+MAX_CHOICES = 8
+WISHES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "parallel_tool_calls",
+    "top_logprobs",
+    "truncation",
+    "context_management",
+    "mcp_servers",
+)
+"""Fields of a request, in whatever dialect, that are recorded and not applied."""
+
+Recall = Callable[[int], "Recalled | None"]
+"""An earlier answer of the episode by its number."""
+
+
+class Body(BaseModel):
+    """The fields of a request that all dialects have. Fields that are not here change nothing; some are recorded."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = MODEL
+    stream: bool | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Raises BadBody, or ApiError (400) for what is no request."""
+        try:
+            return cls.model_validate(read_agents_json(body))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the body"
+            raise ApiError(400, "invalid_request", f"{where}: {first['msg']}") from error
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """The wishes of the request; ``more`` are those that have another form in this dialect, None for none."""
+        extra = self.model_extra or {}
+        named = {name: extra[name] for name in WISHES if extra.get(name) is not None}
+        if self.tool_choice not in (None, "auto", {"type": "auto"}):
+            named["tool_choice"] = self.tool_choice
+        return named | {name: value for name, value in more.items() if value is not None}
+
+
+class Dialect(ABC):
+    """One chat API: ``path`` is where it is asked."""
+
+    path: ClassVar[str]
+
+    def read(self, body: bytes, recall: Recall) -> Asked:
+        """The call that a request makes.
+
+        Raises:
+            BadBody: it is no JSON.
+            ApiError: it is no request, or asks for what the policy cannot do.
+        """
+        try:
+            return self._read(body, recall)
+        except BadMessages as error:
+            raise ApiError(400, "invalid_request", str(error)) from error
+
+    @abstractmethod
+    def _read(self, body: bytes, recall: Recall) -> Asked:
+        """The same; may raise BadMessages."""
+
+    @abstractmethod
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+        """The answer to a call that does not stream."""
+
+    @abstractmethod
+    def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
+        """The same as server-sent events."""
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        """The body of a refusal; this one is in OpenAI's shape."""
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
+        kind = "server_error" if error.status >= 500 else kind
+        return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def arguments_text(arguments: Mapping[str, Any]) -> str:
+    """A call's arguments as the text in which they are sent."""
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
+    """The sampled tokens in OpenAI's words: text, bytes where the text is whole characters, log-prob."""
+    return [
+        {
+            "token": text,
+            "logprob": logprob,
+            "bytes": None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass")),
+            "top_logprobs": [],
+        }
+        for text, logprob in choice.tokens
+    ]
+
+
+def function_tool(name: str, description: object, parameters: object) -> dict[str, Any]:
+    """A tool in the form in which the policy is offered it."""
+    given = {"description": description, "parameters": parameters}
+    return {"type": "function", "function": {"name": name, **{key: value for key, value in given.items() if value}}}
+
+
+def not_offered(kinds: Sequence[str]) -> str | None:
+    """The kinds of tools that only the API's own maker has, as a setting: the policy is not offered them."""
+    return ", ".join(sorted(set(kinds))) or None

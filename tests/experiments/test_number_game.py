@@ -1,0 +1,64 @@
+"""experiments/number_game.py: the rows of a run that is made up, whose policy is the base model with an adapter."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+
+from loop_formats.run_files import write_rollouts
+from loop_recipes.engine.peft_export import write_empty_adapter
+from loop_recipes.paths import loop_package
+from support.experiment_scripts import load_experiment
+from support.small_runs import stored_rollout
+
+MODEL = loop_package("tiny_policy")
+
+
+@pytest.fixture(scope="module")
+def game():
+    return load_experiment("number_game")
+
+
+@pytest.fixture
+def run(tmp_path, game):
+    """A run of one iteration, whose sampler was transformers."""
+    folder = tmp_path / "game"
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    rollouts = []
+    for index in range(2):
+        rollout = stored_rollout("game-i0001", "task", index, 0, 1.0, 300, index)
+        logprobs = [0.0, *game.logprobs(model, rollout).tolist()]
+        said = [value if mine else 0.0 for value, mine in zip(logprobs, rollout.mask, strict=True)]
+        rollouts.append(dataclasses.replace(rollout, sampler_logprobs=said))
+    write_rollouts(folder / "node/collections", "game-i0001", rollouts)
+    write_rollouts(folder / "node/collections", "game-i0002", rollouts[:1])  # it still goes on
+    write_empty_adapter(folder / "policies/policy-v0000", str(MODEL))
+    OmegaConf.save({"model": {"path": str(MODEL)}}, folder / "config.yaml")
+    line = {"iteration": 1, "reward": 0.25, "seconds": 60.0, "seconds_collecting": 15.0, "seconds_updating": 40.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line | {"gap_mean": 1e-5, "gap_p99": 1e-4}) + "\n")
+    interval = {"low": 40.0, "high": 60.0}
+    score = {"policy": "after", "sampling": {"label": "greedy"}, "tgc": {"mean": 50.0, "interval": interval}}
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation/report.json").write_text(json.dumps({"scores": [score]}))
+    return folder
+
+
+def test_the_rows_of_a_run(game, run):
+    rows = {(row["case"], row["metric"]): row["value"] for row in game.table(run)}
+    assert rows["game", "iterations"] == 1
+    assert rows["game", "reward_first_1"] == rows["game", "reward_last_1"] == 0.25
+    assert rows["game after greedy", "success_low"] == 40.0
+    assert rows["game", "sampled_tokens"] == 2 * rows["game", "sampled_an_episode"]
+    assert 0 < rows["game", "turns_that_encode_to_other_ids"] <= 100
+    assert rows["game version 0 in transformers", "difference_max"] <= 1e-4
+
+
+def test_a_version_that_acts_otherwise_is_seen(game, run):
+    (rollouts,) = game.sampled(run)[:1]
+    changed = [dataclasses.replace(one, sampler_logprobs=[2 * x for x in one.sampler_logprobs]) for one in rollouts]
+    mean, _, without = game.in_transformers(run, changed, MODEL)
+    assert mean["value"] == pytest.approx(without["value"], abs=1e-3)
+    assert mean["value"] > 0.5

@@ -1,0 +1,165 @@
+"""OpenAI's responses as its own client sees them; each answer and event is read strictly by OpenAI's own classes."""
+
+import json
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from support.open_session import HELLO, OpenSession
+
+ADD = {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
+CALLS = 'So.\n<tool_call>{"name": "add", "arguments": {"n":1}}</tool_call><tool_call>{"name": "add", "arguments": {}}'
+CALLS += "</tool_call>"
+EVENT = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture
+async def opened(running):
+    return OpenSession(running, max_tokens_per_turn=200)
+
+
+async def ask(opened, given, **options):
+    """The answer, read strictly."""
+    async with opened.client() as client:
+        raw = await client.responses.with_raw_response.create(model="m", input=given, **options)
+        return Response.model_validate_json(raw.text)
+
+
+def output(call, text):
+    return {"type": "function_call_output", "call_id": call.call_id, "output": text}
+
+
+async def test_an_answer_is_what_was_sampled(running, opened):
+    answer = await ask(opened, "Hello.", instructions="Be brief.")
+    [segment] = opened.session.segments()
+    [turn] = segment.turns
+    assert running.node.tokens.decode(segment.token_ids[turn.start : turn.end - 1]) == answer.output_text
+    assert [message["role"] for message in segment.messages] == ["system", "user", "assistant"]
+    assert (answer.status, answer.usage.input_tokens, answer.usage.output_tokens) == (
+        "completed",
+        turn.start,
+        turn.end - turn.start,
+    )
+    cut = await ask(opened, "Hello.", max_output_tokens=3)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+@pytest.mark.parametrize("how", ["whole", "referred", "previous", "without ids"])
+async def test_a_turn_of_a_message_and_calls_goes_on_as_one_sequence(running, opened, how):
+    running.vllm.speak = lambda rng: CALLS
+    first = await ask(opened, "Go.", tools=[ADD], instructions="Add.")
+    message, *calls = first.output
+    assert (message.content[0].text, [call.name for call in calls]) == ("So.", ["add", "add"])
+    results = [output(call, "1") for call in calls]
+    items = [item.model_dump(exclude_none=True) for item in first.output]
+    options = {"tools": [ADD], "instructions": "Add."}
+    match how:
+        case "previous":
+            await ask(opened, results, previous_response_id=first.id, **options)
+        case "referred":
+            referred = [{"type": "item_reference", "id": item.id} for item in first.output]
+            await ask(opened, [{"role": "user", "content": "Go."}, *referred, *results], **options)
+        case _:
+            if how == "without ids":
+                items = [{name: item[name] for name in item if name != "id"} for item in items]
+                calls_sent = items[1]["arguments"] = '{ "n" : 1 }'
+                assert calls_sent
+            await ask(opened, [{"role": "user", "content": "Go."}, *items, *results], **options)
+    [segment] = opened.session.segments()
+    assert len(segment.turns) == 2
+    assert [message["role"] for message in segment.messages] == ["system", "user", "assistant", "user", "assistant"]
+
+
+async def test_a_stream_says_the_same(running, opened):
+    running.vllm.speak = lambda rng: CALLS
+    async with opened.client() as client, client.responses.stream(model="m", input="Go.", tools=[ADD]) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert final.output[0].content[0].text == "So."
+    assert [json.loads(call.arguments) for call in final.output[1:]] == [{"n": 1}, {}]
+    for number, event in enumerate(events):
+        assert event.sequence_number == number
+    assert events[-1].type == "response.completed"
+    async with opened.client() as client:
+        raw = await client.responses.with_raw_response.create(model="m", input="Go.", tools=[ADD], stream=True)
+        lines = [line async for line in raw.parse().response.aiter_lines()]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    kinds = [EVENT.validate_json(one).type for one in data]
+    assert [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] == kinds
+
+
+async def test_a_thought_is_an_item_of_its_own(running, opened, monkeypatch):
+    tokens = running.node.tokens
+    read = tokens.read
+
+    def thinking(prompt, sampled, with_tools):
+        turn = read(prompt, sampled, with_tools)
+        return type(turn)(turn.answer, "hm", 2)
+
+    monkeypatch.setattr(tokens, "read", thinking)
+    first = await ask(opened, "Go.")
+    thought, message = first.output
+    assert (thought.content[0].text, first.usage.output_tokens_details.reasoning_tokens) == ("hm", 2)
+    history = [{"role": "user", "content": "Go."}, thought, message, {"role": "user", "content": "On."}]
+    await ask(opened, history)
+    await ask(opened, [history[0], message, history[3]])
+    assert opened.session.turns == 3
+    assert len(opened.session.segments()) == 2  # the same history twice: two samples of its next turn
+    async with opened.client() as client, client.responses.stream(model="m", input="Go.") as stream:
+        kinds = {event.type async for event in stream}
+    assert "response.reasoning_text.delta" in kinds
+
+
+async def test_logprobs_are_those_of_the_record(opened):
+    answer = await ask(opened, "Hello.", include=["message.output_text.logprobs"])
+    [segment] = opened.session.segments()
+    [turn] = segment.turns
+    told = [one.logprob for one in answer.output[0].content[0].logprobs]
+    assert told == segment.sampler_logprobs[turn.start : turn.end - 1]
+
+
+async def test_wishes_are_recorded(opened):
+    schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    await ask(
+        opened, "Hello.", temperature=0.2, text={"format": schema}, tools=[ADD, {"type": "web_search"}], top_p=0.5
+    )
+    noted = opened.session.notes()["not_applied"]
+    assert set(noted) == {"temperature", "top_p", "response_format", "tools"}
+    assert noted["tools"] == "web_search"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "why"),
+    [
+        ([], {}, "at least one item"),
+        ([{"type": "computer_call", "id": "x"}], {}, "input.0. is of type 'computer_call'"),
+        ([{"type": "item_reference", "id": "msg_7"}], {}, "no item 'msg_7' in this episode"),
+        ("x", {"previous_response_id": "resp_7"}, "no response 'resp_7' in this episode"),
+        ("x", {"conversation": "conv_1"}, "conversation, prompt and background"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], {}, "reads text only"),
+        ([{"type": "function_call", "name": "f", "arguments": "1", "call_id": "c"}], {}, "a JSON object"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(opened, given, options, why):
+    with pytest.raises(openai.APIStatusError, match=why) as refused:
+        await ask(opened, given, **options)
+    assert refused.value.status_code in (400, 404)
+    assert opened.session.turns == 0
+
+
+async def test_the_same_conversation_in_chat_is_the_same_sequence(running, opened):
+    """A dialect is a view: who changes it in mid-episode goes on from the same ids."""
+    running.vllm.speak = lambda rng: CALLS
+    first = await ask(opened, HELLO, tools=[ADD])
+    calls = [
+        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in first.output[1:]
+    ]
+    said = {"role": "assistant", "content": "So.", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in calls]
+    tool = {"type": "function", "function": {name: ADD[name] for name in ("name", "description", "parameters")}}
+    await opened.ask([*HELLO, said, *results], tools=[tool])
+    [segment] = opened.session.segments()
+    assert len(segment.turns) == 2

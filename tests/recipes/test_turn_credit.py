@@ -49,9 +49,9 @@ def trained(cfg):
         recipe.setup()
         train = recipe._learner.update.train
 
-        def watched(samples, iteration):
+        def watched(samples, iteration, own):
             seen.append(samples)
-            return train(samples, iteration)
+            return train(samples, iteration, own)
 
         recipe._learner.update.train = watched
         recipe.train()

@@ -47,6 +47,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     cfg = OmegaConf.load(config)
     cfg.loss.kl_coefficient = 0.1
     cfg.loss.sampler_correction = {"_component_": "loop_recipes.algorithm.sampler_correction.TruncatedWeights"}
+    cfg.distillation = {}
     train(cfg)
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     elsewhere = {"value_loss", "preference_margin", "preference_accuracy"}

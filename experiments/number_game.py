@@ -35,21 +35,23 @@ from model_families.chat.tokenizer import TextTokens, read_tokenizer
 
 COMPARED = 16
 """Rollouts whose log-probs are recomputed."""
-FIGURES = {"reward": "", "seconds": "s", "seconds_collecting": "s", "seconds_updating": "s", "gap_mean": "nats"}
+SECONDS = ("seconds", "seconds_collecting", "seconds_updating")
 """Metrics of which the mean over the iterations is a row."""
+MICRO = 1e6
+"""Of a unit: the differences of two programs in float32 are a few of them."""
 
 
 def curve(run: Path) -> list[dict[str, Any]]:
     """Rows of the iterations that are there."""
     lines = read_metrics(run)
+    mean = statistics.mean
     rows = [number(run.name, "iterations", len(lines), "")]
     for name, some in (("first", lines[:WINDOW]), ("last", lines[-WINDOW:])):
-        rows.append(
-            number(run.name, f"reward_{name}_{len(some)}", statistics.mean(line["reward"] for line in some), "")
-        )
-    for name, unit in FIGURES.items():
-        rows.append(number(run.name, name, statistics.mean(line[name] for line in lines if name in line), unit))
-    rows.append(number(run.name, "gap_p99_max", max(line.get("gap_p99", 0.0) for line in lines), "nats"))
+        rows.append(number(run.name, f"reward_{name}_{len(some)}", mean(line["reward"] for line in some), ""))
+    rows += [number(run.name, name, mean(line[name] for line in lines), "s") for name in SECONDS]
+    stepped = [line for line in lines if "gap_mean" in line]
+    gaps = {"gap_mean": mean(line["gap_mean"] for line in stepped), "gap_p99": max(line["gap_p99"] for line in stepped)}
+    rows += [number(run.name, name, MICRO * gap, "1e-6 nats") for name, gap in gaps.items()]
     return rows
 
 
@@ -116,9 +118,9 @@ def in_transformers(run: Path, rollouts: Sequence[Rollout], model: Path) -> list
     trained = differences(PeftModel.from_pretrained(base, run / f"policies/policy-v{version:04d}"), rollouts)
     case = f"{run.name} version {version} in transformers"
     return [
-        number(case, "difference_mean", float(trained.mean()), "nats"),
-        number(case, "difference_max", float(trained.max()), "nats"),
-        number(case, "difference_mean_without_adapter", float(untrained.mean()), "nats"),
+        number(case, "difference_mean", MICRO * float(trained.mean()), "1e-6 nats"),
+        number(case, "difference_max", MICRO * float(trained.max()), "1e-6 nats"),
+        number(case, "difference_mean_without_adapter", MICRO * float(untrained.mean()), "1e-6 nats"),
     ]
 
 

@@ -82,9 +82,9 @@ def with_an_adapter(own: Learner, client: RolloutClient) -> tuple[Any, dict[str,
     return adapter, canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
 
 
-def test_qwen3_from_its_folder(tmp_path):
-    """Its heads are wider than the width divided by their number."""
-    model = policy(tmp_path / "model", "Qwen3-4B", hidden_size=96, head_dim=32)
+@pytest.mark.parametrize("name", ["Qwen3-4B", pytest.param("Mistral-Nemo-2407", marks=pytest.mark.drill)])
+def test_heads_that_are_wider_than_the_width_divided_by_their_number(tmp_path, name):
+    model = policy(tmp_path / "model", name, hidden_size=96, head_dim=32)
     with ready_node(node(tmp_path, model), tmp_path) as (_, client):
         own = learner(config(tmp_path / "own", section(model)))
         adapter, proof = with_an_adapter(own, client)

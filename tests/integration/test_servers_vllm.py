@@ -92,7 +92,7 @@ class House:
             top_k=-1,
             seed=seed,
             stop_token_ids=[],
-            deadline=time.monotonic() + DEADLINE_S,
+            deadline=time.monotonic() + COMMAND_S,
         )
 
     def gap(self, generation: Generation, adapter: Path) -> float:

@@ -89,6 +89,7 @@ def test_nothing_is_done_when_the_dataset_is_there(worlds):
     assert (worlds[0] / "dataset.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.drill
 def test_engine_verifies_all_train_and_dev_tasks(worlds):
     dataset = json.loads((worlds[1] / "dataset.json").read_text())
     count = dataset["tasks"]["train"] + dataset["tasks"]["dev"]
@@ -97,6 +98,7 @@ def test_engine_verifies_all_train_and_dev_tasks(worlds):
     assert f"Passed {count}/{count} tasks." in finished.stdout, finished.stdout[-2000:] + finished.stderr[-2000:]
 
 
+@pytest.mark.drill
 def test_scripted_agents_are_paid_what_they_deserve(worlds):
     """The reference turns solve the tests' tasks; doing nothing or only completing never does, nor pays more."""
     command = [PYTHON, SYNTHETIC / "check.py", "--root", worlds[0], "--every", "3"]

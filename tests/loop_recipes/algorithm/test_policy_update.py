@@ -143,12 +143,10 @@ def test_attention_is_kept_where_all_else_is_recomputed_only(tmp_path, words):
         run(replay_config(tmp_path, iterations=1), "keep_attention=True", *words)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("backend", "packed"),
-    [
-        pytest.param("aot_eager", True, marks=pytest.mark.integration),
-        *(pytest.param("inductor", packed, marks=pytest.mark.drill) for packed in (False, True)),
-    ],
+    [("aot_eager", True), ("inductor", False), ("inductor", True)],
 )
 def test_compiled_layers_take_the_same_steps(tmp_path, monkeypatch, backend, packed):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", backend)  # read by torchtune

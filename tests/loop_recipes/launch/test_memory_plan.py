@@ -98,7 +98,7 @@ def counted(cases):
     return [json.loads(line)["gib"] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.integration
+@pytest.mark.drill
 def test_the_trainers_plan_is_what_the_learner_allocates():
     """Within 5 % at every size. Counted with few layers, since each further layer takes the same again."""
     sizes = (8_192, 65_536)

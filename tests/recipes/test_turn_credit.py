@@ -49,9 +49,9 @@ def trained(cfg):
         recipe.setup()
         train = recipe._learner.update.train
 
-        def watched(samples, iteration, own):
+        def watched(samples, iteration, step_logprobs):
             seen.append(samples)
-            return train(samples, iteration, own)
+            return train(samples, iteration, step_logprobs)
 
         recipe._learner.update.train = watched
         recipe.train()

@@ -153,9 +153,9 @@ class PolicyUpdate:
         credited = every if per_token or distil is not None else self._with_signal(every)
         kept: list[ScoredSample] = []
         entropy: dict[str, float] = {}
-        own: dict[str, Tensor] | None = None
-        if not per_token and spread is None and distil is None and self._samples_itself(credited, version):
-            own = {}
+        step_logprobs: dict[str, Tensor] | None = None
+        if not per_token and spread is None and distil is None and self._is_on_policy(credited, version):
+            step_logprobs = {}
         else:
             kept, entropy = self._scored(credited, version)
         if per_token:
@@ -167,9 +167,11 @@ class PolicyUpdate:
             advantages, of_teacher = distil(kept)
             kept = _with_token_advantages(kept, advantages)
         recomputed = time.perf_counter()
-        step_samples, numbers = self.train(kept or credited, iteration, own) if credited else ([], {"steps": 0})
-        if own is not None:
-            kept = [scored(sample, own[sample.rollout_id]) for sample in credited]
+        step_samples, numbers = (
+            self.train(kept or credited, iteration, step_logprobs) if credited else ([], {"steps": 0})
+        )
+        if step_logprobs is not None:
+            kept = [scored(sample, step_logprobs[sample.rollout_id]) for sample in credited]
         metrics = _signal_metrics(every, kept) | entropy | of_teacher
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= numbers
@@ -189,7 +191,7 @@ class PolicyUpdate:
         kept = self._with_signal(self._credited(samples))
         return {sample.task_id for sample in kept if sample.advantage}
 
-    def _samples_itself(self, samples: Sequence[CreditedSample], version: int) -> bool:
+    def _is_on_policy(self, samples: Sequence[CreditedSample], version: int) -> bool:
         """Whether the policy of every token's only step is, to the last bit, the one that sampled it.
 
         Then the old log-probs are those that the step computes anyway, and a pass over all rollouts is saved.
@@ -324,13 +326,13 @@ class PolicyUpdate:
         return _of_all_ranks(parts, samples, computed)
 
     def train(
-        self, samples: Sequence[CreditedSample], iteration: int, own: dict[str, Tensor] | None = None
+        self, samples: Sequence[CreditedSample], iteration: int, step_logprobs: dict[str, Tensor] | None = None
     ) -> tuple[list[CreditedSample], dict[str, Any]]:
         """All steps of an iteration; returns the samples of those taken, in order, and metrics.
 
         Args:
-            own: where one step is taken by the policy that sampled; takes its log-probs [n], by rollout id, which are
-                the old ones.
+            step_logprobs: where one step is taken by the policy that sampled; is given its log-probs [n], by rollout
+                id, which are the old ones.
 
         Raises:
             ValueError: a sample with hidden information, for any loss but a critic's.
@@ -347,7 +349,7 @@ class PolicyUpdate:
             planned += minibatches(samples, self.config.minibatch_rollouts, seed, full)
         statistics, outcomes = RatioStatistics(), list[StepOutcome]()
         for minibatch in planned:
-            outcome = self._step(minibatch, statistics, iteration, own)
+            outcome = self._step(minibatch, statistics, iteration, step_logprobs)
             if outcome is None:
                 break
             outcomes.append(outcome)
@@ -370,7 +372,7 @@ class PolicyUpdate:
         minibatch: list[CreditedSample],
         statistics: RatioStatistics,
         iteration: int,
-        own: dict[str, Tensor] | None,
+        step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
         world_size, _ = self._ranks
@@ -383,7 +385,7 @@ class PolicyUpdate:
         preferences, weighted = self._preferences(minibatch) if self.loss.compares_pairs else (None, minibatch)
         parts: dict[str, Tensor] = {}
         for batch in self._with_bar(step_batches(*self._of_this_rank(weighted)), "updating"):
-            output, values, logprobs = self._losses(batch, policy_rests, samples_itself=own is not None)
+            output, values, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
             mean_loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
             # Summed over its tokens, mean over episodes.
             log_ratio = output.token_log_ratio.sum() / len(episodes(minibatch))
@@ -395,10 +397,10 @@ class PolicyUpdate:
             seen.add(output)
             if self.token_statistics is not None:
                 self.token_statistics.add(batch, output)
-            if own is not None:
+            if step_logprobs is not None:
                 parts |= batch.split(logprobs.detach().cpu())
-        if own is not None:
-            own |= _of_all_ranks(parts, minibatch, torch.empty(0))
+        if step_logprobs is not None:
+            step_logprobs |= _of_all_ranks(parts, minibatch, torch.empty(0))
         loss, squared_error, log_ratio = sum_over_ranks(totals.cpu()).tolist()
         limit = self.config.max_trajectory_log_ratio
         if limit is not None and abs(log_ratio) > limit:
@@ -414,7 +416,7 @@ class PolicyUpdate:
             # Scaled gradients ran over fp16's range, on every rank alike: the same minibatch again with half the scale.
             self._loss_scale, self._steps_at_scale = self._loss_scale / 2.0, 0
             self.optimizer.zero_grad(set_to_none=True)
-            return self._step(minibatch, statistics, iteration, own)
+            return self._step(minibatch, statistics, iteration, step_logprobs)
         if not (math.isfinite(loss) and finite_gradient):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
         statistics.join(seen)
@@ -446,13 +448,13 @@ class PolicyUpdate:
         return float(self.config.loss_divisor)
 
     def _losses(
-        self, batch: StepBatch, policy_rests: bool, samples_itself: bool = False
+        self, batch: StepBatch, policy_rests: bool, on_policy: bool = False
     ) -> tuple[LossOutput, Tensor, Tensor]:
         """The policy's loss, without gradient where it rests, the critic's [b] (zeros without a critic), and the
-        log-probs [n], which are the old ones too where the policy ``samples_itself``."""
+        log-probs [n], which are the old ones too where the step is ``on_policy``."""
         with torch.set_grad_enabled(not policy_rests):
             outputs = self.model(**batch.inputs(), with_hidden=self.critic is not None)
-            if samples_itself:
+            if on_policy:
                 batch = replace(batch, old_logprobs=outputs.logprobs.detach())
             output = self.loss(outputs.logprobs, batch)
         if self.critic is None:

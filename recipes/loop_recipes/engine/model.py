@@ -192,8 +192,11 @@ def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float,
 
 def drops_out(model: nn.Module) -> bool:
     """Whether a training pass leaves something out at random."""
-    rates = (getattr(module, "attn_dropout", 0.0) or getattr(module, "p", 0.0) for module in model.modules())
-    return any(rate > 0 for rate in rates)
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0)
+        or (isinstance(module, MultiHeadAttention) and module.attn_dropout > 0)
+        for module in model.modules()
+    )
 
 
 def share_rope_cache(model: nn.Module) -> None:

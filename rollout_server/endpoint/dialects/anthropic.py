@@ -16,10 +16,9 @@ from rollout_server.endpoint.dialects.dialect import (
     Recall,
     arguments_text,
     event,
-    function_tool,
-    not_offered,
+    offered_tools,
 )
-from rollout_server.endpoint.messages import BadMessages, check_tools, read_call, read_text
+from rollout_server.endpoint.messages import BadMessages, read_call, read_text
 from rollout_server.endpoint.wire import CONTEXT_EXCEEDED, Answer, ApiError, Asked, Choice, Recalled
 
 ACCOUNTING = "x-anthropic-billing-header"
@@ -66,11 +65,8 @@ class Anthropic(Dialect):
         if given.compaction is not None:
             raise ApiError(400, "unsupported", "compaction: ask for a summary in a message")
         before = _before(given.thread, recall)
-        own = [tool for tool in given.tools or [] if tool.get("type", "custom") == "custom"]
-        tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(own)]
-        check_tools(tools)
+        tools, others = offered_tools(given.tools, "custom", "custom", "input_schema")
         form = given.output_format or (given.output_config or {}).get("format")
-        others = [str(tool["type"]) for tool in given.tools or [] if tool.get("type", "custom") != "custom"]
         return Asked(
             said=(*(() if before is None else (*before.said, before.spoken)), *_read_messages(given.messages)),
             instructions=_system_text(given.system, before),
@@ -79,7 +75,7 @@ class Anthropic(Dialect):
             stream=bool(given.stream),
             token_limit=given.max_tokens,
             stops=tuple(text for text in given.stop_sequences or [] if text),
-            settings=given.settings(response_format=form, tools=not_offered(others)),
+            settings=given.settings(response_format=form, tools=others),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -176,12 +172,6 @@ def _system_text(system: str | list[Any] | None, before: Recalled | None) -> str
         return None if before is None else before.instructions
     texts = [system] if isinstance(system, str) else [read_text([block], "system") for block in system]
     return "\n".join(text for text in texts if not text.startswith(ACCOUNTING))
-
-
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(name := tool.get("name"), str):
-        raise BadMessages(f"{where}: a tool has a name and an input_schema")
-    return function_tool(name, tool.get("description"), tool.get("input_schema"))
 
 
 def _head(answer: Answer) -> dict[str, Any]:

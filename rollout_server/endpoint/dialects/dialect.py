@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_environments.http_server import read_agents_json
-from rollout_server.endpoint.messages import BadMessages
+from rollout_server.endpoint.messages import BadMessages, check_tools
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice, Recalled
 
 MAX_STOPS = 16
@@ -138,6 +138,26 @@ def function_tool(name: str, description: object, parameters: object) -> dict[st
     return {"type": "function", "function": {"name": name, **{key: value for key, value in given.items() if value}}}
 
 
-def not_offered(kinds: Sequence[str]) -> str | None:
-    """The kinds of tools that only the API's own maker has, as a setting: the policy is not offered them."""
-    return ", ".join(sorted(set(kinds))) or None
+def offered_tools(
+    given: Sequence[dict[str, Any]] | None, kind: str, default: str | None, parameters: str
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The tools of a request in the form in which the policy is offered them, and the kinds of those that only the
+    API's own maker has, as a setting: the policy is not offered them.
+
+    Args:
+        kind: of the tools that an agent answers itself, ``default`` that of a tool that names none.
+        parameters: the key that holds a tool's JSON schema.
+
+    Raises:
+        BadMessages: a tool has no name, or cannot be written for the policy.
+    """
+    tools, others = [], set()
+    for tool in given or []:
+        if (of := tool.get("type", default)) != kind:
+            others.add(str(of))
+        elif isinstance(name := tool.get("name"), str):
+            tools.append(function_tool(name, tool.get("description"), tool.get(parameters)))
+        else:
+            raise BadMessages(f"tools.{len(tools)}: a tool has a name and {parameters}")
+    check_tools(tools)
+    return tools, ", ".join(sorted(others)) or None

@@ -16,11 +16,10 @@ from rollout_server.endpoint.dialects.dialect import (
     Recall,
     arguments_text,
     event,
-    function_tool,
-    not_offered,
+    offered_tools,
     token_logprobs,
 )
-from rollout_server.endpoint.messages import BadMessages, check_tools, read_call, read_message, read_text
+from rollout_server.endpoint.messages import BadMessages, read_call, read_message, read_text
 from rollout_server.endpoint.wire import Answer, ApiError, Asked, Choice
 
 LOGPROBS = "message.output_text.logprobs"
@@ -51,15 +50,12 @@ class Responses(Dialect):
         if given.conversation is not None or given.prompt is not None or given.background:
             why = "conversation, prompt and background: send the items, and wait for the answer"
             raise ApiError(400, "unsupported", why)
-        own = [tool for tool in given.tools or [] if tool.get("type") == "function"]
-        tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(own)]
-        check_tools(tools)
+        tools, others = offered_tools(given.tools, "function", None, "parameters")
         items = [{"role": "user", "content": given.input}] if isinstance(given.input, str) else given.input
         said = [*_before(given.previous_response_id, recall), *_read_items(items, recall)]
         if not said:
             raise BadMessages("input must hold at least one item")
         form = (given.text or {}).get("format")
-        others = [str(tool.get("type")) for tool in given.tools or [] if tool.get("type") != "function"]
         return Asked(
             said=tuple(said),
             instructions=given.instructions,
@@ -68,9 +64,7 @@ class Responses(Dialect):
             stream=bool(given.stream),
             token_limit=given.max_output_tokens,
             logprobs=LOGPROBS in (given.include or []),
-            settings=given.settings(
-                response_format=None if form in (None, {"type": "text"}) else form, tools=not_offered(others)
-            ),
+            settings=given.settings(response_format=None if form in (None, {"type": "text"}) else form, tools=others),
         )
 
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -178,12 +172,6 @@ def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
             call = spoken.calls[place]
             return {"type": "function_call", "name": call.name, "arguments": call.arguments}
     raise BadMessages(f"{where}: no item {str(name)[:40]!r} in this episode; send it whole")
-
-
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(name := tool.get("name"), str):
-        raise BadMessages(f"{where}: a tool is a function with a name")
-    return function_tool(name, tool.get("description"), tool.get("parameters"))
 
 
 def _items(number: int, choice: Choice, logprobs: bool) -> list[dict[str, Any]]:

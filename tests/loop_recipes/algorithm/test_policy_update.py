@@ -403,7 +403,7 @@ def test_one_step_of_the_policy_that_sampled_has_its_log_probs_from_that_step(tm
     config = replay_config(tmp_path, iterations=1, loss=component, update=update)
     [once] = run(config, f"output_dir={tmp_path / 'once'}")
     assert passes == []
-    monkeypatch.setattr(policy_update.PolicyUpdate, "_samples_itself", lambda *_: False)
+    monkeypatch.setattr(policy_update.PolicyUpdate, "_is_on_policy", lambda *_: False)
     [twice] = run(config, f"output_dir={tmp_path / 'twice'}")
     assert len(passes) == 1
     assert (once["approx_kl"], once["ratio_max"]) == (0.0, 1.0)

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -252,13 +253,14 @@ def test_node_killed_while_it_starts(house):
 @pytest.mark.timeout(3600)
 def test_node_killed_during_publications(house):
     """Ten times, from the upload to the proof; whoever publishes goes on trying, and has its version served."""
-    for kill in range(NODE_KILLS):
-        version = kill % 2  # the first publication of each, then others that find it there
-        publishing = threading.Thread(target=house.client().publish_policy, args=(version, house.adapter))
-        publishing.start()
-        time.sleep(0.05 * kill)
-        house.kill()
-        house.process.start()
-        publishing.join(START_S)
-        assert not publishing.is_alive(), "the publication outlives the node"
-        assert version in house.client().health()["policy_versions"]
+    with ThreadPoolExecutor(1) as publisher:
+        for version in range(NODE_KILLS):
+            publication = publisher.submit(house.client().publish_policy, version, house.adapter)
+            time.sleep(0.05 * version)
+            house.kill()
+            house.process.start()
+            assert publication.result(START_S).version == version
+            served = house.client().wait_ready(START_S, house.process.check)["policy_versions"]
+            assert version in served, "a publication that came through outlives the node"
+            for other in set(served) - {version}:
+                house.client().retire_policy(other)

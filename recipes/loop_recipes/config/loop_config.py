@@ -395,6 +395,7 @@ class LoopConfig(LearnerConfig, WithNode):
         )
         require(self.critic is None, "turn_credit must be null: critic gives each token its own advantage already")
         if credit.by == "branches":
+            self.collection.limits.check_branching("collection.limits")
             require(
                 self.rollout_node.replay is None, "turn_credit.by: stored rollouts cannot be gone on from; give critic"
             )

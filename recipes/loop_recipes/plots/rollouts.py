@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.typing import ColorType
 
-from agent_environments.agent_turns import agent_turns
 from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
+from loop_formats.rollout import Rollout, sequence_texts
 from loop_formats.run_files import find_logs, read_lines
 from loop_recipes.plots.style import COLOURS, panels, save
 from loop_recipes.run.environment_file import read_description
@@ -56,10 +56,7 @@ def read_attempts(log: Path) -> list[Attempt]:
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
         records = [line.record for line in lines]
-        sequences = [
-            (record["messages"], agent_turns(record["messages"], [turn["message"] for turn in record["turns"]]))
-            for record in records
-        ]
+        sequences = sequence_texts(map(Rollout.from_dict, records))
         task, first = records[0]["task_id"], records[0]
         calls = [call for messages, turns in sequences for call in environment.calls(task, messages, turns)]
         counts = environment.counts(task, sequences)

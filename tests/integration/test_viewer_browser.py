@@ -94,7 +94,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         await true_in(page, "location.hash === '#/c/demo-i0001/t/task0_1'")
         await true_in(page, "document.querySelectorAll('.column .code').length > 6")
         assert await page.locator(".column").count() == 6
-        assert "different sequences in 6 rollouts" in await page.inner_text("main")
+        assert "different orders in 6 rollouts" in await page.inner_text("main")
         await page.keyboard.press("j")
         await page.keyboard.press("Enter")
         # The tabs are the rollout's page: the task's page, still drawn when the address changes, has outputs too.

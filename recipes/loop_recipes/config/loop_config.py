@@ -370,6 +370,7 @@ class LoopConfig(LearnerConfig, WithNode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_compaction("collection.limits", self.collection.limits)
         if self.critic is not None:
             level = self.loss.get("level", "token")
             require(

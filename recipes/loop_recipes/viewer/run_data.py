@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
-from agent_environments.tools.behavior import ToolBehavior
+from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
@@ -344,8 +344,8 @@ def _summary(record: dict[str, Any], cursor: int, environment: Description) -> d
     try:
         own = agent_turns(record["messages"], [turn["message"] for turn in turns if not turn.get("summary")])
         # Of a program's environment nobody says what a call is; that of a tool can be read all the same.
-        made = environment.calls(record["task_id"], record["messages"], own) or ToolBehavior().calls(own)
-        calls = made[:MAX_CALLS]
+        read = [call.name for turn in own for call in parse_tool_calls(turn.text) if isinstance(call, ToolCall)]
+        calls = (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
     except ValueError:
         calls = []
     return {

@@ -153,9 +153,10 @@ function Thread({ rollout }) {
   if (thread.length < 2) return html`<${Conversation} rollout=${rollout} />`;
   if (others.error) return html`<p class="error">${others.error}</p>`;
   if (!others.value) return html`<p class="quiet">reading the other sequences …</p>`;
+  const known = (place) => new Set(others.value.slice(0, place).flatMap(({ messages }) => messages.map(({ content }) => content)));
   return others.value.map(
     (each, place) => html`${place > 0 && html`<h4 class="sequence" id=${`sequence-${place + 1}`}>sequence ${place + 1} begins here: ${thread[place].begins}</h4>`}
-      <${Conversation} rollout=${each} shared=${thread[place].shared} earlier=${thread[place].turns} />`,
+      <${Conversation} rollout=${each} shared=${thread[place].shared} earlier=${thread[place].turns} known=${known(place)} />`,
   );
 }
 
@@ -172,8 +173,8 @@ function Folded({ summary, messages }) {
 }
 
 /** `rollout` with its messages; what its first turn follows on is folded away. In a thread, the first `shared` messages
- * are left out, and `earlier` turns were before its own. */
-function Conversation({ rollout, shared = 0, earlier = 0 }) {
+ * are left out, `earlier` turns were before its own, and `known` are the texts of the sequences before. */
+function Conversation({ rollout, shared = 0, earlier = 0, known = new Set() }) {
   const { messages, turns } = rollout;
   const assistant = messages.map((message, place) => (message.role === "assistant" ? place : -1)).filter((p) => p >= 0);
   const before = turnsBefore(rollout);
@@ -181,13 +182,16 @@ function Conversation({ rollout, shared = 0, earlier = 0 }) {
   const places = turns.map((turn, i) => turn.message ?? assistant[assistant.length - turns.length + i]);
   const replayed = turns.length && !rollout.segment ? assistant.filter((place) => place < places[0]).slice(-before || Infinity) : [];
   const first = turns.length ? (replayed[0] ?? places[0]) : messages.length;
-  const task = rollout.segment ? null : messages[first - 1];
+  const last = messages[first - 1];
+  const task = last && !known.has(last.content) ? last : null;
+  const requests = new Set(turns.map((turn, i) => (turn.summary ? places[i] - 1 : -1)));
   const folded = messages.slice(shared, task ? first - 1 : first);
-  const summary = task ? `prompt: ${folded.length} messages before the task` : `${folded.length} more messages before its first turn`;
+  const summary = !rollout.segment ? `prompt: ${folded.length} messages before the task` : `${folded.length} more messages before its first turn`;
   return html`<div class="conversation">
     ${folded.length > 0 && html`<${Folded} summary=${summary} messages=${folded} />`}
-    ${task && html`<div class="message task"><div class="role">task</div><${LongText} text=${task.content} /></div>`}
+    ${task && html`<div class="message task"><div class="role">${rollout.segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}
     ${messages.slice(first).map((message, i) => {
+      if (requests.has(first + i)) return html`<div class="message"><div class="role">request of the node</div><${LongText} text=${message.content} /></div>`;
       if (message.role !== "assistant") return html`<${Observation} text=${message.content} />`;
       const own = places.indexOf(first + i);
       const place = own < 0 ? replayed.indexOf(first + i) - before : own;

@@ -338,8 +338,10 @@ async def test_an_episode_of_several_sequences(tmp_path):
     for sequence in in_sequences(several):
         own = 2 + 2 * sequence.segment
         messages = [*several.messages[:own], *inserted, *several.messages[own : own + 2], *inserted]
-        turns = [replace(turn, message=own + 2) for turn in sequence.turns]
-        sequences.append(replace(sequence, messages=messages, turns=turns).validate())
+        last = sequence.segment + 1 == sequence.segments
+        turns = [replace(turn, message=own + 2, summary=last) for turn in sequence.turns]
+        extra = {"compaction": "summary"} if last else {}
+        sequences.append(replace(sequence, messages=messages, turns=turns, extra=extra).validate())
     count = len(sequences)
     assert count > 1
     others = [rollout for rollout in rollouts if rollout is not several]
@@ -363,6 +365,10 @@ async def test_an_episode_of_several_sequences(tmp_path):
             f"turn {number + 1}" for number in range(count)
         ]
         await says(page, ".sequence", "sequence 2 begins here: another answer to the same messages")
+        assert await page.locator(".sequence").last.inner_text() == (
+            f"sequence {count} begins here: its history was too long (compaction: summary)"
+        )
+        await says(page, f"#turn-{count}", f"turn {count} · summary of the history ·")
         await says(page, ".conversation .assistant.replayed", "Said by the harness.")
         await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
         await screenshot(page, "sequences_rollout")

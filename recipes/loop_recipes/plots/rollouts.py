@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -20,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.typing import ColorType
 
+from agent_environments.agent_turns import agent_turns
 from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
-from loop_formats.rollout import Rollout, sequence_texts
 from loop_formats.run_files import find_logs, read_lines
 from loop_recipes.plots.style import COLOURS, panels, save
 from loop_recipes.run.environment_file import read_description
@@ -56,12 +57,20 @@ def read_attempts(log: Path) -> list[Attempt]:
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
         records = [line.record for line in lines]
-        sequences = sequence_texts(map(Rollout.from_dict, records))
+        sequences = [
+            (record["messages"], agent_turns(record["messages"], [t["message"] for t in record["turns"] if _acts(t)]))
+            for record in records
+        ]
         task, first = records[0]["task_id"], records[0]
         calls = [call for messages, turns in sequences for call in environment.calls(task, messages, turns)]
         counts = environment.counts(task, sequences)
         attempts.append(Attempt(task, first["index"], first["success"], counts, tuple(calls)))
     return attempts
+
+
+def _acts(turn: dict[str, Any]) -> bool:
+    """Whether a turn is an action, and no summary of the history."""
+    return not turn.get("summary")
 
 
 def read_periods(run: Path) -> tuple[str, list[Period]]:

@@ -50,10 +50,27 @@ class Limits:
     max_thinking_tokens: PositiveInt | None = None
     """Tokens that a model may think in one turn, before the limit of its answer counts; null counts both together."""
     max_context: Annotated[int, Field(ge=2)] = 32768
-    """Tokens of the whole episode, prompt and sampled ones together."""
+    """Tokens of the whole episode, prompt and sampled ones together; with ``compaction``, of each of its sequences."""
     episode_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
     """Seconds that the agent's actions may take in an episode, at most a day. What the machine takes beside them is not
     counted: docs/rollout_node.md, "Time"."""
+    compaction: Literal["drop", "summary"] | None = None
+    """What begins a new sequence when the history leaves no room for a turn: ``drop`` leaves out the oldest
+    observations, ``summary`` has the policy write one; null ends the episode there."""
+
+    def __post_init__(self) -> None:
+        free, most = self.kept_free, self.max_context
+        require(free < most, f"compaction keeps {free} tokens free for what is sampled next, max_context is {most}")
+
+    @property
+    def kept_free(self) -> int:
+        """Tokens that must be left behind an observation, or else the history is too long."""
+        turn = self.max_tokens_per_turn + (self.max_thinking_tokens or 0)
+        return {None: 1, "drop": turn, "summary": 2 * turn}[self.compaction]
+
+    def check_branching(self, key: str) -> None:
+        """Raises ConfigError where an episode that goes on from a stored rollout would not stay one sequence."""
+        require(self.compaction is None, f"{key}.compaction must be null where episodes go on from stored rollouts")
 
     def given(self) -> dict[str, Any]:
         """The limits that there are, as plain data. A kind that is new changes no protocol of earlier runs."""
@@ -108,6 +125,8 @@ class CollectionRequest:
             require(some, f"only: {task_id} must have at least one index, distinct, below rollouts_per_task = {most}")
         require(self.episodes <= MAX_EPISODES, f"tasks x rollouts_per_task must be at most {MAX_EPISODES}")
         require(1 <= floor <= most, f"min_rollouts_per_task must be 1 to rollouts_per_task = {most}")
+        if self.branches:
+            self.limits.check_branching("limits")
         for branch in self.branches:
             turns = max(point.turns for point in branch.points)
             tokens = max(point.tokens for point in branch.points)

@@ -47,7 +47,8 @@ class Turn:
     text alone the span is (0, 0), ``server`` the endpoint's model and ``finish_reason`` whatever the endpoint said.
     ``message`` is its place in the rollout's messages. ``thinking_tokens`` of the span are the model's thinking, marks
     included; ``cut_in_thinking``: the turn ended before its thinking did, and so has no answer. ``reward`` is what the
-    environment gave for it by itself, beside the rollout's reward; None where it gives none.
+    environment gave for it by itself, beside the rollout's reward; None where it gives none. ``summary``: it is no
+    action, it sums up the history for the next sequence (``limits.compaction``).
     """
 
     start: int
@@ -63,6 +64,7 @@ class Turn:
     thinking_tokens: int = 0
     cut_in_thinking: bool = False
     reward: float | None = None
+    summary: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class BranchOf:
 class Rollout:
     """One sequence of a finished episode, mostly the only one.
 
-    An agent that starts sub-agents, or rewrites its own history, leaves an episode of several sequences. Each is a
+    An agent that starts sub-agents, or whose history is rewritten, leaves an episode of several sequences. Each is a
     record of its own, with the episode's one return; ``episode_id``, which is the ``rollout_id`` of the first, joins
     them, ``segment`` counts them from 0 to ``segments`` - 1, and in the log they follow each other. Where sequences
     share a beginning, what the policy sampled there is a turn of the first of them, and context in the others: over all
@@ -266,6 +268,6 @@ def sequence_texts(sequences: Iterable[Rollout]) -> list[tuple[list[dict[str, st
         ValueError: the messages lack a turn.
     """
     return [
-        (rollout.messages, agent_turns(rollout.messages, [turn.message for turn in rollout.turns]))
+        (rollout.messages, agent_turns(rollout.messages, [t.message for t in rollout.turns if not t.summary]))
         for rollout in sequences
     ]

@@ -277,6 +277,8 @@ class Node:
         longest = self.config.model.max_context
         if request.limits.max_context > longest:
             raise RequestError(400, f"limits.max_context {request.limits.max_context} is above the servers' {longest}")
+        if isinstance(self.pool, ProgramPool) and request.limits.compaction is not None:
+            raise RequestError(400, "limits.compaction must be null: a program of yours shortens its history itself")
         for branch in request.branches:
             self._check_branch(branch)
         try:

@@ -1,6 +1,7 @@
 """One episode: start a world, let the speaker and the environment take turns until it ends, grade, close.
 
-A branch first replays, in its new world, the actions of the rollout that it goes on from.
+A branch first replays, in its new world, the actions of the rollout that it goes on from. Where the history grows too
+long, ``limits.compaction`` says what a new sequence begins with.
 
 This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: they differ in the speaker alone.
 Limits and end reasons are here; world, deadline, grade and record are those of every
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -24,12 +26,13 @@ from agent_environments.protocol import (
     Message,
     StepResult,
 )
-from loop_formats.branch import BranchStart
+from loop_formats.branch import BranchStart, Exchange
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
 from loop_formats.rollout import Turn
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
+from rollout_server.collecting.compaction import SUMMARY_REQUEST, History, shortened, summarised
 from rollout_server.collecting.speaker import (
     BranchRefused,
     ContextFull,
@@ -41,6 +44,15 @@ from rollout_server.collecting.speaker import (
 SHOWN_CHARACTERS = 60
 CUT_IN_THINKING = "Your turn ended before your thinking did, so there is no answer in it. Think less, then answer."
 """The observation after such a turn, which no environment is given: there is nothing in it to act on."""
+
+
+@dataclass(frozen=True)
+class _NotedTurn:
+    """A turn with the number of its sequence, and the history that it is a message of."""
+
+    sequence: int
+    history: list[dict[str, str]]
+    turn: Turn
 
 
 class Episode(Attempt):
@@ -67,9 +79,13 @@ class Episode(Attempt):
         self._start = start
         self._turns_before = 0 if start is None else start.origin.turns
         self._speaker = speaker
-        self._turns: list[tuple[int, Turn]] = []
-        """Each with the number of its sequence."""
+        self._turns: list[_NotedTurn] = []
+        self._opening: Sequence[Message] = ()
+        self._before = 0
+        """Messages of the history that stand before its first turn."""
         self._messages: list[dict[str, str]] = []
+        """The history; where it is shortened, another one takes its place."""
+        self._answered = 0.0
 
     @property
     def sampled_tokens(self) -> int:
@@ -86,19 +102,14 @@ class Episode(Attempt):
             return "context_limit"
 
     async def _converse(self, environment: Environment, opening: Sequence[Message]) -> str:
-        answered = time.monotonic()
-        messages = list(opening)
+        self._answered, self._opening = time.monotonic(), opening
+        replayed: list[Message] = []
         if self._start is not None:
-            messages += await self._replay(environment, opening, self._start)
-            answered = time.monotonic()
-        self._messages = [asdict(message) for message in messages]
-        self._speaker.begin(self.rollout_id, messages)
+            replayed = await self._replay(environment, opening, self._start)
+            self._answered = time.monotonic()
+        self._begin(opening, replayed)
         while True:
-            turn = self._turns_before + len(self._turns)
-            spoken = await self._speaker.speak(derive_seed(self.seed, turn))
-            self._on_phase("node", time.monotonic() - answered - spoken.seconds)
-            thought = {"reasoning": spoken.reasoning} if spoken.reasoning else {}
-            self._messages.append({"role": "assistant", "content": spoken.text, **thought})
+            spoken = await self._speak()
             asked = time.monotonic()
             try:
                 async with self._own_time.running():
@@ -106,14 +117,64 @@ class Episode(Attempt):
             except (TimeoutError, EnvironmentTimeout):
                 self._note_turn(spoken, time.monotonic() - asked, failed=True)
                 return "deadline"
-            answered = time.monotonic()
-            self._note_turn(spoken, answered - asked, result.failed, result.reward)
+            self._answered = time.monotonic()
+            self._note_turn(spoken, self._answered - asked, result.failed, result.reward)
             self._messages.append({"role": "user", "content": result.observation})
             if result.done:
                 return "completed"
-            if turn + 1 == self._request.max_turns(self.key.task_id):
+            if self._turns_left == 0:
                 return "turn_limit"
-            self._speaker.hear(result.observation)
+            await self._hear(result.observation)
+
+    def _begin(self, opening: Sequence[Message], after: Sequence[Message]) -> None:
+        """Begin the first sequence, or another one. Raises ContextFull where these messages are too long, too."""
+        self._speaker.begin(self.rollout_id, opening, after)
+        self._before, self._messages = len(opening), [asdict(message) for message in (*opening, *after)]
+
+    @property
+    def _turns_left(self) -> int:
+        return self._request.max_turns(self.key.task_id) - self._turns_before - len(self._turns)
+
+    async def _speak(self) -> SpokenTurn:
+        """The agent's next turn, which is a message then."""
+        spoken = await self._speaker.speak(derive_seed(self.seed, self._turns_before + len(self._turns)))
+        self._on_phase("node", time.monotonic() - self._answered - spoken.seconds)
+        thought = {"reasoning": spoken.reasoning} if spoken.reasoning else {}
+        self._messages.append({"role": "assistant", "content": spoken.text, **thought})
+        return spoken
+
+    async def _hear(self, observation: str) -> None:
+        """Have the speaker go on with the newest observation, in a new sequence where the history is too long for that.
+
+        Raises:
+            ContextFull: no history that ``limits.compaction`` allows is short enough.
+        """
+        try:
+            return self._speaker.hear(observation)
+        except ContextFull:
+            if self._limits.compaction is None:
+                raise
+        texts = [message["content"] for message in self._messages]
+        exchanges = [Exchange(*texts[place : place + 2]) for place in range(self._before, len(texts), 2)]
+        history = History([Message(**message) for message in self._messages[: self._before]], exchanges)  # type: ignore[arg-type]
+        # A summary of nothing, or that no turn would follow, is not worth a turn.
+        if self._limits.compaction == "summary" and len(exchanges) > 1 and self._turns_left > 1:
+            candidates = summarised(self._opening, history, await self._summarise())
+        else:
+            candidates = shortened(history)
+        for shorter in candidates:
+            with suppress(ContextFull):
+                return self._begin(shorter.opening, shorter.after)
+        raise ContextFull(f"no shorter history fits max_context {self._limits.max_context}")
+
+    async def _summarise(self) -> str:
+        """The agent's summary of the history but for its newest observation, for which there may be no room."""
+        self._speaker.ask(SUMMARY_REQUEST)
+        self._messages[-1] = {"role": "user", "content": SUMMARY_REQUEST}
+        spoken = await self._speak()
+        self._note_turn(spoken, 0.0, failed=False, summary=True)
+        self._answered = time.monotonic()
+        return spoken.text
 
     @staticmethod
     async def _step(environment: Environment, spoken: SpokenTurn) -> StepResult:
@@ -151,7 +212,12 @@ class Episode(Attempt):
         return messages
 
     def _note_turn(
-        self, spoken: SpokenTurn, environment_seconds: float, failed: bool, reward: float | None = None
+        self,
+        spoken: SpokenTurn,
+        environment_seconds: float,
+        failed: bool,
+        reward: float | None = None,
+        summary: bool = False,
     ) -> None:
         turn = Turn(
             start=spoken.start,
@@ -167,26 +233,31 @@ class Episode(Attempt):
             thinking_tokens=spoken.thinking_tokens,
             cut_in_thinking=spoken.cut_in_thinking,
             reward=reward,
+            summary=summary,
         )
-        self._turns.append((spoken.sequence, turn))
+        self._turns.append(_NotedTurn(spoken.sequence, self._messages, turn))
         self._on_phase("environment", environment_seconds)
 
     def _sequences(self) -> list[dict[str, Any]]:
         origin = self._start.origin if self._start is not None else None
         records = self._speaker.record()
-        fields = []
+        fields: list[dict[str, Any]] = []
+        before = self._turns[0].history
         for number, record in enumerate(records):
-            turns = [turn for sequence, turn in self._turns if sequence == number]
+            noted = [each for each in self._turns if each.sequence == number]
+            turns, history = [each.turn for each in noted], noted[0].history
             own = {turn.message for turn in turns}
             # Up to the answer to its last turn; what was thought in turns of other sequences is not in this one's ids.
-            shown = self._messages if number + 1 == len(records) else self._messages[: turns[-1].message + 2]
             messages = [
                 message if place in own else {key: text for key, text in message.items() if key != "reasoning"}
-                for place, message in enumerate(shown)
+                for place, message in enumerate(history[: turns[-1].message + 2])
             ]
+            begun = {} if history is before else {"compaction": self._limits.compaction}
+            before = history
             fields.append(
                 {
                     **vars(record),
+                    "extra": {**record.extra, **begun},
                     "turns": turns,
                     "messages": messages,
                     "branch_of": origin,

@@ -2,7 +2,7 @@
 
 Sampled ids are appended as they came from the server. Only observations are encoded, so the sequence in the rollout is
 the sequence that was served, token for token. Where the chat format cannot go on from a turn (its template drops the
-thinking of earlier turns), the conversation is encoded anew, and a new sequence begins.
+thinking of earlier turns), or the history was shortened, the conversation is encoded anew, and a new sequence begins.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from agent_environments.protocol import Message
 from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionRequest
 from model_families.chat.messages import ChatMessage, Tools, as_texts, opening_messages
+from rollout_server.collecting.compaction import SUMMARY_REQUEST
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collecting.speaker import ContextFull, SpokenRecord, SpokenTurn
 
@@ -41,27 +42,31 @@ class PolicySpeaker:
         self._tools: Tools = ()
         self._sequences: list[SpokenRecord] = []
         self._turn_start = 0
+        self._kept_free = request.limits.kept_free
+        if request.limits.compaction == "summary":
+            self._kept_free += len(services.tokens.encode_text(SUMMARY_REQUEST))
 
     @property
     def sampled_tokens(self) -> int:
         return sum(sum(sequence.mask) for sequence in self._sequences)
 
-    def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
+    def begin(self, episode_id: str, opening: Sequence[Message], after: Sequence[Message] = ()) -> None:
         self._episode_id = episode_id
         tokens, most = self._services.tokens, self._request.limits.max_context
-        opening = len(messages) if self._start is None else len(self._start.branch.opening)
-        self._messages, self._tools = opening_messages(messages[:opening])
-        for message in messages[opening:]:
+        start = None if self._sequences else self._start
+        free = self._kept_free if self._sequences else 1
+        self._messages, self._tools = opening_messages(opening)
+        for message in after:
             if message.role == "assistant":
                 self._messages.append(ChatMessage("assistant", message.content))
             else:
                 self._messages += tokens.heard(message.content, self._tools)
-        if self._start is None and self._overfill(self._messages, most):
+        if start is None and self._overfill(self._messages, most):
             raise ContextFull(f"the prompt's tokens fill max_context {most}")
-        prompt = tokens.opening(self._messages, self._tools) if self._start is None else self._start.token_ids
-        if len(prompt) >= most:
+        prompt = tokens.opening(self._messages, self._tools) if start is None else start.token_ids
+        if len(prompt) + free > most:
             raise ContextFull(f"the prompt's {len(prompt)} tokens fill max_context {most}")
-        self._sequences = [SpokenRecord.of_context(prompt)]
+        self._sequences.append(SpokenRecord.of_context(prompt))
 
     async def speak(self, seed: int) -> SpokenTurn:
         sequence, tokens = self._sequences[-1], self._services.tokens
@@ -88,24 +93,31 @@ class PolicySpeaker:
         )
 
     def hear(self, observation: str) -> None:
+        self._take(observation, self._services.tokens.heard(observation, self._tools), self._kept_free)
+
+    def ask(self, request: str) -> None:
+        self._take(request, [ChatMessage("user", request)], 1)
+
+    def _take(self, text: str, new: Sequence[ChatMessage], free: int) -> None:
+        """Go on with ``text``, in the messages ``new``, if ``free`` tokens are left after it."""
         sequence, tokens, most = self._sequences[-1], self._services.tokens, self._request.limits.max_context
-        new = tokens.heard(observation, self._tools)
-        self._messages += new
+        messages = [*self._messages, *new]
         full = ContextFull(f"the observation fills max_context {most}")
-        if tokens.overfill([observation], most):
+        if tokens.overfill([text], most):
             raise full
         served = sequence.token_ids
         prompt, sampled = served[: self._turn_start], served[self._turn_start :]
         between = tokens.extension(prompt, sampled, new, self._tools)
         if between is not None:
-            if len(served) + len(between) >= most:
+            if len(served) + len(between) + free > most:
                 raise full
             sequence.append_context(between)
-            return
-        begun = tokens.opening(self._messages, self._tools)
-        if len(begun) >= most:
-            raise full
-        self._sequences.append(SpokenRecord.of_context(begun))
+        else:
+            begun = tokens.opening(messages, self._tools)
+            if len(begun) + free > most:
+                raise full
+            self._sequences.append(SpokenRecord.of_context(begun))
+        self._messages = messages
 
     def record(self) -> list[SpokenRecord]:
         return [sequence for sequence in self._sequences if any(sequence.mask)]

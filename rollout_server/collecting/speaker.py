@@ -36,7 +36,7 @@ busy is waited for."""
 
 
 class ContextFull(Exception):
-    """The conversation leaves no room for another turn."""
+    """The conversation leaves no room for another turn; a shorter one may (``limits.compaction``)."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,19 @@ class SpokenRecord:
 
 
 class Speaker(Protocol):
-    """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn; close comes always."""
+    """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn, and begin again where the
+    history was shortened; close comes always."""
 
     @property
     def sampled_tokens(self) -> int:
         """Tokens of the turns spoken so far; what an abort throws away."""
         ...
 
-    def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
-        """Take the messages that the episode begins with: its opening and, in a branch, the turns replayed.
+    def begin(self, episode_id: str, opening: Sequence[Message], after: Sequence[Message] = ()) -> None:
+        """Take the messages that the episode, or a new sequence of it, begins with.
+
+        Args:
+            after: turns and what answered them: those that a branch replays, or those left of a longer history.
 
         Raises:
             ContextFull: they leave no room for a turn.
@@ -116,6 +120,14 @@ class Speaker(Protocol):
 
     def hear(self, observation: str) -> None:
         """Take the environment's answer to the last turn.
+
+        Raises:
+            ContextFull: less than ``limits.kept_free`` tokens are left after it. It counts as not heard.
+        """
+        ...
+
+    def ask(self, request: str) -> None:
+        """Take a request of the node's own in place of the environment's answer.
 
         Raises:
             ContextFull: no room is left for another turn after it.

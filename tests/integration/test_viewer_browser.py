@@ -94,7 +94,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         await true_in(page, "location.hash === '#/c/demo-i0001/t/task0_1'")
         await true_in(page, "document.querySelectorAll('.column .code').length > 6")
         assert await page.locator(".column").count() == 6
-        assert "different sequences in 6 rollouts" in await page.inner_text("main")
+        assert "different orders in 6 rollouts" in await page.inner_text("main")
         await page.keyboard.press("j")
         await page.keyboard.press("Enter")
         # The tabs are the rollout's page: the task's page, still drawn when the address changes, has outputs too.
@@ -338,31 +338,42 @@ async def test_an_episode_of_several_sequences(tmp_path):
     for sequence in in_sequences(several):
         own = 2 + 2 * sequence.segment
         messages = [*several.messages[:own], *inserted, *several.messages[own : own + 2], *inserted]
-        turns = [replace(turn, message=own + 2) for turn in sequence.turns]
-        sequences.append(replace(sequence, messages=messages, turns=turns).validate())
+        last = sequence.segment + 1 == sequence.segments
+        turns = [replace(turn, message=own + 2, summary=last) for turn in sequence.turns]
+        extra = {"compaction": "summary"} if last else {}
+        sequences.append(replace(sequence, messages=messages, turns=turns, extra=extra).validate())
     count = len(sequences)
     assert count > 1
     others = [rollout for rollout in rollouts if rollout is not several]
     log.write_text("".join(f"{rollout.to_json()}\n" for rollout in [*sequences, *others]))
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001", ".cell")
-        cells = await page.locator(".cell").all_inner_texts()
-        assert sum("seq" in text for text in cells) == count
+        assert await page.locator(".cell").count() == 3
         assert await page.inner_text("#shown") == "3 of 3 rollouts"
         mean = sum(rollout.reward for rollout in rollouts) / 3
         assert await page.locator("tbody td").nth(1).inner_text() == f"{mean:.3f}"
         await screenshot(page, "sequences_collection")
         await show(page, address, "c/demo-i0001/t/task0_1", ".column .code")
-        assert f"rollout {several.index}, sequence {count} of {count}" in await page.inner_text("main")
+        assert await page.locator(".column").count() == 3
+        await true_in(page, f"document.querySelectorAll('.column:first-child .sequence').length == {count - 1}")
         assert "go on from here" not in await page.locator(".column").first.inner_text()
         await screenshot(page, "sequences_task")
         await show(page, address, f"c/demo-i0001/r/{count}", ".conversation .output")
-        assert await page.locator(".conversation .assistant:not(.replayed)").count() == 1
-        await says(page, ".conversation .assistant:not(.replayed)", "turn 1 ·")
+        turns = page.locator(".conversation .assistant:not(.replayed)")
+        assert await turns.count() == count, "each turn once, on the page of any of the sequences"
+        assert [re.search(r"turn \d+", text)[0] for text in await turns.all_inner_texts()] == [
+            f"turn {number + 1}" for number in range(count)
+        ]
+        await says(page, ".sequence", "sequence 2 begins here: another answer to the same messages")
+        assert await page.locator(".sequence").last.inner_text() == (
+            f"sequence {count} begins here: its history was too long (compaction: summary)"
+        )
+        await says(page, f"#turn-{count}", f"turn {count} · summary of the history ·")
         await says(page, ".conversation .assistant.replayed", "Said by the harness.")
         await says(page, ".conversation .assistant.replayed", "not sampled by the policy")
-        assert f"{2 * count + 1} messages before this" in await page.locator("details.prompt summary").inner_text()
         await screenshot(page, "sequences_rollout")
+        await show(page, address, f"c/demo-i0001/r/{count}/tokens", ".token")
+        assert await page.locator(".tabs .here").last.inner_text() == str(count)
 
 
 async def test_without_a_node_the_page_says_so(run_folder):

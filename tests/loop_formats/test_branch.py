@@ -220,6 +220,8 @@ async def test_what_a_branch_cannot_be(running):
         branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, max_turns=7))
     with pytest.raises(ValueError, match="tokens, max_context is 20"):
         branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, max_context=20))
+    with pytest.raises(ValueError, match="compaction must be null where episodes go on from stored"):
+        branching(Branch.of(parent, [7]), limits=dataclasses.replace(LIMITS, compaction="drop"))
     with pytest.raises(ValueError, match="points must be at least one"):
         Branch.of(parent, [])
 

@@ -150,6 +150,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     critic = {"by": "critic", "critic": str(tmp_path / "nowhere")}
     refused("critic must be given for by: critic, and only then", turn_credit={"by": "critic"})
     refused("turn_credit.by: stored rollouts cannot be gone on from", turn_credit={"by": "branches"})
+    shortened = {"limits": {"compaction": "drop"}}
     harness = {"root": "node", "model": {"path": "base"}, "environment": {"name": "harness"}}
     node = {"replay": None, "url": "http://127.0.0.1:1"}
     refused(
@@ -158,6 +159,9 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
         rollout_node=node,
         node=harness,
     )
+    by_branches = {"rollout_node": node, "turn_credit": {"by": "branches"}}
+    refused("collection.limits.compaction must be null where", collection=shortened, **by_branches)
+    refused("must be null: an agent of your own", rollout_node=node, node=harness, collection=shortened)
     refused(r"turn_credit\.critic .* is no folder of a run", turn_credit=critic)
     refused("loss.level is 'turn'; turn_credit gives", turn_credit=critic, loss={"level": "turn"})
     to_go = {"_component_": "loop_recipes.algorithm.advantages.ReturnToGo"}

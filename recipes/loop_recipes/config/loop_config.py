@@ -370,6 +370,7 @@ class LoopConfig(LearnerConfig, WithNode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_compaction("collection.limits", self.collection.limits)
         if self.critic is not None:
             level = self.loss.get("level", "token")
             require(
@@ -395,6 +396,7 @@ class LoopConfig(LearnerConfig, WithNode):
         )
         require(self.critic is None, "turn_credit must be null: critic gives each token its own advantage already")
         if credit.by == "branches":
+            self.collection.limits.check_branching("collection.limits")
             require(
                 self.rollout_node.replay is None, "turn_credit.by: stored rollouts cannot be gone on from; give critic"
             )

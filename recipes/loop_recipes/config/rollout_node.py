@@ -7,7 +7,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
+from agent_environments.protocol import is_harness
 from agent_environments.secret import read_secret
+from loop_formats.collection_request import Limits
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 from rollout_server.config import NodeConfig
 
@@ -53,6 +55,12 @@ class WithNode:
         """The node to launch; ask only where one is to be launched."""
         assert self.node is not None
         return self.node
+
+    def check_compaction(self, key: str, limits: Limits) -> None:
+        """Raises ConfigError where the node would leave ``limits.compaction`` to a program."""
+        by_node = self.node is None or not is_harness(self.node.environment.name)
+        of_program = f"{key}.compaction must be null: an agent of your own (harness) shortens its history itself"
+        require(by_node or limits.compaction is None, of_program)
 
 
 def described_node(config: DictConfig) -> NodeConfig:

@@ -128,6 +128,7 @@ class EvalConfig(WithNode):
         self._check_node()
 
     def _check_node(self) -> None:
+        self.check_compaction("limits", self.limits)
         if self.rollout_node.launch:
             served, environment = self.child.model, self.child.environment.name
             require(

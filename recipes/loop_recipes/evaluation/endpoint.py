@@ -169,7 +169,7 @@ class EndpointEpisodes:
             speaker = EndpointSpeaker(client, endpoint, cell.request)
             episode = Episode(EpisodeKey(task, run, attempt), 0, cell.request, self._pool, speaker)
             try:
-                [rollout] = await episode.run()
+                sequences = await episode.run()
             except EpisodeFailed as error:
                 failure = f"{error.reason}: {error}"
                 self._failures[error.reason] += 1
@@ -185,10 +185,10 @@ class EndpointEpisodes:
             self._finished += 1
             log = log_path(self._logs, cell.request.id)
             with writing(log), append_to(log) as file:
-                file.write(rollout.to_json() + "\n")
+                file.writelines(rollout.to_json() + "\n" for rollout in sequences)
             return replace(
-                TaskResult.from_rollout(rollout, environment=self.description),
-                tokens=rollout.extra["tokens"],
-                sampled_tokens=rollout.extra["completion_tokens"],
+                TaskResult.from_rollout(*sequences, environment=self.description),
+                tokens=sum(rollout.extra["tokens"] for rollout in sequences),
+                sampled_tokens=sum(rollout.extra["completion_tokens"] for rollout in sequences),
             )
         return TaskResult(task_id=task, run=run, failure=failure)

@@ -38,14 +38,15 @@ class EndpointSpeaker:
         self._endpoint = endpoint
         self._request = request
         self._messages: list[dict[str, str]] = []
-        self._replies: list[Completion] = []
+        self._sequences: list[list[Completion]] = []
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(reply.completion_tokens for reply in self._replies)
+        return sum(reply.completion_tokens for replies in self._sequences for reply in replies)
 
-    def begin(self, episode_id: str, messages: Sequence[Message]) -> None:
-        self._messages = [asdict(message) for message in messages]
+    def begin(self, episode_id: str, opening: Sequence[Message], after: Sequence[Message] = ()) -> None:
+        self._messages = [asdict(message) for message in (*opening, *after)]
+        self._sequences.append([])
 
     async def speak(self, seed: int) -> SpokenTurn:
         try:
@@ -59,7 +60,7 @@ class EndpointSpeaker:
         except NoCompletion as error:
             self.refusal = error
             raise EpisodeFailed("server_error", str(error)) from error
-        self._replies.append(reply)
+        self._sequences[-1].append(reply)
         self._messages.append({"role": "assistant", "content": reply.text})
         reasoning, answer, cut = split_thought(reply.text)
         if reply.reasoning:  # the service has told it apart
@@ -72,22 +73,28 @@ class EndpointSpeaker:
             seconds=reply.seconds,
             reasoning=reasoning,
             cut_in_thinking=cut,
+            sequence=len(self._sequences) - 1,
         )
 
     def hear(self, observation: str) -> None:
-        last, most = self._replies[-1], self._request.limits.max_context
-        if last.prompt_tokens + last.completion_tokens >= most:
-            raise ContextFull(f"the conversation fills max_context {most}")
-        self._messages.append({"role": "user", "content": observation})
+        last, limits = self._sequences[-1][-1], self._request.limits
+        if last.prompt_tokens + last.completion_tokens + limits.kept_free > limits.max_context:
+            raise ContextFull(f"the conversation fills max_context {limits.max_context}")
+        self.ask(observation)
+
+    def ask(self, request: str) -> None:
+        self._messages.append({"role": "user", "content": request})
 
     def record(self) -> list[SpokenRecord]:
-        extra = {
+        return [SpokenRecord(extra=self._extra(replies)) for replies in self._sequences if replies]
+
+    def _extra(self, replies: Sequence[Completion]) -> dict[str, Any]:
+        return {
             "endpoint": self._endpoint.url,
             "model": self._endpoint.model,
-            "tokens": max((r.prompt_tokens + r.completion_tokens for r in self._replies), default=0),
-            "completion_tokens": self.sampled_tokens,
+            "tokens": max(reply.prompt_tokens + reply.completion_tokens for reply in replies),
+            "completion_tokens": sum(reply.completion_tokens for reply in replies),
         }
-        return [SpokenRecord(extra=extra)]
 
     def close(self) -> None:
         """Nothing is held: the session is everybody's."""

@@ -79,7 +79,8 @@ class Protocol:
             "base model": self.model,
             "limits": f"{limits['max_turns']} turns{_own_turns(self.environment_turns)}, "
             f"{limits['max_tokens_per_turn']} tokens a turn{_thinking(limits)}, "
-            f"{limits['max_context']} tokens of context, {limits['episode_deadline_s']:g} s an episode",
+            f"{limits['max_context']} tokens of context{_compaction(limits)}, "
+            f"{limits['episode_deadline_s']:g} s an episode",
             "seed": str(self.seed),
             "packages": ", ".join(f"{name} {number}" for name, number in self.packages.items()),
         }
@@ -88,6 +89,11 @@ class Protocol:
 def _thinking(limits: Mapping[str, Any]) -> str:
     most = limits.get("max_thinking_tokens")
     return "" if most is None else f" after at most {most} of thinking"
+
+
+def _compaction(limits: Mapping[str, Any]) -> str:
+    rule = limits.get("compaction")
+    return "" if rule is None else f" (compaction: {rule})"
 
 
 def _own_turns(environment_turns: Mapping[str, int]) -> str:

@@ -33,8 +33,11 @@ class ServedPolicy:
 
 
 @contextlib.contextmanager
-def served_policy(config: str, overrides: Sequence[str]) -> Iterator[ServedPolicy]:
+def served_policy(config: str, overrides: Sequence[str], branching: bool = False) -> Iterator[ServedPolicy]:
     """Open the node of a config of ``loop_appworld``, and serve its ``initial_adapter`` or the base model.
+
+    Args:
+        branching: the command goes on from turns of stored rollouts.
 
     Raises:
         ConfigError: of the config; and the errors of the node.
@@ -44,6 +47,8 @@ def served_policy(config: str, overrides: Sequence[str]) -> Iterator[ServedPolic
 
     conf = read_loop_config(compose(config, overrides))
     require(conf.rollout_node.replay is None, "rollout_node.replay: stored rollouts cannot be sampled anew")
+    if branching:
+        conf.collection.limits.check_branching("collection.limits")
     check_rollout_node(conf)
     check_initial_adapter(conf)
     out = Path(conf.output_dir).resolve()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -57,7 +58,7 @@ def read_attempts(log: Path) -> list[Attempt]:
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
         records = [line.record for line in lines]
         sequences = [
-            (record["messages"], agent_turns(record["messages"], [turn["message"] for turn in record["turns"]]))
+            (record["messages"], agent_turns(record["messages"], [t["message"] for t in record["turns"] if _acts(t)]))
             for record in records
         ]
         task, first = records[0]["task_id"], records[0]
@@ -65,6 +66,11 @@ def read_attempts(log: Path) -> list[Attempt]:
         counts = environment.counts(task, sequences)
         attempts.append(Attempt(task, first["index"], first["success"], counts, tuple(calls)))
     return attempts
+
+
+def _acts(turn: dict[str, Any]) -> bool:
+    """Whether a turn is an action, and no summary of the history."""
+    return not turn.get("summary")
 
 
 def read_periods(run: Path) -> tuple[str, list[Period]]:

@@ -35,6 +35,9 @@ class HowToSample:
     limits: Limits
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        self.limits.check_branching("limits")
+
 
 @dataclass(frozen=True)
 class Continuations:

@@ -10,7 +10,7 @@ from agent_environments.description import UNSAID, Description
 from loop_formats.run_files import to_json, write_whole
 
 ENVIRONMENT_FILE = "environment.json"
-_FOLDERS_ABOVE = 3
+FOLDERS_ABOVE = 3
 """A log lies in ``<run>/node/collections``."""
 
 
@@ -26,7 +26,7 @@ def read_description(path: Path) -> Description:
         ValueError: the file is damaged; names it.
     """
     path = path.resolve()
-    for folder in (path, *path.parents[:_FOLDERS_ABOVE]):
+    for folder in (path, *path.parents[:FOLDERS_ABOVE]):
         file = folder / ENVIRONMENT_FILE
         if file.is_file():
             try:

@@ -31,8 +31,8 @@ METRICS: dict[str, str] = {
     "policy_lag": "versions between the oldest token trained on and the policy that the update started from",
     "dataset": "name of the dataset the tasks are of",
     "rollouts": "finished episodes that were delivered; each is one rollout, unless its agent left several sequences",
-    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md) or its "
-    "thinking is stripped (docs/chat_formats.md)",
+    "sequences": "mean sequences per episode: 1 unless the agent rewrites its history (docs/your_own_task.md), it is "
+    "shortened (collection.limits.compaction), or its thinking is stripped (docs/chat_formats.md)",
     "dropped_rollouts": "episodes that early stop cut off",
     "all_rollouts": "episodes that were sampled for the iteration: finished, refilled or not, or cut off",
     "all_sampled_tokens": "tokens that were sampled in them, in all",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def continue_rollout(log: Path, line: bytes, turn: int) -> str:
         versions = client.health().get("policy_versions") or []
         if not versions:
             raise CannotContinue("the rollout node serves no policy yet; try again when it does")
+        limits = replace(limits, compaction=None)  # the new rollout ends where its context does
         # Each time another one: a seed of its own is another collection.
         how = HowToSample(1, versions[-1], sampling, limits, seed=secrets.randbelow(1 << 31))
         request = continuation_request([branch], how)

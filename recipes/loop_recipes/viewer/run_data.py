@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from omegaconf import OmegaConf
 
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
+from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
 from loop_recipes.paths import METRICS_FILE
-from loop_recipes.run.environment_file import read_description
+from loop_recipes.run.environment_file import FOLDERS_ABOVE, read_description
 from loop_recipes.run.metrics import read_metrics
 from model_families.chat.tokenizer import read_tokenizer
 
@@ -48,7 +51,7 @@ class RunData:
 
     Args:
         path: the folder or ``*.jsonl`` file.
-        model: folder with the policy's tokenizer.json; found through ``rollout_node.yaml`` when None. Without one,
+        model: folder with the policy's tokenizer.json; None for what the run's or the node's files name. Without one,
             tokens are shown as numbers.
 
     Raises:
@@ -68,6 +71,7 @@ class RunData:
         folder = model or self._model_folder()
         known = folder is not None and (model is not None or (folder / "tokenizer.json").is_file())
         self._tokenizer = read_tokenizer(folder) if folder is not None and known else None
+        self._no_text = "" if known else _no_text(folder)
         self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
 
     @property
@@ -81,7 +85,8 @@ class RunData:
         that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
         attempts, {task: {reason: count}}. ``share`` is "1of2" where it is what the first of two nodes collected of its
         iteration, else None. ``repeated``: its iteration was collected more than once, by a run that went back to an
-        earlier checkpoint, so the metrics are of another collection, or of this one.
+        earlier checkpoint, so the metrics are of another collection, or of this one. ``no_text`` of the whole says why
+        tokens are shown as numbers; "" where they are not.
         """
         self._find_logs()
         collections = []
@@ -106,7 +111,12 @@ class RunData:
                 }
             )
         collections.sort(key=lambda item: (item["kind"] != "training", item["iteration"] or 0, item["id"]))
-        return {"name": self.name, "collections": collections, "metrics": self.metrics()}
+        return {
+            "name": self.name,
+            "collections": collections,
+            "metrics": self.metrics(),
+            "no_text": self._no_text,
+        }
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, where there is one; None for a number that is not finite, such as the ratio of a
@@ -154,7 +164,9 @@ class RunData:
 
         ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``ratios`` and ``clipped`` are per
         sampled token, or None. ``branch_of`` also has the ``collection`` and ``cursor`` of the rollout it names, where
-        they are known. ``values`` has, per turn of its own, what is known of its value, or None.
+        they are known. ``values`` has, per turn of its own, what is known of its value, or None. ``thread`` has, of
+        each sequence of its episode, its ``cursor``, how many messages it has in common with an earlier one
+        (``shared``), why it ``begins``, and how many ``turns`` were before it; it is empty where there is only one.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -173,6 +185,7 @@ class RunData:
             "broke": record.get("broke"),
             "segment": record["segment"],
             "segments": record["segments"],
+            "thread": self._thread(collection, cursor, record),
             "branch_of": self._origin(record["branch_of"]),
             "values": self._turn_values(collection, record),
             "messages": record["messages"],
@@ -237,6 +250,14 @@ class RunData:
             log.summaries.append(_summary(line.record, line.number, self._environment))
             log.read_to, log.lines = line.end, line.number
 
+    def _thread(self, collection: str, cursor: int, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The sequences of the episode of ``record``, in order, as far as they are in the log."""
+        if record["segments"] == 1:
+            return []
+        first = cursor - record["segment"]
+        there = self._logs[collection].offsets.keys() & range(first, first + record["segments"])
+        return _threads(self, collection, tuple(sorted(there)))
+
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the rollout and turn that a rollout continues, with that rollout's place among the logs, if it is
         there."""
@@ -262,8 +283,9 @@ class RunData:
         return _read_statistics(found, self._logs[collection].path) if found else {}
 
     def _model_folder(self) -> Path | None:
-        for file in (self.path / "rollout_node.yaml", self.path / "evaluation" / "rollout_node.yaml"):
-            if file.is_file():
+        """Return the model's folder by the nearest ``rollout_node.yaml``, which lies above the node's folder."""
+        for folder in (self.path, self.path / "evaluation", *self.path.parents[:FOLDERS_ABOVE]):
+            if (file := folder / "rollout_node.yaml").is_file():
                 try:
                     return Path(OmegaConf.load(file).model.path)
                 except Exception as error:  # the YAML parser's own errors, and no model.path
@@ -276,17 +298,60 @@ class RunData:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
+@lru_cache(maxsize=64)
+def _threads(run: RunData, collection: str, cursors: tuple[int, ...]) -> list[dict[str, Any]]:
+    """See :meth:`RunData.rollout`; kept, because a page asks for each sequence of an episode."""
+    thread: list[dict[str, Any]] = []
+    earlier: list[list[dict[str, str]]] = []
+    turns = 0
+    for cursor in cursors:
+        record = json.loads(run.stored(collection, cursor)[1])
+        shared, begins = sequence_beginning(record["messages"], earlier)
+        rule = record["extra"].get("compaction")
+        begins = f"its history was too long (compaction: {rule})" if rule else begins
+        thread.append({"cursor": cursor, "shared": shared, "begins": begins, "turns": turns})
+        earlier.append(record["messages"])
+        turns += len(record["turns"])
+    return thread
+
+
+def sequence_beginning(
+    messages: Sequence[Mapping[str, str]], earlier: Sequence[Sequence[Mapping[str, str]]]
+) -> tuple[int, str]:
+    """Return how many messages a sequence has in common with one of the ``earlier`` ones of its episode, and what that
+    says of why it begins; (0, "") for the first."""
+    if not earlier:
+        return 0, ""
+    texts = [(message["role"], message["content"]) for message in messages]
+    shared, other = max(((_in_common(texts, each), each) for each in earlier), key=lambda found: found[0])
+    if shared == len(other) or shared == len(texts):
+        return shared, "the same history was encoded anew"
+    if texts[shared][0] == other[shared]["role"] == "assistant":
+        return shared, "another answer to the same messages"
+    if any(role == "assistant" for role, _ in texts[:shared]):
+        return shared, "its history was changed"
+    return shared, "a conversation of its own, such as a sub-agent's"
+
+
+def _in_common(texts: Sequence[tuple[str, str]], other: Sequence[Mapping[str, str]]) -> int:
+    pairs = zip(texts, ((message["role"], message["content"]) for message in other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _summary(record: dict[str, Any], cursor: int, environment: Description) -> dict[str, Any]:
     turns = record["turns"]
     sampled = sum(turn["end"] - turn["start"] for turn in turns)
     try:
-        own = agent_turns(record["messages"], [turn["message"] for turn in turns])
-        calls = environment.calls(record["task_id"], record["messages"], own)[:MAX_CALLS]
+        own = agent_turns(record["messages"], [turn["message"] for turn in turns if not turn.get("summary")])
+        # Of a program's environment nobody says what a call is; that of a tool can be read all the same.
+        read = [call.name for turn in own for call in parse_tool_calls(turn.text) if isinstance(call, ToolCall)]
+        calls = (environment.calls(record["task_id"], record["messages"], own) or read)[:MAX_CALLS]
     except ValueError:
         calls = []
     return {
         "cursor": cursor,
         "id": record["rollout_id"],
+        "episode": record["episode_id"],
         "task": record["task_id"],
         "branch_of": record["branch_of"],
         "index": record["index"],
@@ -307,6 +372,12 @@ def _summary(record: dict[str, Any], cursor: int, environment: Description) -> d
         "ungradable": record["ungradable"],
         "calls": calls,
     }
+
+
+def _no_text(model: Path | None) -> str:
+    """Why tokens are shown as numbers."""
+    why = "no rollout_node.yaml here names the model" if model is None else f"{model} holds no tokenizer.json any more"
+    return f"tokens are shown as numbers: {why}; give --model FOLDER"
 
 
 def _group(entry: dict[str, Any]) -> tuple[Any, ...]:

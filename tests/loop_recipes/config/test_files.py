@@ -118,6 +118,15 @@ def test_a_file_serves_several_recipes(tmp_path):
     assert fixed.model == train.model
 
 
+def test_an_evaluation_has_the_limits_that_are_trained_with(tmp_path):
+    limits = "{max_thinking_tokens: 7, compaction: summary}"
+    mine = written(tmp_path, "mine.yaml", f"machine: tiny_cpu\ncollection: {{limits: {limits}}}\n")
+    scored = read_config(compose(mine, [], "eval_appworld"), EvalConfig).limits
+    assert (scored.max_thinking_tokens, scored.compaction) == (7, "summary")
+    plain = read_config(compose("tiny_cpu", [], "eval_appworld"), EvalConfig).limits
+    assert (plain.max_thinking_tokens, plain.compaction) == (None, None)
+
+
 def test_an_evaluation_is_of_the_run_that_the_same_words_train():
     words = ["preset=on_policy", "algorithm=grpo"]
     for machine, chosen in (("tiny_cpu", []), ("qwen2_5_7b", words), ("qwen2_5_32b", ["world=babyai"])):

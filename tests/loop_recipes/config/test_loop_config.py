@@ -42,6 +42,7 @@ def config(workspace, *overrides):
             "collection.tasks_per_iteraton=3",
             "unknown key 'collection.tasks_per_iteraton'; did you mean 'tasks_per_",
         ),
+        ("collection.limits.compaction=forget", "collection.limits.compaction must be drop or summary, not 'forget'"),
         ("optimzer.lr=1", "unknown key 'optimzer'; did you mean 'optimizer'"),
         ("optimizer.learning_rate=1", "unknown key 'optimizer.learning_rate' for torch.optim.AdamW; "),
         ("optimizer.lr=-1", "optimizer: Invalid learning rate: -1"),

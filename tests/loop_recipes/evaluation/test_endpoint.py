@@ -15,12 +15,14 @@ from agent_environments import chat_client
 from agent_environments.protocol import Message
 from eval_appworld import EvalAppWorldRecipe
 from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest
+from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import EndpointConfig
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.endpoint import EndpointEpisodes
 from loop_recipes.evaluation.endpoint_speaker import EndpointSpeaker
 from loop_recipes.viewer.run_data import RunData
+from rollout_server.collecting.compaction import SUMMARY_HEAD, SUMMARY_REQUEST
 from rollout_server.config import EnvironmentConfig
 from support.random_policy import write_model
 
@@ -235,6 +237,27 @@ async def test_budgets_end_an_episode_as_over_budget(model, tmp_path):
         service.fault = full
         _, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "context", service.url))
         assert {(line["end_reason"], line["turns"]) for line in lines} == {("context_limit", 2)}
+
+
+async def test_the_history_of_an_endpoints_episode_is_shortened_by_the_same_rule(model, tmp_path):
+    def speak(body):
+        return "add one" if body["messages"][-1]["content"] == SUMMARY_REQUEST else "```python\nadd(1)\n```"
+
+    limits = {"max_turns": 9, "max_tokens_per_turn": 10, "max_context": 110, "compaction": "summary"}
+    async with serving() as service:
+        service.speak = speak
+        _, lines = await asyncio.to_thread(evaluate, config(model, tmp_path, service.url, limits=limits))
+    assert {(line["end_reason"], line["turns"]) for line in lines} == {("turn_limit", 9)}
+    asked = [body["messages"] for body in service.bodies if len(body["messages"]) > 2]
+    begun = [messages for messages in asked if messages[2]["role"] == "user"]
+    assert begun
+    assert {messages[2]["content"] for messages in begun} == {f"{SUMMARY_HEAD}add one"}
+    (log,) = tmp_path.rglob("collections/*.jsonl")
+    first, second, *_ = read_rollouts(log)
+    assert (first.episode_id, first.turns[-1].summary) == (second.episode_id, True)
+    assert second.extra["compaction"] == "summary"
+    assert sum(rollout.extra["completion_tokens"] for rollout in read_rollouts(log)) == 12 * 9 * 7
+    assert "110 tokens of context (compaction: summary)" in (tmp_path / "report.md").read_text()
 
 
 def deadlines():

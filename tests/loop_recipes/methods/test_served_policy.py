@@ -23,6 +23,7 @@ RANKED = ("--logs", "/nowhere", "--critic", "/nowhere")
         (search_trees, ["--iterations", "0"], "iterations is 0; it must be at least 1"),
         (search_trees, ["--threshold", "-1"], "threshold is -1.0; it must not be negative"),
         (search_trees, ["initial_adapter=/nowhere"], "initial_adapter /nowhere is no PEFT adapter"),
+        (search_trees, ["collection.limits.compaction=drop"], "limits.compaction must be null where episodes"),
         (rank_turns, [*RANKED, "--most", "0"], "--most is 0; it must be at least 1"),
     ],
 )

@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from agent_environments.description import Description
 from loop_formats.rollout import BranchOf
 from loop_formats.run_files import read_rollouts
+from loop_recipes.run.environment_file import write_description
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.cli import main
 from loop_recipes.viewer.export import write_export
-from loop_recipes.viewer.run_data import RunData
+from loop_recipes.viewer.run_data import RunData, sequence_beginning
 from support.viewer_run import HOSTILE, LONG_TOKENS, SCRIPT, write_run
 from support.waiting import COMMAND_S
 
@@ -140,6 +142,68 @@ def test_search_finds_texts_in_messages(run):
     assert run.search("demo-i0003", "ONERROR") == [25]
     assert run.search("demo-i0003", "step 0") != []
     assert run.search("demo-i0003", "not in any message") == []
+
+
+OPENED = [("system", "s"), ("user", "u")]
+ONE = [*OPENED, ("assistant", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "shared", "begins"),
+    [
+        ([*ONE, ("assistant", "e")], 6, "the same history was encoded anew"),
+        ([*ONE[:3], ("user", "left out"), *ONE[4:]], 3, "its history was changed"),
+        ([*ONE[:4], ("assistant", "e")], 4, "another answer to the same messages"),
+        ([*OPENED, ("assistant", "e")], 2, "another answer to the same messages"),
+        ([("system", "s"), ("user", "v"), ("assistant", "e")], 1, "a conversation of its own, such as a sub-agent's"),
+    ],
+)
+def test_where_a_sequence_begins_and_why(messages, shared, begins):
+    earlier = [[("system", "other")], ONE]
+    as_records = [[{"role": role, "content": text} for role, text in each] for each in (messages, *earlier)]
+    assert sequence_beginning(as_records[0], as_records[1:]) == (shared, begins)
+    assert sequence_beginning(as_records[0], []) == (0, "")
+
+
+def test_the_sequences_of_an_episode_are_one_thread(run_folder, tmp_path):
+    first = read_rollouts(run_folder / "node/collections/demo-i0001.jsonl")[0]
+    whole = replace(first, segments=2)
+    shorter = replace(whole, rollout_id=f"{first.rollout_id}/1", segment=1, extra={"compaction": "drop"})
+    log = tmp_path / "own.jsonl"
+    log.write_text("".join(f"{rollout.to_json()}\n" for rollout in (whole, shorter, replace(first, index=1))))
+    run = RunData(log)
+    thread = run.rollout("own", 2)["thread"]
+    assert thread == run.rollout("own", 1)["thread"]
+    assert [(each["cursor"], each["turns"]) for each in thread] == [(1, 0), (2, len(first.turns))]
+    assert (thread[1]["shared"], thread[1]["begins"]) == (
+        len(first.messages),
+        "its history was too long (compaction: drop)",
+    )
+    assert run.rollout("own", 3)["thread"] == []
+    assert [entry["episode"] for entry in run.summaries("own")] == [first.rollout_id] * 3
+
+
+def test_calls_of_tools_are_counted_whatever_the_environment_says(run_folder, tmp_path):
+    rollout = read_rollouts(run_folder / "node/collections/demo-i0001.jsonl")[0]
+    rollout.messages[2]["content"] = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    (tmp_path / "own.jsonl").write_text(rollout.to_json() + "\n")
+    write_description(tmp_path, Description())
+    assert RunData(tmp_path / "own.jsonl").summaries("own")[0]["calls"] == ["add"]
+
+
+def test_a_nodes_folder_alone_is_shown_as_text_or_says_why_not(run_folder, tmp_path):
+    shown = RunData(run_folder).rollout("demo-i0002", 1)["tokens"]["texts"]
+    for path in (run_folder, run_folder / "node", run_folder / "node/collections/demo-i0002.jsonl"):
+        run = RunData(path)
+        assert run.overview()["no_text"] == ""
+        assert run.rollout("demo-i0002", 1)["tokens"]["texts"] == shown
+    shutil.copytree(run_folder / "node", tmp_path / "run/node")
+    alone = RunData(tmp_path / "run/node")
+    assert "no rollout_node.yaml here names the model; give --model" in alone.overview()["no_text"]
+    (tmp_path / "run/rollout_node.yaml").write_text("model: {path: /gone}\n")
+    alone = RunData(tmp_path / "run/node")
+    assert "/gone holds no tokenizer.json any more; give --model" in alone.overview()["no_text"]
+    assert alone.rollout("demo-i0002", 1)["tokens"]["texts"][0].startswith("‹")
 
 
 @pytest.fixture

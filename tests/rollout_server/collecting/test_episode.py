@@ -33,8 +33,8 @@ class ScriptedSpeaker:
     def sampled_tokens(self):
         return 2 * self.turns
 
-    def begin(self, episode_id, messages):
-        self.calls.append(("begin", episode_id, [message.role for message in messages]))
+    def begin(self, episode_id, opening, after=()):
+        self.calls.append(("begin", episode_id, [message.role for message in (*opening, *after)]))
 
     async def speak(self, seed):
         self.calls.append(("speak", seed))

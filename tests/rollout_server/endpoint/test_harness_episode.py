@@ -10,6 +10,7 @@ import pytest
 
 from agent_environments.harness.worker import play_episodes
 from loop_formats.collection_request import Limits
+from rollout_server.client import RolloutNodeError
 from support.counter_node import TOKEN, counter_request, local_node
 from support.waiting import DEADLINE_S, pass_time, wait_until
 
@@ -56,6 +57,13 @@ async def test_the_agent_of_forty_lines_plays_what_the_nodes_own_loop_plays(poli
     assert stories[0] == stories[1]
     assert {rollout.segments for rollout in rollouts} == {1}
     assert all(rollout.extra["harness"]["exit_status"] == 0 for rollout in rollouts)
+
+
+async def test_a_program_shortens_its_history_itself(policy, tmp_path):
+    async with local_node(policy, tmp_path, environment=harness()) as running:
+        limits = dataclasses.replace(request().limits, compaction="drop")
+        with pytest.raises(RolloutNodeError, match="compaction must be null"):
+            await running.collect(request(limits=limits))
 
 
 SUB_AGENTS = """

@@ -49,7 +49,7 @@ def search_trees(options: argparse.Namespace) -> Path:
         ConfigError: of the config or the options; and the errors of the node.
     """
     check_search(options.iterations, options.exploration, options.threshold)  # before the node starts
-    with served_policy(options.config, options.overrides) as served:
+    with served_policy(options.config, options.overrides, branching=True) as served:
         collection = served.conf.collection
         how = HowToSample(1, POLICY_VERSION, Sampling(), collection.limits, served.conf.seed)
         search = TreeSearch(

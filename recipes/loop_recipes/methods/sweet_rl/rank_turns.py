@@ -68,7 +68,7 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
     rollouts = read_fixed_set(FixedSetConfig(options.logs)).rollouts[: options.most]
     critic_config(options.critic)
     adapter = critic_adapter(options.critic)  # the one that there is now
-    with served_policy(options.config, options.overrides) as served:
+    with served_policy(options.config, options.overrides, branching=True) as served:
         collection, seed = served.conf.collection, served.conf.seed
         how = HowToSample(options.candidates, POLICY_VERSION, Sampling(), collection.limits, seed)
         requests = candidate_requests(rollouts, options.every, how)

@@ -101,6 +101,7 @@ function App() {
       <span class=${`state ${state === "live" ? "live" : ""}`}>${state}</span>
       <button onClick=${() => setHelp(true)} aria-label="keys">?</button>
     </header>
+    ${run.no_text && html`<p class="quiet" id="no-text">${run.no_text}</p>`}
     <main>
       ${address.page === "run" && html`<${RunPage} run=${run} />`}
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} />`}

@@ -118,7 +118,7 @@ function TurnValue({ value, next }) {
 function Action({ text, reasoning, number, turn, place, rollout }) {
   const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
   const thinking = turn?.thinking_tokens ? ` (${turn.thinking_tokens} thinking${turn.cut_in_thinking ? ", cut off there" : ""})` : "";
-  const note = turn ? `turn ${number} · ${turn.end - turn.start} tokens${thinking} · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
+  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · policy version ${turn.policy_version}` : `turn ${number} ${origin}`;
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);
   return html`<div class=${`message assistant ${turn ? "" : "replayed"}`} id=${`turn-${number}`}>
@@ -143,34 +143,60 @@ function Inserted({ text }) {
   </div>`;
 }
 
-/** `rollout` with its messages; what the prompt holds is folded away. */
-function Conversation({ rollout }) {
+/** The sequences of an episode as one conversation: what one has in common with an earlier one is shown there only. */
+function Thread({ rollout }) {
+  const { thread, collection } = rollout;
+  const others = useLoaded(
+    () => Promise.all(thread.map(({ cursor }) => api.rollout(collection, cursor))),
+    [collection, thread.map(({ cursor }) => cursor).join()],
+  );
+  if (thread.length < 2) return html`<${Conversation} rollout=${rollout} />`;
+  if (others.error) return html`<p class="error">${others.error}</p>`;
+  if (!others.value) return html`<p class="quiet">reading the other sequences …</p>`;
+  const known = (place) => new Set(others.value.slice(0, place).flatMap(({ messages }) => messages.map(({ content }) => content)));
+  return others.value.map(
+    (each, place) => html`${place > 0 && html`<h4 class="sequence" id=${`sequence-${place + 1}`}>sequence ${place + 1} begins here: ${thread[place].begins}</h4>`}
+      <${Conversation} rollout=${each} shared=${thread[place].shared} earlier=${thread[place].turns} known=${known(place)} />`,
+  );
+}
+
+function Folded({ summary, messages }) {
+  return html`<details class="prompt">
+    <summary>${summary}</summary>
+    ${messages.map(
+      (message) => html`<div class="message">
+        <div class="role">${message.role}</div>
+        <${LongText} text=${message.content} />
+      </div>`,
+    )}
+  </details>`;
+}
+
+/** `rollout` with its messages; what its first turn follows on is folded away. In a thread, the first `shared` messages
+ * are left out, `earlier` turns were before its own, and `known` are the texts of the sequences before. */
+function Conversation({ rollout, shared = 0, earlier = 0, known = new Set() }) {
   const { messages, turns } = rollout;
   const assistant = messages.map((message, place) => (message.role === "assistant" ? place : -1)).filter((p) => p >= 0);
   const before = turnsBefore(rollout);
   // Records of earlier versions do not say which messages the turns are: they are the last ones.
   const places = turns.map((turn, i) => turn.message ?? assistant[assistant.length - turns.length + i]);
-  const replayed = turns.length ? assistant.filter((place) => place < places[0]).slice(-before || Infinity) : [];
+  const replayed = turns.length && !rollout.segment ? assistant.filter((place) => place < places[0]).slice(-before || Infinity) : [];
   const first = turns.length ? (replayed[0] ?? places[0]) : messages.length;
-  const task = messages[first - 1];
+  const last = messages[first - 1];
+  const task = last && !known.has(last.content) ? last : null;
+  const requests = new Set(turns.map((turn, i) => (turn.summary ? places[i] - 1 : -1)));
+  const folded = messages.slice(shared, task ? first - 1 : first);
+  const summary = !rollout.segment ? `prompt: ${folded.length} messages before the task` : `${folded.length} more messages before its first turn`;
   return html`<div class="conversation">
-    ${first > 1 &&
-    html`<details class="prompt">
-      <summary>${rollout.segment ? `${first - 1} messages before this sequence's first turn` : `prompt: ${first - 1} messages before the task`}</summary>
-      ${messages.slice(0, first - 1).map(
-        (message) => html`<div class="message">
-          <div class="role">${message.role}</div>
-          <${LongText} text=${message.content} />
-        </div>`,
-      )}
-    </details>`}
+    ${folded.length > 0 && html`<${Folded} summary=${summary} messages=${folded} />`}
     ${task && html`<div class="message task"><div class="role">${rollout.segment ? task.role : "task"}</div><${LongText} text=${task.content} /></div>`}
     ${messages.slice(first).map((message, i) => {
+      if (requests.has(first + i)) return html`<div class="message"><div class="role">request of the node</div><${LongText} text=${message.content} /></div>`;
       if (message.role !== "assistant") return html`<${Observation} text=${message.content} />`;
       const own = places.indexOf(first + i);
       const place = own < 0 ? replayed.indexOf(first + i) - before : own;
       if (own < 0 && place < -before) return html`<${Inserted} text=${message.content} />`;
-      return html`<${Action} text=${message.content} reasoning=${message.reasoning} number=${before + place + 1} turn=${turns[place]} place=${place} rollout=${rollout} />`;
+      return html`<${Action} text=${message.content} reasoning=${message.reasoning} number=${before + earlier + place + 1} turn=${turns[place]} place=${place} rollout=${rollout} />`;
     })}
   </div>`;
 }

@@ -116,20 +116,31 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
-/** Which of its episode's sequences a rollout is; empty where it is the only one. */
-const sequence = (entry) => (entry.segments > 1 ? `, sequence ${entry.segment + 1} of ${entry.segments}` : "");
-
-const part = (entry) => (entry.segments > 1 ? ` seq ${entry.segment + 1}/${entry.segments}` : "");
-
-/** How many episodes rollouts are of. */
-const countEpisodes = (entries) => new Set(entries.map((entry) => `${entry.task}/${entry.index}`)).size;
+/** One entry for each episode: its first sequence's, with the turns, tokens and calls of all. */
+function byEpisode(entries) {
+  const found = new Map();
+  for (const entry of entries) found.set(entry.episode, [...(found.get(entry.episode) || []), entry]);
+  return [...found.values()].map((sequences) => {
+    const sum = (key) => sequences.reduce((total, entry) => total + entry[key], 0);
+    return {
+      ...sequences[0],
+      cursors: sequences.map((entry) => entry.cursor),
+      turns: sum("turns"),
+      tokens: sum("tokens"),
+      failed_turns: sum("failed_turns"),
+      calls: sequences.flatMap((entry) => entry.calls),
+      gap: Math.max(...sequences.map((entry) => entry.gap ?? -1)) < 0 ? null : Math.max(...sequences.map((entry) => entry.gap ?? -1)),
+      mean_logprob: sequences.reduce((total, entry) => total + entry.mean_logprob * entry.sampled, 0) / Math.max(sum("sampled"), 1),
+    };
+  });
+}
 
 function RolloutCell({ collection, entry }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
   const title = `${entry.id}\n${entry.end_reason}, reward ${fixed(entry.reward)}, advantage ${signed(entry.advantage)}`;
   return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} title=${title}>
     <b>${entry.success ? "✓" : percent(entry.reward)}</b>
-    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}${part(entry)}</span>
+    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}</span>
   </a>`;
 }
 
@@ -157,8 +168,10 @@ function CollectionPage({ collection, stamp, failures }) {
   });
   if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
   if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
-  const all = summaries.value;
-  const entries = all.filter((entry) => FILTERS[settings.filter](entry) && (!found.value || found.value.has(entry.cursor)));
+  const all = byEpisode(summaries.value);
+  const entries = all.filter(
+    (entry) => FILTERS[settings.filter](entry) && (!found.value || entry.cursors.some((cursor) => found.value.has(cursor))),
+  );
   const order = ORDERS[settings.order];
   return html`<section>
     <div class="filters">
@@ -167,7 +180,7 @@ function CollectionPage({ collection, stamp, failures }) {
       <label>text <input type="search" ref=${search} value=${settings.text}
         onChange=${(event) => set({ text: event.target.value })}
         onKeyDown=${(event) => event.key === "Escape" && event.target.blur()} /></label>
-      <span class="quiet" id="shown">${countEpisodes(entries)} of ${countEpisodes(all)} rollouts${found.loading && settings.text ? " …" : ""}</span>
+      <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${found.loading && settings.text ? " …" : ""}</span>
     </div>
     ${order ? html`<${RolloutList} collection=${collection} entries=${[...entries].sort(order)} />`
       : html`<${TaskTable} collection=${collection} entries=${entries} failures=${failures} />`}
@@ -181,8 +194,7 @@ function TaskTable({ collection, entries, failures }) {
     <thead><tr><th>task</th><th>mean reward</th><th>failed attempts</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
     <tbody>
       ${[...tasks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([task, group]) => {
-        const counted = new Map(group.map((entry) => [entry.index, entry.reward]));
-        const mean = [...counted.values()].reduce((sum, reward) => sum + reward, 0) / counted.size;
+        const mean = group.reduce((sum, entry) => sum + entry.reward, 0) / group.length;
         return html`<tr key=${task}>
           <td><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a></td>
           <td>${fixed(mean)}</td>
@@ -204,7 +216,7 @@ function RolloutList({ collection, entries }) {
     <tbody>
       ${entries.map(
         (entry) => html`<tr key=${entry.cursor}>
-          <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}${sequence(entry)}</bdi></a></td>
+          <td><a class="stop" href=${link("c", collection, "r", entry.cursor)}><bdi>${entry.task} / ${entry.index}</bdi></a></td>
           <td>${fixed(entry.reward)}${entry.success ? " ✓" : ""}</td>
           <td>${signed(entry.advantage)}</td>
           <td>${entry.turns}</td>
@@ -223,10 +235,10 @@ function CallSequences({ group, collection }) {
   const unique = new Set(group.map((entry) => JSON.stringify(entry.calls))).size;
   const apps = [...new Set(group.flatMap((entry) => entry.calls.map((call) => call.split(".")[0])))].sort();
   return html`<details open class="calls">
-    <summary>API calls: ${unique} different sequences in ${countEpisodes(group)} rollouts</summary>
+    <summary>calls: ${unique} different orders in ${group.length} rollouts</summary>
     ${group.map(
       (entry) => html`<div class="call-row">
-        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${part(entry)}${entry.success ? " ✓" : ""}</a>
+        <a class="stop" href=${link("c", collection, "r", entry.cursor)}>${entry.index}${entry.success ? " ✓" : ""}</a>
         ${entry.calls.slice(0, 40).map(
           (call) => html`<span class=${`call app${apps.indexOf(call.split(".")[0]) % 6}`}><bdi>${call}</bdi></span>`,
         )}
@@ -241,7 +253,7 @@ function TaskPage({ collection, task, stamp }) {
   useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = link("c", collection)) });
   if (summaries.error) return html`<p class="error">${summaries.error}</p>`;
   if (!summaries.value) return html`<p class="quiet">reading the log …</p>`;
-  const group = summaries.value.filter((entry) => entry.task === task).sort((a, b) => a.index - b.index);
+  const group = byEpisode(summaries.value.filter((entry) => entry.task === task)).sort((a, b) => a.index - b.index);
   return html`<section>
     <${CallSequences} group=${group} collection=${collection} />
     <div class="columns">
@@ -253,10 +265,10 @@ function TaskPage({ collection, task, stamp }) {
 function Column({ collection, entry }) {
   const loaded = useLoaded(() => api.rollout(collection, entry.cursor), [collection, entry.cursor]);
   return html`<article class="column">
-    <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}${sequence(entry)}</h3>
+    <h3><${RolloutCell} collection=${collection} entry=${entry} /> rollout ${entry.index}</h3>
     ${loaded.error && html`<p class="error">${loaded.error}</p>`}
     ${loaded.value &&
-    html`<${Requirements} requirements=${loaded.value.requirements} /><${Conversation} rollout=${loaded.value} />`}
+    html`<${Requirements} requirements=${loaded.value.requirements} /><${Thread} rollout=${loaded.value} />`}
   </article>`;
 }
 
@@ -271,13 +283,13 @@ function RolloutPage({ collection, cursor, view, stamp }) {
   const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
   const summaries = useLoaded(() => api.summaries(collection), [collection, stamp]);
   const rollout = loaded.value;
-  const own = summaries.value && summaries.value.find((entry) => entry.cursor === cursor);
-  const group = own ? summaries.value.filter((entry) => entry.task === own.task).sort((a, b) => a.index - b.index) : [];
+  const own = summaries.value && byEpisode(summaries.value).find((entry) => entry.cursors.includes(cursor));
+  const group = own ? byEpisode(summaries.value.filter((entry) => entry.task === own.task)).sort((a, b) => a.index - b.index) : [];
   // The address may be ahead of what is drawn, when keys follow one another quickly.
   const show = (name) => (location.hash = link("c", collection, "r", readAddress().cursor, name));
   const step = (by) => {
     const here = readAddress();
-    const next = group[group.findIndex((entry) => entry.cursor === here.cursor) + by];
+    const next = group[group.findIndex((entry) => entry.cursors.includes(here.cursor)) + by];
     if (next) location.hash = link("c", collection, "r", next.cursor, here.view);
   };
   useKeys({
@@ -296,16 +308,16 @@ function RolloutPage({ collection, cursor, view, stamp }) {
     reward: fixed(rollout.reward),
     advantage: signed(own.advantage),
     end: rollout.end_reason,
-    turns: rollout.turns.length,
-    tokens: rollout.mask.length.toLocaleString(),
+    turns: own.turns,
+    tokens: own.tokens.toLocaleString(),
     temperature: rollout.temperature,
     "policy version": [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "),
     seconds: fixed(rollout.seconds, 1),
-    ...(own.segments > 1 && { sequence: `${own.segment + 1} of ${own.segments}` }),
+    ...(own.segments > 1 && { sequences: own.segments }),
   };
   return html`<section>
     <div class="siblings">${group.map(
-      (entry) => html`<span class=${entry.cursor === cursor ? "here" : ""}>
+      (entry) => html`<span class=${entry.cursors.includes(cursor) ? "here" : ""}>
         <${RolloutCell} collection=${collection} entry=${entry} />
       </span>`,
     )}</div>
@@ -323,6 +335,10 @@ function RolloutPage({ collection, cursor, view, stamp }) {
         (name) => html`<a class=${`stop ${view === name ? "here" : ""}`} href=${link("c", collection, "r", cursor, name)}>${name}</a>`,
       )}
     </nav>
-    ${view === "tokens" ? html`<${Tokens} key=${cursor} rollout=${rollout} />` : html`<${Conversation} rollout=${rollout} />`}
+    ${view === "tokens" && rollout.thread.length > 1 &&
+    html`<nav class="tabs">sequences ${rollout.thread.map(
+      (each, place) => html`<a class=${`stop ${each.cursor === cursor ? "here" : ""}`} href=${link("c", collection, "r", each.cursor, view)}>${place + 1}</a>`,
+    )}</nav>`}
+    ${view === "tokens" ? html`<${Tokens} key=${cursor} rollout=${rollout} />` : html`<${Thread} rollout=${rollout} />`}
   </section>`;
 }

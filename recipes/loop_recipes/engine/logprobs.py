@@ -323,10 +323,13 @@ class LogProbDecoder(TransformerDecoder):
         weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
         logprobs = self.head(h, weight, targets if own is None else targets[own], self.temperature)
         entropy = self.head.entropy(h, weight, self.temperature) if with_entropy else None
-        outputs = TokenOutputs(logprobs, entropy, h.detach() if with_hidden else None)
-        if own is None or not isinstance(mask, Documents):
-            return outputs
-        return TokenOutputs(*(each if each is None else mask.part.joined(each, own, len(targets)) for each in outputs))
+        hidden = h.detach() if with_hidden else None
+        if own is not None and isinstance(mask, Documents):
+            part, count = mask.part, len(targets)
+            logprobs = part.joined(logprobs, own, count)
+            entropy = None if entropy is None else part.joined(entropy, own, count)
+            hidden = None if hidden is None else part.joined(hidden, own, count)
+        return TokenOutputs(logprobs, entropy, hidden)
 
 
 def attach_head(decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> LogProbDecoder:

@@ -20,7 +20,7 @@ from loop_recipes.engine.process_group import STEP_TIMEOUT_S
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank takes of each row: part ``number``, from 0, of ``of`` equal ones; ``group`` are the others' ranks."""
+    """The part of each row that a rank takes: ``number``, from 0, of ``of`` equal ones of the ranks in ``group``."""
 
     number: int = 0
     of: int = 1
@@ -28,7 +28,7 @@ class Part:
 
     @classmethod
     def of_this_rank(cls, of: int) -> Part:
-        """Where ``of`` ranks share each row, which divides their number; every rank must call it."""
+        """The part of this rank where ``of`` share each row, which divides their number; every rank must call it."""
         if of == 1:
             return WHOLE
         group, _ = dist.new_subgroups(of, timeout=timedelta(seconds=STEP_TIMEOUT_S))

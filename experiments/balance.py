@@ -1,13 +1,14 @@
 """How much of eight ranks' time a step uses, by median length of its rollouts: planned over all ranks or rank by rank.
 
-    python experiments/balance.py [--tokens 32768] [--ranks 8] [--rollouts 32 216] [--json results.json]
+    python experiments/balance.py [--tokens 32768] [--ranks 8] [--sharers 1] [--rollouts 32 216] [--json results.json]
 
 Simulated: the i-th micro-batches of all ranks take as long as the costliest of them, since FSDP2 gathers each layer on
 all ranks together. Lengths are log-normal (sigma 0.5), cut to 1,500 to 32,000 tokens. A step of 32 rollouts is a
 minibatch of the paper's setting, one of 216 the pass that recomputes old log-probs, or an algorithm of one step per
 collection. ``step_efficiency`` is the mean of ``--repeats`` steps, ``step_efficiency_min`` the worst of them;
 ``step_efficiency_of_bound`` is the mean share of what no plan can exceed (see ``best_efficiency``);
-``planning_seconds`` is the mean time to plan one.
+``planning_seconds`` is the mean time to plan one. ``--sharers`` ranks share each row (``sequence_parallel``): so many
+count as one, of so many times the tokens.
 """
 
 from __future__ import annotations
@@ -73,10 +74,13 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, nargs="+", default=[32, 216], help="of a step")
     parser.add_argument("--tokens", type=int, default=32_768, help="of a micro-batch")
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--sharers", type=int, default=1, help="ranks that share a row")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
-    print(f"{args.ranks} ranks, {args.tokens:,} tokens a micro-batch, {args.repeats} steps each; simulated")
+    groups, tokens = args.ranks // args.sharers, args.tokens * args.sharers
+    machines = f"{args.ranks} ranks" + (f", rows of {args.sharers}" if args.sharers > 1 else "")
+    print(f"{machines}, {args.tokens:,} tokens of a micro-batch a rank, {args.repeats} steps each; simulated")
     print(f"{'case':<16}{'rollouts':>9}{'median':>8}{'efficiency':>12}{'worst':>8}{'of bound':>10}{'planning s':>12}")
     rows = []
     for rollouts in args.rollouts:
@@ -84,17 +88,17 @@ def main() -> None:
             steps = [drawn(median, rollouts, seed) for seed in range(args.repeats)]
             for case, plan in CASES.items():
                 started = time.perf_counter()
-                plans = [plan(lengths, args.ranks, args.tokens) for lengths in steps]
+                plans = [plan(lengths, groups, tokens) for lengths in steps]
                 seconds = (time.perf_counter() - started) / len(steps)
                 values = [step_efficiency(plan, lengths) for plan, lengths in zip(plans, steps, strict=True)]
                 mean, worst = sum(values) / len(values), min(values)
-                bounds = [best_efficiency(lengths, args.ranks, args.tokens) for lengths in steps]
+                bounds = [best_efficiency(lengths, groups, tokens) for lengths in steps]
                 of_bound = sum(value / bound for value, bound in zip(values, bounds, strict=True)) / len(values)
                 print(
                     f"{case:<16}{rollouts:>9}{median:>8}{mean:>12.3f}{worst:>8.3f}{of_bound:>10.3f}{seconds:>12.3f}",
                     flush=True,
                 )
-                name = f"{case} {median} tokens x {rollouts} rollouts, budget {args.tokens}, {args.ranks} ranks"
+                name = f"{case} {median} tokens x {rollouts} rollouts, budget {args.tokens}, {machines}"
                 for metric, value, unit in (
                     ("step_efficiency", mean, ""),
                     ("step_efficiency_min", worst, ""),

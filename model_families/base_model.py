@@ -111,6 +111,7 @@ class BaseModel:
     @classmethod
     def _described(cls, config: dict[str, Any], family: Family) -> BaseModel:
         width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        positions, rope = int(config.get("max_position_embeddings") or family.positions), read_rope(config)
         return cls(
             layers=int(config["num_hidden_layers"]),
             width=width,
@@ -121,9 +122,9 @@ class BaseModel:
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings")),
             family=family,
-            positions=int(config.get("max_position_embeddings") or family.positions),
+            positions=max(positions, rope.positions),
             norm_eps=float(config.get("rms_norm_eps") or 1e-6),
-            rope=read_rope(config),
+            rope=rope,
         )
 
     @property

@@ -34,6 +34,14 @@ class Rope:
     scaling: Mapping[str, float] = field(default_factory=dict)
     """Numbers of the kind, by the names of config.json."""
 
+    @property
+    def positions(self) -> int:
+        """The number of positions that YaRN makes of those before; 0 of another kind. Some models' cards have it put
+        into a config.json that goes on to name those before, which transformers does not mind."""
+        if self.kind != "yarn":
+            return 0
+        return int(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
+
 
 @dataclass(frozen=True)
 class Family:

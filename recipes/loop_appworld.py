@@ -182,7 +182,7 @@ class LoopAppWorldRecipe:
     def _stress_test(self) -> None:
         conf, learner = self._config, self._learner
         vocab_size, length = vocabulary(learner.model), conf.longest_rollout
-        tokens, rehearse = conf.update.micro_batch_tokens, learner.update.rehearse
+        tokens, rehearse = conf.update.micro_batch_tokens * conf.sequence_parallel, learner.update.rehearse
         utils.log_rank_zero(log, stress(rehearse, vocab_size, length, tokens, conf.seed, self._device))
 
     def _setup_run(self, checkpoint: TrainingState | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import os
 import stat
@@ -83,8 +84,12 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if servers.gpu_memory_utilization is not None:
         options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
-    if model.dtype != "float32":
-        options["--hf-overrides"] = '{"head_dtype": "float32"}'
+    base = BaseModel.read(model.path)
+    overrides: dict[str, object] = {} if model.dtype == "float32" else {"head_dtype": "float32"}
+    if base.rope.positions:  # vLLM takes the number beside them for all that there are
+        overrides["max_position_embeddings"] = base.positions
+    if overrides:
+        options["--hf-overrides"] = json.dumps(overrides)
     if cpu:
         options["--block-size"] = 32
         flags.append("--enforce-eager")
@@ -98,7 +103,7 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
             # worlds need: collecting took 2.5 times as long.
             options["--distributed-executor-backend"] = "uni"
     pairs = [str(part) for option in options.items() for part in option]
-    flags += BaseModel.read(model.path).family.vllm_args
+    flags += base.family.vllm_args
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model.path, *pairs, *flags, *servers.extra_args]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.learner_ranks import differences
+from support.learner_ranks import differences, differences_where_rows_are_shared
 from support.loading_ranks import load_and_gather
 from support.ranks import on_ranks
 
@@ -17,6 +17,16 @@ def test_ranks_equal_one_process(ranks):
     assert worst["gradient"] < 1e-5
     assert worst["statistics"] < 1e-5
     assert worst["idle_calls"] > 0
+
+
+@pytest.mark.parametrize(("ranks", "sharers"), [(2, 2), (4, 2), (4, 4)])
+def test_ranks_that_share_rows_equal_one_process(ranks, sharers):
+    """Losses of every level, on a CPU and as for CUDA, with and without activation checkpointing."""
+    worst = on_ranks(ranks, differences_where_rows_are_shared, sharers)
+    assert worst["loss"] < 1e-5
+    assert worst["gradient"] < 1e-5
+    assert worst["outputs"] < 1e-5
+    assert (worst["idle_calls"] > 0) == (ranks > sharers)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

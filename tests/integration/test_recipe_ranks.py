@@ -94,6 +94,37 @@ def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
         assert two.critic[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=1e-5), name
 
 
+def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
+    """Old log-probs and entropy, a critic, and what is kept of each token; four ranks in twos."""
+    shared = {"packed": True, "micro_batch_tokens": 150, "minibatch_rollouts": 4, "exact_entropy": True}
+    changes = {
+        "update": {**shared, "token_statistics": True},
+        "critic": {"_component_": "loop_recipes.algorithm.critic.Critic", "hidden_sizes": [8], "warmup_iterations": 1},
+        "lr_scheduler": {"_component_": "loop_recipes.algorithm.lr_schedules.constant_with_warmup"},
+    }
+    train_into(replay_config(tmp_path, iterations=2, **changes), tmp_path / "one")
+    changes["update"]["micro_batch_tokens"] = 75
+    config = replay_config(tmp_path, iterations=2, sequence_parallel=2, **changes)
+    on_ranks(4, train_into, config, tmp_path / "four")
+    for one, four in zip(lines(tmp_path / "one"), lines(tmp_path / "four"), strict=True):
+        for key in ("loss", "value_loss", "grad_norm", "entropy", "gap_mean", "approx_kl", "ratio_p99"):
+            assert four[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), (one["iteration"], key)
+    kept = [
+        {row["rollout_id"]: row["ratios"] for file in folder.glob("*.jsonl") for row in map(json.loads, file.open())}
+        for folder in (tmp_path / "one/token_statistics", tmp_path / "four/token_statistics")
+    ]
+    assert kept[1].keys() == kept[0].keys()
+    assert all(kept[1][name] == pytest.approx(ratios, abs=1e-3) for name, ratios in kept[0].items())
+
+    begun = replay_config(tmp_path, iterations=2, sequence_parallel=2, **changes, max_iterations=1)
+    on_ranks(4, train_into, begun, tmp_path / "twice")
+    rest = replay_config(tmp_path, iterations=2, sequence_parallel=2, **changes, resume_from_checkpoint=True)
+    on_ranks(4, train_into, rest, tmp_path / "twice")
+    for file in sorted((tmp_path / "four/checkpoints/iteration_0002").glob("*.safetensors")):
+        again = tmp_path / "twice/checkpoints/iteration_0002" / file.name
+        assert file.read_bytes() == again.read_bytes(), file.name
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_two_ranks_learn_the_same_from_preference_pairs(tmp_path, packed):
     """The two rollouts of a pair may lie on different ranks; each pair's weights are the same on both."""

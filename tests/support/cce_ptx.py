@@ -1,13 +1,16 @@
 """Compiles kernels of Cut Cross-Entropy for an H100 (sm_90), which needs no GPU: `released` or `ours`.
 
 Prints one line of JSON: for each kernel, in the order of its PTX and repetitions left out, the stores to global memory,
-barriers and atomic operations.
+barriers and atomic operations; and ``spilled``, the bytes of registers that the backward kernel stores and loads again.
 """
 
 import itertools
 import json
 import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import triton
 from cut_cross_entropy import cce_backward, cce_lse_forward
@@ -72,16 +75,30 @@ def compiled(kernel, constants, warps, stages):
     return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages}).asm["ptx"]
 
 
-def main():
-    if sys.argv[1] == "ours":
-        from loop_recipes.engine.cce_kernels import BLOCKS, block_log_sum_exp  # gives the package's kernel our lock
+def spilled(ptx):
+    """Bytes of spill stores and loads that the assembler which triton brings counts."""
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        words = [assembler, "-v", "--gpu-name", "sm_90a", file.name, "-o", "/dev/null"]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill", said)))
 
-        forward = compiled(block_log_sum_exp, BLOCKS, 8, 3)
+
+def main():
+    warps = 4
+    if sys.argv[1] == "ours":
+        from loop_recipes.engine import cce_kernels  # gives the package's kernel our lock
+
+        forward = compiled(cce_kernels.block_log_sum_exp, cce_kernels.BLOCKS, 8, 3)
+        warps = cce_kernels.BACKWARD["num_warps"]
     else:
         forward = compiled(cce_lse_forward._cce_lse_forward_kernel, FORWARD, 8, 3)
-    kernels = {"forward": forward, "backward": compiled(cce_backward._cce_backward_kernel, BACKWARD, 4, 4)}
+    kernels = {"forward": forward, "backward": compiled(cce_backward._cce_backward_kernel, BACKWARD, warps, 4)}
     found = {name: INTERESTING.findall(ptx) for name, ptx in kernels.items()}
-    print(json.dumps({name: [word for word, _ in itertools.groupby(words)] for name, words in found.items()}))
+    operations = {name: [word for word, _ in itertools.groupby(words)] for name, words in found.items()}
+    print(json.dumps({**operations, "spilled": spilled(kernels["backward"])}))
 
 
 if __name__ == "__main__":

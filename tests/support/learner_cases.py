@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torchtune.models.qwen2 import lora_qwen2
 
 from loop_recipes.algorithm.preferences import pair_names
@@ -56,7 +57,7 @@ def as_pairs(samples: list[ScoredSample], pairs: list[tuple[int, int]]) -> list[
     ]
 
 
-def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64):
+def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64, kv_heads: int = 2):
     """A two-layer Qwen2 with LoRA whose B matrices are not zero, so that every adapter tensor has a gradient."""
     torch.manual_seed(seed)
     model = lora_qwen2(
@@ -65,7 +66,7 @@ def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64):
         vocab_size=VOCAB,
         num_layers=2,
         num_heads=4,
-        num_kv_heads=2,
+        num_kv_heads=kv_heads,
         embed_dim=32,
         intermediate_dim=48,
         max_seq_len=max_seq_len,
@@ -82,3 +83,14 @@ def tiny_lora_model(tied: bool, seed: int = 0, max_seq_len: int = 64):
 
 def adapter_gradient(model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+
+
+def flash_attention(q, k, v, borders, _, longest, __, window_size, enable_gqa):
+    """What varlen_attn computes, [s, h, d] each: every document causally, keys shared by groups of query heads."""
+    assert window_size == (-1, 0)
+    assert enable_gqa
+    assert borders.dtype == torch.int32
+    assert longest == borders.diff().max()
+    pieces = zip(*(x.transpose(0, 1).split(borders.diff().tolist(), dim=1) for x in (q, k, v)), strict=True)
+    done = [F.scaled_dot_product_attention(*piece, is_causal=True, enable_gqa=True) for piece in pieces]
+    return torch.cat(done, dim=1).transpose(0, 1)

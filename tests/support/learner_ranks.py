@@ -1,18 +1,26 @@
-"""On each rank: a sharded decoder with a log-prob head against the same one whole, on the same rollouts."""
+"""On each rank: a sharded decoder with a log-prob head against the same one whole, on the same rollouts.
+
+In :func:`differences` the ranks have rollouts of their own, in :func:`differences_where_rows_are_shared` parts of them.
+"""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 
-from loop_recipes.algorithm.losses import ClippedPolicyLoss, RatioStatistics
+from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
 from loop_recipes.algorithm.sampler_correction import TruncatedWeights
+from loop_recipes.engine import cuda_layers
 from loop_recipes.engine.batching import step_batches
+from loop_recipes.engine.cuda_layers import PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
-from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
+from loop_recipes.engine.sequence_parallel import Part
+from support.learner_cases import adapter_gradient, flash_attention, make_samples, tiny_lora_model
 
 BUDGET = 80
 
@@ -59,5 +67,66 @@ def differences() -> dict[str, float]:
         ours, theirs = shared.summary(), local.summary()
         for key in ("clip_fraction", "approx_kl", "ratio_max", "correction_weight", "correction_cut"):
             worst["statistics"] = max(worst["statistics"], abs(ours[key] / theirs[key] - 1))
+    dist.destroy_process_group()
+    return worst
+
+
+LOSSES = [
+    *(ClippedPolicyLoss(level) for level in ("token", "turn", "trajectory", "geometric")),
+    ClippedPolicyLoss("trajectory", kl_coefficient=0.1, sampler_correction=TruncatedWeights("sequence", cap=0.9)),
+    Reinforce(),
+    LogLikelihood(),
+]
+
+
+def step(decoder, batches, loss, counts=True):
+    """Loss, gradient and, by rollout, all that the model gives for the sampled tokens of micro-batches."""
+    total, found = 0.0, {}
+    for batch in batches:
+        outputs = decoder(**batch.inputs(), with_entropy=True, with_hidden=True)
+        value = loss(outputs.logprobs, batch).per_rollout_loss.sum()
+        value.backward()
+        if counts:
+            total += value.item()
+            together = [outputs.logprobs.detach()[:, None], outputs.entropy[:, None], outputs.hidden]
+            found |= batch.split(torch.cat(together, dim=1))
+    return total, found
+
+
+def for_cuda(self, x, y=None, *, mask, input_pos):
+    return self.packed(x, mask, input_pos)
+
+
+def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
+    """The largest that were found, where so many ranks share each row, as parts of what is compared."""
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    part, groups = Part.of_this_rank(sharers), (ranks // sharers, rank // sharers)
+    # No two fit together, so that two groups of ranks have nothing to do for one call.
+    samples = [replace(sample, ref_logprobs=sample.old_logprobs - 0.1) for sample in make_samples([60, 55, 50, 47, 45])]
+    worst = {"loss": 0.0, "gradient": 0.0, "outputs": 0.0, "idle_calls": 0}
+    with mock.patch.object(cuda_layers, "varlen_attn", flash_attention):
+        for number, loss in enumerate(LOSSES):
+            kv_heads = (1, 2, 4)[number % 3]
+            whole = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
+            expected, outputs = step(whole, step_batches(samples, BUDGET, 0, True), loss)
+            decoder = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
+            for place, layer in enumerate(decoder.layers):
+                decoder.layers[place] = fully_shard(checkpoint_wrapper(layer) if number % 2 else layer)
+            fully_shard(decoder)
+            batches = step_batches(samples, BUDGET // sharers, 0, True, *groups, part)
+            layers = mock.patch.object(PackedAttention, "forward", for_cuda) if number % 4 else nullcontext()
+            with layers:
+                found, own = step(decoder, batches, loss, part.leads)
+            total = torch.tensor([found, len(own), sum(not batch.rollout_ids for batch in batches)])
+            dist.all_reduce(total)
+            gradient = torch.cat([p.grad.full_tensor().flatten() for p in decoder.parameters() if p.requires_grad])
+            there = adapter_gradient(whole)
+            worst["loss"] = max(worst["loss"], abs(total[0].item() / expected - 1))
+            off = (gradient * groups[0] - there).abs().max() / there.abs().max()
+            worst["gradient"] = max(worst["gradient"], off.item())
+            worst["outputs"] = max([worst["outputs"], *((own[id_] - outputs[id_]).abs().max().item() for id_ in own)])
+            assert total[1] == len(samples), "each is counted once"
+            worst["idle_calls"] += int(total[2])
     dist.destroy_process_group()
     return worst

@@ -4,7 +4,7 @@ The recipe's own parts run on fake tensors (``FakeTensorMode``): its decoder, he
 process group whose collectives do nothing, activation checkpointing and the backward pass; two moments of each weight
 stand for AdamW. A
 dispatch mode counts the storages that are alive. Run as a program, it prints the counts as JSON; a case is
-``BUILDER:RANKS:LAYERS:TOKENS``:
+``BUILDER:RANKS:LAYERS:TOKENS``, or that and ``:SHARERS``, the ranks that share a row of so many tokens each:
 
     python tests/support/memory_count.py lora_qwen2_5_32b_instruct:8:2:8192 lora_qwen2_5_32b_instruct:8:4:8192
 
@@ -34,6 +34,7 @@ from loop_recipes.engine import cuda_layers, logprobs
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
+from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import local_part, place_model
 
 GIB = 2**30
@@ -116,8 +117,8 @@ def as_on_cuda(stack: contextlib.ExitStack) -> None:
         stack.enter_context(mock.patch.object(owner, name, value))
 
 
-def count(builder: str, ranks: int, layers: int, tokens: int) -> float:
-    """Peak GiB of the second step of one of ``ranks``, on a packed row of ``tokens``, nearly all sampled.
+def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> float:
+    """Peak GiB of the second step of one of ``ranks``, on its ``tokens`` of a packed row, nearly all sampled.
 
     Args:
         builder: one of torchtune's LoRA builders for Qwen2.5; its first ``layers`` layers are taken.
@@ -134,8 +135,9 @@ def count(builder: str, ranks: int, layers: int, tokens: int) -> float:
     )
     model.layers = model.layers[:layers]
     generator = torch.Generator().manual_seed(0)
-    lengths = [min(LONGEST, tokens - start) for start in range(0, tokens, LONGEST)]
-    batch = collate_step([made_up(f"rollout-{i}", n, 1000, generator) for i, n in enumerate(lengths)], 0, packed=True)
+    lengths = [min(LONGEST, tokens * sharers - start) for start in range(0, tokens * sharers, LONGEST)]
+    rollouts = [made_up(f"rollout-{i}", n, 1000, generator) for i, n in enumerate(lengths)]
+    batch = collate_step(rollouts, 0, packed=True, part=Part(0, sharers, dist.group.WORLD))
     with FakeTensorMode(allow_non_fake_inputs=True):
         weights = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
         decoder = logprobs.attach_head(model, logprobs.TensorCoreLogProbs())
@@ -158,14 +160,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="BUILDER:RANKS:LAYERS:TOKENS")
     for case in parser.parse_args().cases:
-        builder, ranks, layers, tokens = case.split(":")
+        builder, ranks, layers, tokens, *sharers = case.split(":")
         dist.init_process_group("fake", rank=0, world_size=int(ranks), store=FakeStore())
         mesh = dist.device_mesh.init_device_mesh("cpu", (int(ranks),))
         with contextlib.ExitStack() as stack:
             as_on_cuda(stack)
             # Made outside, since a fake tensor holds no ranks.
             stack.enter_context(mock.patch.object(dist.device_mesh, "init_device_mesh", return_value=mesh))
-            gib = count(builder, int(ranks), int(layers), int(tokens))
+            gib = count(builder, int(ranks), int(layers), int(tokens), int((sharers or ["1"])[0]))
             print(json.dumps({"case": case, "gib": gib}), flush=True)
         dist.destroy_process_group()
 

@@ -27,6 +27,7 @@ from loop_recipes.engine.model import DTYPES, check_adapter, lora_scale, new_ada
 from loop_recipes.engine.optimizer import build_optimizer, optimizer_tensors
 from loop_recipes.engine.peft_export import export_adapter, load_adapter
 from loop_recipes.engine.process_group import on_main_rank
+from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import full_tensors, place_model
 from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import RunMetrics
@@ -109,6 +110,7 @@ class Learner:
             seed=conf.seed,
             critic=self._critic,
             token_statistics=token_statistics,
+            part=Part.of_this_rank(conf.sequence_parallel),
         )
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])

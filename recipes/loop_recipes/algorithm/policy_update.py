@@ -32,6 +32,7 @@ from loop_recipes.engine.batching import MicroBatch, StepBatch, micro_batches, s
 from loop_recipes.engine.model import adapter_parameters, drops_out, trained_parameters
 from loop_recipes.engine.process_group import sum_over_ranks
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample, ScoredSample, credited, episodes, scored
+from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.engine.sharding import clip_grad_norm, local_part
 
 FP16_LOSS_SCALE = 2.0**16
@@ -81,6 +82,7 @@ class PolicyUpdate:
         critic: gives each token its own advantage in place of the rollout's. The filter is off with a critic or a
             ``TokenAdvantage``.
         token_statistics: keeps what happened to each token, for `loop view`; None keeps nothing.
+        part: what this rank takes of each packed row.
     """
 
     def __init__(
@@ -95,12 +97,15 @@ class PolicyUpdate:
         seed: int,
         critic: Critic | None = None,
         token_statistics: TokenStatistics | None = None,
+        part: Part = WHOLE,
     ) -> None:
         self.model, self.optimizer, self.critic = model, optimizer, critic
         self.loss, self.advantage, self.versions, self.config = loss, advantage, versions, config
         self.device, self.seed, self.token_statistics = device, seed, token_statistics
         self._clipped = self._clipped_together()
-        self._ranks = get_world_size_and_rank()
+        self._part, (ranks, self._rank) = part, get_world_size_and_rank()
+        # Ranks that share rows are one where rollouts are dealt and losses added up.
+        self._sharers = ranks // part.of, self._rank // part.of
         # The loss is multiplied by it before the backward pass, and gradients are divided by it after, so that they
         # stay within fp16's range; it is halved whenever they overflow, and grows back.
         self._scales = model.get_parameter("tok_embeddings.weight").dtype == torch.float16
@@ -238,7 +243,8 @@ class PolicyUpdate:
         if self.critic is not None or self.loss.compares_pairs:
             samples = _with_token_advantages(samples, [torch.ones_like(s.sampler_logprobs) for s in samples])
         self.model.train()
-        for batch in step_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed):
+        planned = step_batches(samples, self.config.micro_batch_tokens, PAD_ID, self.config.packed, part=self._part)
+        for batch in planned:
             output, values, _ = self._losses(batch.to(self.device), policy_rests=False)
             (output.per_rollout_loss.sum() + values.sum()).backward()
         del held
@@ -322,7 +328,7 @@ class PolicyUpdate:
         parts: dict[str, Tensor] = {}
         for batch in self._with_bar(micro_batches(*self._of_this_rank(samples)), "recomputing"):
             computed = compute(batch).cpu()
-            parts |= batch.split(computed)
+            parts |= batch.split(computed) if self._part.leads else {}
         return _of_all_ranks(parts, samples, computed)
 
     def train(
@@ -375,7 +381,7 @@ class PolicyUpdate:
         step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
         """One optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
-        world_size, _ = self._ranks
+        groups, _ = self._sharers
         divisor = self._divisor(minibatch)
         # In the critic's warm-up the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = self.critic is not None and self.critic.trains_alone(iteration - 1)
@@ -387,12 +393,14 @@ class PolicyUpdate:
         for batch in self._with_bar(step_batches(*self._of_this_rank(weighted)), "updating"):
             output, values, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
             mean_loss, mean_value_loss = output.per_rollout_loss.sum() / divisor, values.sum() / divisor
+            # FSDP averages gradients over the ranks, but the loss is a sum over them.
+            ((mean_loss + coefficient * mean_value_loss) * (groups * self._loss_scale)).backward()
+            if not self._part.leads:
+                continue
             # Summed over its tokens, mean over episodes.
             log_ratio = output.token_log_ratio.sum() / len(episodes(minibatch))
             squared_error = values.sum() / len(episodes(minibatch))  # whatever the loss is divided by
             totals += torch.stack([mean_loss, squared_error, log_ratio]).detach().double()
-            # FSDP averages gradients over the ranks, but the loss is a sum over them.
-            ((mean_loss + coefficient * mean_value_loss) * (world_size * self._loss_scale)).backward()
             # Copied to the CPU only now: before the backward pass it would wait for the forward pass's last kernel.
             seen.add(output)
             if self.token_statistics is not None:
@@ -461,14 +469,14 @@ class PolicyUpdate:
             return output, torch.zeros_like(batch.rewards), outputs.logprobs
         return output, value_loss(self.critic(outputs.hidden), batch), outputs.logprobs
 
-    def _of_this_rank(self, samples: Sequence[AnySample]) -> tuple[list[AnySample], int, int, bool, int, int]:
+    def _of_this_rank(self, samples: Sequence[AnySample]) -> tuple[list[AnySample], int, int, bool, int, int, Part]:
         """The arguments that make this rank's batches of the samples of all ranks: as many as every other rank has."""
         ordered = sorted(samples, key=lambda sample: (-sample.tokens, sample.rollout_id))
-        return ordered, self.config.micro_batch_tokens, PAD_ID, self.config.packed, *self._ranks
+        return ordered, self.config.micro_batch_tokens, PAD_ID, self.config.packed, *self._sharers, self._part
 
     def _with_bar(self, batches: list[AnyBatch], doing: str) -> Iterator[AnyBatch]:
         """The batches on this rank's device, with a progress bar on rank 0's terminal."""
-        disable = None if self._ranks[1] == 0 else True
+        disable = None if self._rank == 0 else True
         for batch in tqdm(batches, desc=doing, leave=False, disable=disable, mininterval=1.0):
             yield batch.to(self.device)
 

@@ -323,6 +323,9 @@ class LearnerConfig:
     """Recomputes each layer's activations in the backward pass."""
     keep_attention: bool = False
     """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
+    sequence_parallel: PositiveInt = 1
+    """Ranks that share each packed row: a part of its tokens each, and in attention of its heads. A rank still takes
+    ``update.micro_batch_tokens``."""
     compile: bool = False
     """Compiles each layer with ``torch.compile``; needs a C++ compiler, on a GPU triton."""
     initial_adapter: str | None = None

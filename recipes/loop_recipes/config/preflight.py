@@ -87,10 +87,34 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
     )
     _check_components(config)
     _check_checkpoint_files(config)
+    _check_shared_rows(config, int(os.environ.get("WORLD_SIZE", "1")) if starts_now else None)
     if starts_now:
         _check_new_or_resumed(config)
     check_can_write(Path(config.output_dir))
     check_initial_adapter(config)
+
+
+def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
+    """Check that so many ranks (None: not known yet) can share rows as ``sequence_parallel`` says."""
+    sharers = config.sequence_parallel
+    if sharers == 1:
+        return
+    shared = f"sequence_parallel is {sharers}, and what ranks share is packed rows: give update.packed: True"
+    require(config.update.packed, shared)
+    base = BaseModel.read(config.base_model)
+    fit = base.heads % sharers == 0 and (base.kv_heads % sharers == 0 or sharers % base.kv_heads == 0)
+    heads = f"{base.heads} heads and {base.kv_heads} key heads"
+    require(fit, f"sequence_parallel is {sharers}, by which the model's {heads} cannot be divided; give another")
+    check_sharers(sharers, sharers if ranks is None else ranks)
+
+
+def check_sharers(sharers: int, ranks: int) -> None:
+    """Check that ``ranks`` fall into groups of ``sharers``.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    require(ranks % sharers == 0, f"sequence_parallel is {sharers}; it must divide the {ranks} ranks of the trainer")
 
 
 def check_initial_adapter(config: LearnerConfig) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
+from loop_recipes.engine.sequence_parallel import WHOLE, Part
 from loop_recipes.engine.step_plan import StepPlan, plan_step
 
 
@@ -27,17 +28,18 @@ class Documents:
 
     ``borders`` [b + 1], int32, are where they begin and end, on the micro-batch's device. ``longest`` is empty, of as
     many rows as the longest has tokens: torch.compile takes the size of a tensor as one that changes, a number as one
-    that does not, of which it makes a new graph each time.
+    that does not, of which it makes a new graph each time. ``part`` of the row is this rank's.
     """
 
     lengths: tuple[int, ...]
     borders: Tensor = field(compare=False, repr=False)
     longest: Tensor = field(compare=False, repr=False)
+    part: Part = WHOLE
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Documents:
+    def of(cls, lengths: Sequence[int], part: Part = WHOLE) -> Documents:
         borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        return cls(tuple(lengths), borders, torch.empty(max(lengths), 0))
+        return cls(tuple(lengths), borders, torch.empty(max(lengths), 0), part)
 
     def to(self, device: torch.device | str) -> Documents:
         return replace(self, borders=self.borders.to(device))
@@ -47,13 +49,17 @@ class Documents:
 class MicroBatch:
     """Whole rollouts for one forward and backward pass.
 
+    Where ranks share a packed row, each has its part of the s positions, and of everything else the whole.
+
     Attributes:
         rollout_ids: b ids, in the order of every per-rollout tensor here.
         tokens: [r, s].
         input_pos: [r, s], each token's position in its own rollout.
         documents: None for padded rows (causal attention; padding is on the right, where nothing looks); the lengths
             of the rollouts in the one row when packed.
-        rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token.
+        rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token; [m] of the
+            ``own`` ones where ranks share the row.
+        own: [m], index into the n sampled tokens of those predicted here; None where all are.
         targets: [n], the sampled tokens.
         rollout_index: [n], 0..b-1.
         turn_index: [n], 0..t-1, dense over the micro-batch.
@@ -66,6 +72,7 @@ class MicroBatch:
     input_pos: Tensor
     documents: Documents | None
     rows: Tensor
+    own: Tensor | None
     targets: Tensor
     rollout_index: Tensor
     turn_index: Tensor
@@ -86,6 +93,7 @@ class MicroBatch:
             "input_pos": self.input_pos,
             "mask": self.documents,
             "rows": self.rows,
+            "own": self.own,
             "targets": self.targets,
         }
 
@@ -119,15 +127,21 @@ class StepBatch(MicroBatch):
         return self.advantages[self.rollout_index] if self.token_advantages is None else self.token_advantages
 
 
-def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
+def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = WHOLE) -> MicroBatch:
     """One micro-batch of the given samples, in their order; without samples, an all-ignored one.
 
     The all-ignored micro-batch is one row of one padding token with n = b = 0: it runs every collective of a real one
     and contributes zero, for ranks that have run out of rollouts.
+
+    Args:
+        part: of a packed row, which is filled up with padding tokens until its parts are equal.
     """
     lengths = [sample.tokens for sample in samples] or [1]
     if packed:
-        tokens = torch.cat([s.token_ids for s in samples])[None] if samples else torch.full((1, 1), pad_id)
+        filling = -sum(lengths) % part.of
+        lengths += [filling] if filling else []
+        padding = torch.full((sum(lengths) - sum(sample.tokens for sample in samples),), pad_id)
+        tokens = torch.cat([*(sample.token_ids for sample in samples), padding])[None]
         positions = torch.cat([torch.arange(length) for length in lengths])[None]
         starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
     else:
@@ -151,12 +165,17 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
         turn_rollout.append(torch.full((turns,), number))
         turns_before += turns
 
+    here, predicting, own = part.here(tokens.shape[1]), _cat(rows, torch.long), None
+    if part.of > 1:
+        own = ((predicting >= here.start) & (predicting < here.stop)).nonzero().squeeze(1)
+        predicting = predicting[own] - here.start
     return MicroBatch(
         rollout_ids=tuple(sample.rollout_id for sample in samples),
-        tokens=tokens,
-        input_pos=positions,
-        documents=Documents.of(lengths) if packed else None,
-        rows=_cat(rows, torch.long),
+        tokens=tokens[:, here],
+        input_pos=positions[:, here],
+        documents=Documents.of(lengths, part) if packed else None,
+        rows=predicting,
+        own=own,
         targets=_cat(targets, torch.long),
         rollout_index=_cat(rollout_index, torch.long),
         turn_index=_cat(turn_index, torch.long),
@@ -165,14 +184,14 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool) -> MicroBatch:
     )
 
 
-def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool) -> StepBatch:
+def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, part: Part = WHOLE) -> StepBatch:
     """As :func:`collate`, with what a loss asks for.
 
     Raises:
         ValueError: some of the samples have old or reference log-probs and others have none.
     """
     return StepBatch(
-        **vars(collate(samples, pad_id, packed)),
+        **vars(collate(samples, pad_id, packed, part)),
         advantages=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         episode_tokens=torch.tensor([sample.episode_tokens for sample in samples], dtype=torch.long),
         episode_turns=torch.tensor([sample.episode_turns for sample in samples], dtype=torch.long),
@@ -184,31 +203,48 @@ def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool) -
 
 
 def micro_batches(
-    samples: Sequence[Sample], token_budget: int, pad_id: int, packed: bool, world_size: int = 1, rank: int = 0
+    samples: Sequence[Sample],
+    token_budget: int,
+    pad_id: int,
+    packed: bool,
+    world_size: int = 1,
+    rank: int = 0,
+    part: Part = WHOLE,
 ) -> list[MicroBatch]:
     """One rank's micro-batches of at most ``token_budget`` tokens, as many as every other rank gets, longest first.
 
     They are planned over all ranks (:mod:`~loop_recipes.engine.step_plan`); ``samples`` are those of all of them, in
     the same order on each. A rank that has run out of rollouts gets all-ignored ones.
 
+    Args:
+        part: of each row; ranks that share rows are one rank here, whose budget is that of all of them.
+
     Raises:
         ValueError: the budget is not positive.
     """
-    return [collate(part, pad_id, packed) for part in _parts(samples, token_budget, packed, world_size, rank)]
+    planned = _planned(samples, token_budget * part.of, packed, world_size, rank)
+    return [collate(together, pad_id, packed, part) for together in planned]
 
 
 def step_batches(
-    samples: Sequence[CreditedSample], token_budget: int, pad_id: int, packed: bool, world_size: int = 1, rank: int = 0
+    samples: Sequence[CreditedSample],
+    token_budget: int,
+    pad_id: int,
+    packed: bool,
+    world_size: int = 1,
+    rank: int = 0,
+    part: Part = WHOLE,
 ) -> list[StepBatch]:
     """As :func:`micro_batches`, of an optimizer step.
 
     Raises:
         ValueError: as :func:`micro_batches` and :func:`collate_step`.
     """
-    return [collate_step(part, pad_id, packed) for part in _parts(samples, token_budget, packed, world_size, rank)]
+    planned = _planned(samples, token_budget * part.of, packed, world_size, rank)
+    return [collate_step(together, pad_id, packed, part) for together in planned]
 
 
-def _parts(
+def _planned(
     samples: Sequence[AnySample], token_budget: int, packed: bool, world_size: int, rank: int
 ) -> list[list[AnySample]]:
     lengths = [sample.tokens for sample in samples]

@@ -77,9 +77,12 @@ class PackedAttention(MultiHeadAttention):
         q, k, v = heads(self, x, input_pos)
         # squeeze, because the gradient of an index would be a copy among zeros.
         q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        if documents.part.of > 1:
+            q, k, v = documents.part.to_heads(q, k, v)
         longest, borders = documents.longest.shape[0], documents.borders
         packed = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
-        return self.output_proj(cast(Tensor, packed).flatten(1)[None])
+        packed = cast(Tensor, packed) if documents.part.of == 1 else documents.part.to_tokens(cast(Tensor, packed))
+        return self.output_proj(packed.flatten(1)[None])
 
 
 class PackedNormFirstAttention(PackedAttention, NormFirstAttention):

@@ -291,6 +291,7 @@ class LogProbDecoder(TransformerDecoder):
         *,
         rows: Tensor,
         targets: Tensor,
+        own: Tensor | None = None,
         input_pos: Tensor | None = None,
         mask: Documents | Tensor | None = None,
         with_entropy: bool = False,
@@ -302,6 +303,7 @@ class LogProbDecoder(TransformerDecoder):
             tokens: [r, s].
             rows: [n], index into the flattened [r * s] of the position that predicts each target.
             targets: [n].
+            own: [m], the targets that the rows [m] here predict, where ranks share a packed row; None: all.
             input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
             mask: None for causal attention, the documents of a packed row, or whatever torchtune's decoder takes.
             with_entropy, with_hidden: compute these too; they are None otherwise.
@@ -319,9 +321,15 @@ class LogProbDecoder(TransformerDecoder):
             h = layer(h, mask=mask, input_pos=input_pos)
         h = self.norm(h.flatten(0, 1).index_select(0, rows))
         weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
-        logprobs = self.head(h, weight, targets, self.temperature)
+        logprobs = self.head(h, weight, targets if own is None else targets[own], self.temperature)
         entropy = self.head.entropy(h, weight, self.temperature) if with_entropy else None
-        return TokenOutputs(logprobs, entropy, h.detach() if with_hidden else None)
+        hidden = h.detach() if with_hidden else None
+        if own is not None and isinstance(mask, Documents):
+            part, count = mask.part, len(targets)
+            logprobs = part.joined(logprobs, own, count)
+            entropy = None if entropy is None else part.joined(entropy, own, count)
+            hidden = None if hidden is None else part.joined(hidden, own, count)
+        return TokenOutputs(logprobs, entropy, hidden)
 
 
 def attach_head(decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> LogProbDecoder:

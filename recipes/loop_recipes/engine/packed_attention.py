@@ -35,14 +35,18 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:  # [b, h, s, d] each
         if not isinstance(mask, Documents):
             return attention(q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal)
+        shared = mask.part.of > 1
+        if shared:
+            q, k, v = (x.transpose(0, 1)[None] for x in mask.part.to_heads(*(x[0].transpose(0, 1) for x in (q, k, v))))
         pieces = zip(*(x.split(list(mask.lengths), dim=2) for x in (q, k, v)), strict=True)
-        return torch.cat(
+        done = torch.cat(
             [
                 scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, is_causal=True)
                 for queries, keys, values in pieces
             ],
             dim=2,
         )
+        return mask.part.to_tokens(done[0].transpose(0, 1)).transpose(0, 1)[None] if shared else done
 
     # A compiled layer calls it as it is: the number of rollouts changes, and each would be a graph of its own.
     return torch.compiler.disable(call)

@@ -15,7 +15,7 @@ from agent_environments.breakage import told
 from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
-from loop_recipes.config.preflight import check_run, port_problem, tasks_ahead
+from loop_recipes.config.preflight import check_run, check_sharers, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.engine.model import DTYPES, check_built, meta_model
 from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, plan_trainer
@@ -117,9 +117,13 @@ def _memory(
     report: Report, config: LoopConfig, node: NodeConfig, machines: Machines, place: Placement, shape: BaseModel
 ) -> None:
     """The tables of a trainer rank and of a server, and of what both take of a GPU that they share."""
-    tokens = max(config.collection.limits.max_context, config.update.micro_batch_tokens)
-    rank, ranks = config.model.get("lora_rank", 16), place.trainer_gpus
-    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, config.keep_attention)
+    sharers, rank, ranks = config.sequence_parallel, config.model.get("lora_rank", 16), place.trainer_gpus
+    try:
+        check_sharers(sharers, ranks)
+    except ConfigError as error:
+        report.problems.append(str(error))
+    tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
+    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, config.keep_attention, sharers)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
         report.lines.append(plan.table())

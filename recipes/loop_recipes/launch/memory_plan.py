@@ -37,7 +37,13 @@ class MemoryPlan:
 
 
 def plan_trainer(
-    shape: BaseModel, lora_rank: int, tokens: int, ranks: int, gpu_gib: float, keep_attention: bool = False
+    shape: BaseModel,
+    lora_rank: int,
+    tokens: int,
+    ranks: int,
+    gpu_gib: float,
+    keep_attention: bool = False,
+    sharers: int = 1,
 ) -> MemoryPlan:
     """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
 
@@ -46,10 +52,12 @@ def plan_trainer(
     checkpointing saves each layer's input. The layer at work is differentiated with its activations recomputed: at the
     peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
     model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers of each layer.
+    Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
-    layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * shape.kv_heads * shape.head_width)
+    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * keys + (queries if sharers > 1 else 0))
     parts = {
         "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
         "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
@@ -67,9 +75,10 @@ def plan_trainer(
         cure = "keep_attention: False, more GPUs" if keep_attention else "more GPUs"
         over = (
             f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use {cure}, or a lower "
-            "update.micro_batch_tokens or collection.limits.max_context"
+            "update.micro_batch_tokens or collection.limits.max_context, whose rows sequence_parallel divides"
         )
-    return MemoryPlan(f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens", gpu_gib, parts, over)
+    title = f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens"
+    return MemoryPlan(title if sharers == 1 else f"{title} a rank, rows of {sharers} ranks", gpu_gib, parts, over)
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:

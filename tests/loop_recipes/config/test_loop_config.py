@@ -89,6 +89,7 @@ def config(workspace, *overrides):
         ("output_dir=${oc.env:NOT_SET_ANYWHERE}", "Environment variable 'NOT_SET_ANYWHERE' not found"),
         ("rollout_node.url=http://127.0.0.1:9", "rollout_node: exactly one of launch: true, url, replay must be given"),
         ("rollout_node.replay=${output_dir}/../empty", "holds no *.jsonl log"),
+        ("sequence_parallel=2", "sequence_parallel is 2, and what ranks share is packed rows: give update.packed: T"),
     ],
 )
 def test_one_line_names_the_key_and_the_cure(workspace, override, message):
@@ -96,6 +97,15 @@ def test_one_line_names_the_key_and_the_cure(workspace, override, message):
         start(config(workspace, override))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sharers", "message"),
+    [(3, "is 3, by which the model's 2 heads and 1 key heads cannot be"), (2, "is 2; it must divide the 1 ranks")],
+)
+def test_ranks_that_cannot_share_rows_are_refused(workspace, sharers, message):
+    with pytest.raises(ConfigError, match=f"^sequence_parallel {message}"):
+        start(config(workspace, f"sequence_parallel={sharers}", "update.packed=True"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +17,7 @@ from loop_recipes.engine.sharding import ATTENTION, compile_each_layer, place_mo
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
 from support.families import ONE_EACH, section, small, write_model
-from support.learner_cases import adapter_gradient, make_samples, tiny_lora_model
+from support.learner_cases import adapter_gradient, flash_attention, make_samples, tiny_lora_model
 from support.small_runs import random_adapter
 
 
@@ -28,17 +27,6 @@ def loss_and_gradient(model, batch):
     gradient = adapter_gradient(model).clone()
     model.zero_grad()
     return logprobs.detach(), gradient
-
-
-def flash_attention(q, k, v, borders, _, longest, __, window_size, enable_gqa):
-    """What varlen_attn computes, [s, h, d] each: every document causally, keys shared by groups of query heads."""
-    assert window_size == (-1, 0)
-    assert enable_gqa
-    assert borders.dtype == torch.int32
-    assert longest == borders.diff().max()
-    pieces = zip(*(x.transpose(0, 1).split(borders.diff().tolist(), dim=1) for x in (q, k, v)), strict=True)
-    done = [F.scaled_dot_product_attention(*piece, is_causal=True, enable_gqa=True) for piece in pieces]
-    return torch.cat(done, dim=1).transpose(0, 1)
 
 
 def policy(folder, name):

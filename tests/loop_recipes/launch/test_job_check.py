@@ -336,6 +336,15 @@ def test_a_key_that_is_left_out_counts_with_its_default(check_32b):
     assert "micro-batches of 32768 tokens" in shown
 
 
+def test_rows_that_ranks_share_are_shorter_on_each(check_32b):
+    longer = ("collection.limits.max_context=65536", "node.model.max_context=65536", "sequence_parallel={}")
+    ((_, alone, _), (_, shared, _)) = (check_32b(*longer[:2], longer[2].format(sharers)) for sharers in (1, 2))
+    assert "micro-batches of 65536 tokens (" in alone
+    assert "micro-batches of 32768 tokens a rank, rows of 2 ranks (" in shared
+    _, _, problems = check_32b("sequence_parallel=4", "--gpus", "6")
+    assert "sequence_parallel is 4; it must divide the 6 ranks of the trainer" in problems
+
+
 def test_a_missing_file_of_the_model_is_named(check_32b, models):
     shard = models["32b"] / "model-00017-of-00017.safetensors"
     shard.unlink()

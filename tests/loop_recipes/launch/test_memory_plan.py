@@ -67,6 +67,12 @@ def test_attention_that_is_kept_is_a_part_of_its_own_and_the_first_to_go(shape):
     assert without.over is None
 
 
+def test_ranks_that_share_rows_hold_one_more_tensor(shape):
+    alone, shared = (plan_trainer(shape, 16, 32000, 8, 79.0, sharers=sharers) for sharers in (1, 4))
+    assert shared.sum - alone.sum == pytest.approx(32000 * 40 * 128 * 2 / GIB)
+    assert shared.title == "trainer, one of 8 ranks, micro-batches of 32000 tokens a rank, rows of 4 ranks"
+
+
 def test_one_gpu_is_refused_with_the_cure(shape):
     plan = plan_trainer(shape, lora_rank=16, tokens=32000, ranks=1, gpu_gib=79.0)
     assert "use more GPUs" in plan.over
@@ -90,7 +96,7 @@ SHAPES = {  # torchtune's builder: its sizes, and ranks
 
 
 def counted(cases):
-    """GiB of each (builder, ranks, layers, tokens)."""
+    """GiB of each (builder, ranks, layers, tokens[, sharers])."""
     command = [sys.executable, str(COUNTER), *(":".join(map(str, case)) for case in cases)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
@@ -109,7 +115,10 @@ def test_the_trainers_plan_is_what_the_learner_allocates():
         for layers in (2, 4)
     ]
     eight = ("lora_qwen2_5_1_5b_instruct", 1, 8, sizes[0])
-    found = dict(zip([*cases, eight], counted([*cases, eight]), strict=True))
+    shared = [("lora_qwen2_5_32b_instruct", 8, 2, sizes[1], sharers) for sharers in (1, 4)]
+    found = dict(zip([*cases, eight, *shared], counted([*cases, eight, *shared]), strict=True))
+    one, four = (found[case] for case in shared)
+    assert four - one == pytest.approx(sizes[1] * 5120 * 2 / GIB, rel=0.05)
     for builder, (shape, ranks) in SHAPES.items():
         for tokens in sizes:
             two, four = (found[builder, ranks, layers, tokens] for layers in (2, 4))

@@ -78,6 +78,16 @@ def test_scaled_positions(tmp_path, name, scaling):
     assert unlike.abs().max() > 0.1 * spread, "the scaling changed nothing, so the comparison says nothing"
 
 
+@pytest.mark.parametrize("named", [20, 256])
+def test_positions_go_as_far_as_yarn_makes_them(tmp_path, named):
+    """A card has the scaling added to a config.json that may go on to name the positions of before."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
+    folder = write_model(tmp_path, small("Qwen2.5-1.5B", rope_scaling=scaling, max_position_embeddings=named))
+    assert BaseModel.read(folder).positions == max(named, 80)
+    apart, spread = difference(folder)
+    assert apart < 2e-5 * spread
+
+
 def test_the_order_of_norm_and_rotation_is_caught(tmp_path, monkeypatch):
     """torchtune's own attention rotates first. With constant scales, as of a new model, nothing would show."""
     folder = write_model(tmp_path, small("Qwen3-4B"))

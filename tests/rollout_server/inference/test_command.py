@@ -78,6 +78,15 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch, tmp_path):
     assert "--worker-extension-cls" not in gpu
 
 
+def test_vllm_serves_the_positions_that_yarn_makes(tmp_path):
+    """It takes those of config.json for all there are, and refuses a longer context."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    model = written(tmp_path / "long", rope_scaling=scaling, max_position_embeddings=32_768)
+    command = server_command(ModelConfig(path=str(model)), ServersConfig(), 8001, cpu=False)
+    overrides = json.loads(command[command.index("--hf-overrides") + 1])
+    assert overrides == {"head_dtype": "float32", "max_position_embeddings": 131_072}
+
+
 def test_a_family_of_two_formats_is_served_in_the_one_that_is_trained(tmp_path):
     """vLLM would take the weights and the tokenizer that Mistral's folders hold beside Hugging Face's."""
     model = written(tmp_path / "mistral", architectures=["MistralForCausalLM"])

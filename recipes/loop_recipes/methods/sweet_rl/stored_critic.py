@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -78,7 +79,7 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
     Raises:
         ConfigError: it is no such run, or names what is not there any more.
     """
-    conf = stored_config(run)
+    conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
     dtype = DTYPES[conf.dtype]
     device = training_device(conf.device, dtype)
     init_process_group(device, LONGEST_WAIT_S, always=dtype != torch.float32)

@@ -1,0 +1,101 @@
+"""Rows that several ranks share, each a part of the tokens (DeepSpeed-Ulysses, arXiv 2309.14509).
+
+All of a decoder but attention treats tokens one by one, so each rank takes its own part of a packed row through it. For
+attention the ranks exchange tokens for heads: then each has all tokens of the row, for its share of the heads; and
+back. What comes out for the sampled tokens is joined, so that each rank computes the whole row's loss, of whichever
+kind it is. Ranks that share rows have numbers next to each other, as those of one machine have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from loop_recipes.engine.process_group import STEP_TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of each row that a rank takes: ``number``, from 0, of ``of`` equal ones of the ranks in ``group``."""
+
+    number: int = 0
+    of: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def of_this_rank(cls, of: int) -> Part:
+        """The part of this rank where ``of`` share each row, which divides their number; every rank must call it."""
+        if of == 1:
+            return WHOLE
+        group, _ = dist.new_subgroups(of, timeout=timedelta(seconds=STEP_TIMEOUT_S))
+        return cls(dist.get_rank(group), of, group)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank counts for those that share its rows, which all compute the same losses."""
+        return self.number == 0
+
+    def here(self, tokens: int) -> slice:
+        """Those of a row's tokens that are this rank's; ``of`` divides their number."""
+        size = tokens // self.of
+        return slice(self.number * size, (self.number + 1) * size)
+
+    def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """[s / of, h, d] each, this rank's tokens with all heads -> [s, h / of, d], all tokens with its share of heads.
+
+        They are exchanged together. Of one with fewer heads than there are ranks, a head goes to several.
+        """
+        every = [each.repeat_interleave(max(1, self.of // each.shape[1]), dim=1) for each in tensors]
+        sent = torch.cat([each.unflatten(1, (self.of, -1)).transpose(0, 1) for each in every], dim=2)
+        received = _Exchanged.apply(sent, self.group).flatten(0, 1)
+        return received.split([each.shape[1] // self.of for each in every], dim=1)
+
+    def to_tokens(self, tensor: Tensor) -> Tensor:
+        """The inverse of :meth:`to_heads` for one tensor."""
+        received = _Exchanged.apply(tensor.unflatten(0, (self.of, -1)), self.group)
+        return received.transpose(0, 1).flatten(1, 2)
+
+    def joined(self, values: Tensor, own: Tensor, count: int) -> Tensor:
+        """[count, ...]: the ``values`` [m, ...] of every rank, each at its ``own`` indices [m]."""
+        return _Joined.apply(values, own, count, self)
+
+
+WHOLE = Part()
+
+
+class _Exchanged(torch.autograd.Function):
+    """Row i of what comes out is what rank i has in the row of this rank; the gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx, sent, group):
+        ctx.group = group
+        sent = sent.contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return _Exchanged.apply(upstream, ctx.group), None
+
+
+class _Joined(torch.autograd.Function):
+    """Forward: the sum over the ranks of what is 0 on all but one. Backward: each of them has the same loss, so the sum
+    of their gradients is a multiple of its own."""
+
+    @staticmethod
+    def forward(ctx, values, own, count, part):
+        whole = values.new_zeros(count, *values.shape[1:]).index_copy_(0, own, values)
+        dist.all_reduce(whole, group=part.group)
+        ctx.save_for_backward(own)
+        ctx.of = part.of
+        return whole
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (own,) = ctx.saved_tensors
+        return upstream[own] * ctx.of, None, None, None

@@ -3,10 +3,15 @@ until it ends."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from agent_environments.protocol import Environment, EnvironmentPool
+
+Figures = Mapping[str, Mapping[str, float]]
+"""``rewards`` and ``metrics`` of a :class:`~agent_environments.protocol.Grade`, each by name."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class ProgramEnvironment(Environment, Protocol):
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
         ...
 
-    def finish(self, reward: float | None) -> None:
-        """End the episode, because the program says so, with the reward that it states."""
+    def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
+        """End the episode, because the program says so, with the reward and the figures that it states."""
         ...
 
 

@@ -104,7 +104,8 @@ class Grade:
     ``tampered`` names what the grader found changed behind the world's own interfaces; ``ungradable`` says why the
     state could not be graded. The reward is then zero, and ``success`` false. ``broke`` is the first thing that
     broke in the episode's environment, ``tools`` what its tools were asked; the node adds both, from the answers to the
-    actions.
+    actions. ``rewards`` are what the reward was made of, by name, and ``metrics`` other figures by name; both are
+    recorded and change nothing.
     """
 
     reward: float
@@ -114,6 +115,8 @@ class Grade:
     ungradable: str | None = None
     broke: Broke | None = None
     tools: tuple[ToolUse, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_ungradable(cls, why: str, broke: Broke | None = None) -> Grade:

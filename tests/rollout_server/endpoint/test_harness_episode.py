@@ -223,7 +223,7 @@ async def test_a_worker_elsewhere_plays_episodes_and_says_what_they_were_worth(p
     for episode in seen:
         assert (episode.split, episode.collection, episode.policy_version) == ("dev", asked.id, 0)
         assert episode.episode_id == rollouts[episode.task_id].episode_id
-    noted = rollouts["t_1"].extra["harness"]
+    noted = rollouts["t_1"].extra["stated"]
     assert (rollouts["t_1"].reward, noted["rewards"]["form"], noted["metrics"]) == (0.5, 1.0, {"steps": 3.0})
     assert (rollouts["t_2"].reward, rollouts["t_2"].ungradable) == (0.0, "the harness ended without a reward")
 

@@ -103,8 +103,9 @@ ELSEWHERE = {
         "agent_environments/tools/tool",
     ],
     "agent_environments/tools/test_instances.py": [
+        "agent_environments/fork_server",
+        "agent_environments/forked_process",
         "agent_environments/tools/forked",
-        "agent_environments/tools/tool_process",
     ],
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],

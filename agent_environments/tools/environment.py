@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.breakage import Raised, told
 from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
+from agent_environments.forked_process import ForkServer, ProcessEnded, read_grade
 from agent_environments.observation import printable, truncate
 from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, tools_section
@@ -18,12 +20,19 @@ from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.tool import DEADLINE_S
-from agent_environments.tools.tool_process import ProcessEnded, ToolServer, read_grade
 
 if TYPE_CHECKING:
     from agent_environments.tools.mcp_server import McpServer
 
 logger = logging.getLogger(__name__)
+
+_PROGRAM = """
+import json, socket, sys
+told = json.loads(sys.stdin.readline())
+sys.path[:] = told["path"]
+from agent_environments.tools.forked import serve
+serve(told, socket.socket(fileno=int(sys.argv[1])))
+"""
 
 
 class ToolEnvironment:
@@ -165,7 +174,7 @@ class ToolPool:
         if held_out is not None:
             self._module.tasks.hold_out(held_out, self.description.group_of)
         self.dataset = dataset or self._module.name
-        self._instances = InstancePool(ToolServer(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
+        self._instances = InstancePool(_server(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
         self._made_at_once = 1 if self._module.instance_class is None else max_worlds
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
@@ -200,6 +209,11 @@ class ToolPool:
 
     async def close(self) -> None:
         await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
+
+
+def _server(module: str, tasks: object, deadline_s: float) -> ForkServer:
+    told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": sys.path}
+    return ForkServer("tool", (sys.executable, "-c", _PROGRAM), told)
 
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[McpServer]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 if TYPE_CHECKING:
-    from agent_environments.tools.tool_process import ToolProcess
+    from agent_environments.forked_process import ForkedProcess
 
 MAX_CHARACTERS = 2048
 """Of a result, unless the tool says otherwise; AgentFly's figure."""
@@ -56,7 +56,7 @@ class Tool(ABC):
         return {"type": "function", "function": function}
 
     @abstractmethod
-    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+    async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         """The result of a call, as text; ``process`` is the episode's own.
 
         Raises:

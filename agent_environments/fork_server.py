@@ -32,8 +32,18 @@ MAX_LINE = 64 << 20
 """Bytes of one answer of a process."""
 TOO_LONG = b'{"raised": "its result is too long"}\n'
 
+
+class DeadlinePassed(Exception):
+    """The call was not over in time."""
+
+
+class WrongArguments(Exception):
+    """What is called does not take these arguments; the message says which, and why."""
+
+
 Answering = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Answers one request with {"result": ...}, {"wrong": why}, {"raised": what, "place": where} or {"late": how}."""
+"""Answers one request with {"result": ...}, or for an exception {"wrong": why}, {"late": how} or {"raised": what,
+"place": where}."""
 
 
 def serve(control: socket.socket, prepare: Callable[[], Callable[[], Answering]]) -> None:

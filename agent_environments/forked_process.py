@@ -17,10 +17,8 @@ from typing import Any, TypeVar
 
 from agent_environments import process_guard
 from agent_environments.breakage import Raised
-from agent_environments.fork_server import MAX_LINE, MAX_MESSAGE
+from agent_environments.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
 from agent_environments.protocol import EnvironmentCrashed, Grade, Requirement
-from agent_environments.tools.deadline import DeadlinePassed
-from agent_environments.tools.tool import WrongArguments
 
 START_DEADLINE_S = 600.0
 """For the import of the module."""

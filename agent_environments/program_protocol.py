@@ -18,7 +18,8 @@ Figures = Mapping[str, Mapping[str, float]]
 class Connection:
     """The address at which the policy answers, for one episode, and which episode that is.
 
-    ``policy_version`` is None where each turn is sampled from the newest version.
+    ``policy_version`` is None where each turn is sampled from the newest version. ``max_turns`` is how many the policy
+    answers.
     """
 
     base_url: str
@@ -26,6 +27,12 @@ class Connection:
     episode_id: str
     collection: str
     policy_version: int | None
+    max_turns: int
+
+    @property
+    def url_with_key(self) -> str:
+        """The address for clients that send no key."""
+        return f"{self.base_url.removesuffix('/v1')}/sessions/{self.api_key}/v1"
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,7 @@ ENVIRONMENTS: dict[str, str] = {
     "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "mixed": "agent_environments.mixed:MixedPool",
     "tools": "agent_environments.tools.environment:ToolPool",
+    "verifiers": "agent_environments.harness.verifiers:VerifiersPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""
 
@@ -290,8 +291,9 @@ DEFAULT_ENVIRONMENT = "appworld"
 
 
 def is_harness(name: str) -> bool:
-    """Whether this is the name of a harness. Only a node plays one: others would play its world without its program."""
-    return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
+    """Whether this is the name of an environment whose agent is a program. Only a node plays one: others would play its
+    world without its program."""
+    return ENVIRONMENTS.get(name, name) in {ENVIRONMENTS["harness"], ENVIRONMENTS["verifiers"]}
 
 
 def flat_section(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,9 @@ class HarnessEnvironment:
         self._finished.set()
 
     async def grade(self) -> Grade:
-        return replace(await self._grade(), **self._figures)
+        grade = await self._grade()
+        rewards = {**grade.rewards, **self._figures.get("rewards", {})}
+        return replace(grade, rewards=rewards, metrics={**grade.metrics, **self._figures.get("metrics", {})})
 
     async def _grade(self) -> Grade:
         if self._world is not None:

@@ -16,10 +16,7 @@ from types import FrameType
 from typing import Any
 
 from agent_environments.breakage import Raised as Raised  # part of what `call` raises
-
-
-class DeadlinePassed(Exception):
-    """The call was not over in time."""
+from agent_environments.fork_server import DeadlinePassed as DeadlinePassed
 
 
 class _Alarm(BaseException):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
+from agent_environments.fork_server import WrongArguments as WrongArguments  # part of what a call raises
+
 if TYPE_CHECKING:
     from agent_environments.forked_process import ForkedProcess
 
@@ -15,10 +17,6 @@ MAX_CHARACTERS = 2048
 """Of a result, unless the tool says otherwise; AgentFly's figure."""
 DEADLINE_S = 30.0
 """For a call, unless the tool says otherwise."""
-
-
-class WrongArguments(Exception):
-    """The tool does not take these arguments; the message says which, and why."""
 
 
 class ToolError(Exception):

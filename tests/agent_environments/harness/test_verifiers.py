@@ -1,0 +1,168 @@
+"""Tasksets of the package `verifiers`, in a stand-in of it: tasks, rewards, and what becomes of faults."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agent_environments.harness.verifiers import VerifiersPool
+from agent_environments.no_voiding import NoVoiding
+from agent_environments.program_protocol import Connection, ProgramPool
+from agent_environments.protocol import EnvironmentCrashed, UnknownTask, is_harness
+from support.adapter_support import word_spans
+from support.places import check_who_waits_is_refused
+from support.waiting import wait_until
+
+FAKE = Path(__file__).parents[2] / "support" / "fake_verifiers"
+
+
+def pool(taskset="deeds-v1", **options):
+    variables = {"PYTHONPATH": str(FAKE)}
+    return VerifiersPool(word_spans, taskset, **{"python": sys.executable, "variables": variables, **options})
+
+
+@pytest.fixture
+async def opened():
+    """Opens pools, one at a time."""
+    pools = []
+
+    async def open_pool(*arguments, **options):
+        pools.append(pool(*arguments, **options))
+        await pools[-1].open()
+        return pools[-1]
+
+    yield open_pool
+    for each in pools:
+        await each.close()
+
+
+@pytest.fixture
+async def policy_at():
+    """An endpoint that answers in eleven letters, to whoever has the key in the address."""
+
+    async def answer(request):
+        await request.read()
+        return web.json_response({"choices": [{"message": {"content": "eleven it is"[:11]}}]})
+
+    app = web.Application()
+    app.router.add_post("/sessions/sk-1/v1/chat/completions", answer)
+    server = TestServer(app)
+    await server.start_server()
+    yield str(server.make_url("/v1"))
+    await server.close()
+
+
+async def played(verifiers, task_id, url, max_turns=8):
+    environment = NoVoiding(await verifiers.acquire("e"))
+    try:
+        assert await environment.start(task_id) == []
+        environment.begin_acting()
+        ended = await environment.inner.run(Connection(url, "sk-1", "e", "c", 0, max_turns))
+        return await environment.grade(), ended
+    finally:
+        await environment.close()
+        await environment.close()
+        assert verifiers.status().open_worlds == 0
+
+
+def test_only_a_node_plays_it():
+    assert is_harness("verifiers")
+    assert isinstance(pool(), ProgramPool)
+    assert not pool().runs_elsewhere
+
+
+async def test_tasks_have_the_tasksets_own_ids_and_the_splits_of_the_config(opened):
+    deeds = await opened(splits={"train": {}, "dev": {"prefix": "dev-"}}, limit=2)
+    assert deeds.tasks("train") == ["good", "raises"]
+    assert deeds.tasks("dev") == ["dev-good", "dev-raises"]
+    deeds.check_tasks(["good", "dev-raises"])
+    with pytest.raises(UnknownTask, match="no task 'unscored'"):
+        deeds.check_tasks(["unscored"])
+    numbers = await opened("numbers-v1", held_out=1)
+    ids = numbers.tasks("train") + numbers.tasks("held_out")
+    assert sorted(ids) == ["numbers-v1_train_0", "numbers-v1_train_1", "numbers-v1_train_2"]
+    endless = await opened("endless-v1", limit=2)
+    assert endless.tasks("train") == ["endless-v1_train_0", "endless-v1_train_1"]
+
+
+async def test_the_rewards_and_metrics_are_the_tasksets_own(opened, policy_at):
+    deeds = await opened()
+    grade, ended = await played(deeds, "good", policy_at)
+    assert (grade.reward, grade.success, grade.ungradable, ended.status) == (1.0, True, None, 0)
+    assert (grade.rewards, grade.metrics) == ({"turns": 1.0, "form": 1.0}, {"characters": 11.0})
+    grade, _ = await played(deeds, "good", policy_at, max_turns=1)  # the request's limit is the agent's
+    assert (grade.reward, grade.success, grade.rewards["turns"]) == (0.75, False, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "why", "broke"),
+    [
+        ("raises", "TaskError: scoring: KeyError: 'answer'", True),
+        ("unscored", "no reward form", True),
+        ("unrewarded", "there is no reward", True),
+        ("two-agents", "2 agents played", True),
+        ("dies", "its process ended with status 3", True),
+        ("exits", "SystemExit: it has had enough", True),
+        ("outside", "the reward 1.5 is not from 0 to 1: give its scale", True),
+        ("harness-error", "HarnessError: it exited 1", False),
+    ],
+)
+async def test_what_cannot_be_graded_is_worth_nothing_and_told(opened, policy_at, task, why, broke):
+    grade, _ = await played(await opened(), task, policy_at)
+    assert (grade.reward, grade.success) == (0.0, False)
+    assert why in grade.ungradable
+    assert (grade.broke is not None) == broke
+    assert not broke or why in grade.broke.what
+
+
+async def test_rewards_on_another_scale(opened, policy_at):
+    deeds = await opened(scale=[0, 1.5])
+    assert (await played(deeds, "outside", policy_at))[0].success
+    grade, _ = await played(deeds, "good", policy_at)
+    assert (grade.reward, grade.success) == (pytest.approx(2 / 3), False)
+
+
+async def test_an_episode_that_is_ended_leaves_no_process_and_no_reward(opened, policy_at):
+    deeds = await opened(limit=1, splits={"train": {}})
+    environment = await deeds.acquire("e")
+    await environment.start("good")
+    pid = environment._process.pid
+    running = asyncio.create_task(environment.run(Connection("http://127.0.0.1:1/v1", "sk-1", "e", "c", 0, 8)))
+    running.cancel()
+    await asyncio.wait([running])
+    grade = await environment.grade()
+    await environment.close()
+    assert (grade.reward, grade.broke) == (0.0, None)
+    assert "ended before its taskset had graded it" in grade.ungradable
+    await wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"python": "/nowhere/python"}, FileNotFoundError, "no interpreter at /nowhere/python"),
+        (
+            {"variables": {}},
+            EnvironmentCrashed,
+            "No module named 'verifiers' .the interpreter is .*: it needs the package",
+        ),
+        ({"taskset": "gone-v1"}, EnvironmentCrashed, "taskset gone-v1 server does not start: .* 'gone-v1' not found"),
+        ({"taskset": "endless-v1"}, EnvironmentCrashed, "taskset endless-v1 has no end: set limit"),
+        ({"taskset": "duo-v1"}, EnvironmentCrashed, "is played by 2 agents; an episode here has one"),
+        ({"splits": {"train": {}, "dev": {}}}, ValueError, "two tasks 'good'"),
+        ({"held_out": 9}, ValueError, "held_out is 9; of 9 groups"),
+    ],
+)
+async def test_a_config_that_cannot_be_played_is_refused_as_it_opens(options, error, why):
+    refused = pool(**options)
+    with pytest.raises(error, match=why):
+        await refused.open()
+    await refused.close()
+
+
+async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():
+    await check_who_waits_is_refused(pool(max_worlds=1))

@@ -275,6 +275,7 @@ ENVIRONMENTS: dict[str, str] = {
     "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
     "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
     "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
+    "reasoning_gym": "agent_environments.worlds.reasoning_gym:ReasoningGymPool",
     "scienceworld": "agent_environments.worlds.catalogue:ScienceWorldPool",
     "tau2_telecom": "agent_environments.worlds.catalogue:Tau2TelecomPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.breakage import Raised, told
@@ -19,6 +20,7 @@ from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
+from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.tool import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -106,26 +108,37 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
-        reward, lease = self._module.reward, self._lease
+        grades: list[tuple[Reward, Grade]] = []
+        broke: Broke | None = None
+        for reward in self._module.rewards:
+            grade = await self._graded_by(reward)
+            if grade.ungradable is not None and reward.weight > 0.0:
+                return grade
+            broke = broke or grade.broke
+            grades.append((reward, grade))
+        return replace(together(grades), broke=broke)
+
+    async def _graded_by(self, reward: Reward) -> Grade:
+        lease = self._lease
         process = await lease.process()
         if lease.lost and reward.takes_instance:
             return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
         episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory}
         try:
-            return read_grade(await process.ask("grade", REWARD_DEADLINE_S, **episode))
+            return read_grade(await process.ask("grade", REWARD_DEADLINE_S, reward=reward.name, **episode))
         except asyncio.CancelledError:
-            self._break_instance()
+            self._break_instance(reward)
             raise
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             if isinstance(error, DeadlinePassed):
-                self._break_instance()
+                self._break_instance(reward)
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
             what = told(error)
             return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
 
-    def _break_instance(self) -> None:
+    def _break_instance(self, reward: Reward) -> None:
         """The reward may still be at work on it."""
-        self._lease.broken = self._lease.broken or self._module.reward.takes_instance
+        self._lease.broken = self._lease.broken or reward.takes_instance
 
     async def close(self) -> None:
         self._lease.end()

@@ -70,10 +70,11 @@ class Calls:
         assert self._module.reply is not None, "the node asks for one that is there"
         return self._module.reply.run(text, self._instance)
 
-    def grade(self, task_id: str, answer: str, trajectory: list[dict[str, str]]) -> dict[str, Any]:
-        """The fields of the episode's grade."""
+    def grade(self, reward: str, task_id: str, answer: str, trajectory: list[dict[str, str]]) -> dict[str, Any]:
+        """The fields of the grade that the reward of this name gives."""
         task = copy.deepcopy(self._module.tasks[task_id])
-        grade = self._module.reward.grade(task, answer=answer, trajectory=trajectory, instance=self._instance)
+        (found,) = (each for each in self._module.rewards if each.name == reward)
+        grade = found.grade(task, answer=answer, trajectory=trajectory, instance=self._instance)
         return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
 
     def close(self) -> None:

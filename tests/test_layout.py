@@ -20,7 +20,6 @@ ELSEWHERE = {
     "agent_environments/colbench/test_pool.py": ["agent_environments/colbench/expert"],
     "agent_environments/services/test_server.py": [
         "agent_environments/services/cli",
-        "agent_environments/services/openenv_client",
         "agent_environments/services/service_pool",
     ],
     "agent_environments/worlds/test_pool.py": [

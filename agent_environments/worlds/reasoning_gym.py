@@ -22,6 +22,7 @@ class ReasoningGymPool(WorldPool):
         dataset: its name in the package.
         size, seed: how many tasks there are, and what they are drawn from.
         options: of the dataset, such as its difficulty.
+        instructions: the name of one of the package's system prompts, or a text.
         held_out: so many of the tasks are split ``held_out`` and no longer ``train``.
         others: as for any world.
     """
@@ -37,6 +38,7 @@ class ReasoningGymPool(WorldPool):
         size: int = 1000,
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
+        instructions: str = "default",
         held_out: int | None = None,
         **others: Any,
     ) -> None:
@@ -44,7 +46,7 @@ class ReasoningGymPool(WorldPool):
         self.dataset = f"reasoning_gym {dataset}"
         self._held_out = held_out
         told = {"dataset": dataset, "size": size, "seed": seed, "options": dict(options or {})}
-        self.arguments = (json.dumps(told),)
+        self.arguments = (json.dumps({**told, "instructions": instructions}),)
 
     def _learn(self, answer: dict[str, Any]) -> None:
         table = TaskTable({split: [{"id": task} for task in tasks] for split, tasks in answer["splits"].items()})

@@ -1,9 +1,9 @@
 """Questions of the package ``reasoning-gym``: each task is an entry of one of its datasets, answered in one turn.
 
-    python reasoning_gym_world.py MEMORY_MB '{"dataset": "chain_sum", "size": 500, "seed": 0, "options": {}}'
+    python reasoning_gym_world.py MEMORY_MB '{"dataset": "chain_sum", "size": 500, "seed": 0, ...}'
 
-The instructions are the package's own, and so are the way in which an answer is found in a text and its score. The
-dataset draws an entry from its seed and its number alone, so the same config has the same tasks.
+The instructions are one of the package's prompts or a user's text. How an answer is found in a text, and its score, are
+the package's own. The dataset draws an entry from its seed and its number alone, so the same config has the same tasks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class Question:
 
 
 class ReasoningGymWorld:
-    instructions = SYSTEM_PROMPTS["default"].strip()
-
-    def __init__(self, dataset: str, size: int, seed: int, options: dict) -> None:
+    def __init__(self, dataset: str, size: int, seed: int, options: dict, instructions: str) -> None:
+        self.instructions = SYSTEM_PROMPTS.get(instructions, instructions).strip()
         self._dataset = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **options)
         self._numbers = {f"{dataset}_{number}": number for number in range(size)}
 

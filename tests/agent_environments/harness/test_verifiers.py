@@ -1,6 +1,10 @@
-"""Tasksets of the package `verifiers`, in a stand-in of it: tasks, rewards, and what becomes of faults."""
+"""Tasksets of the package `verifiers`, in a stand-in of it: tasks, rewards, and what becomes of faults.
+
+The drill plays a taskset by the package itself too; VERIFIERS_PYTHON is an interpreter with `verifiers` 0.4 and `uv`.
+"""
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -17,7 +21,25 @@ from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
-FAKE = Path(__file__).parents[2] / "support" / "fake_verifiers"
+SUPPORT = Path(__file__).parents[2] / "support"
+FAKE = SUPPORT / "fake_verifiers"
+REPLIES = {"What is 1 plus 1?": "It is 2.", "What is 2 plus 1?": "It is 3" + " or so" * 20}
+REAL = os.environ.get("VERIFIERS_PYTHON", "")
+ASK_THE_PACKAGE = """
+import asyncio, json, sys
+import verifiers.v1 as vf
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
+env = load_environment(resolve_env_config({"taskset": {"id": "sums-v1", "num_tasks": 3}, "agent": agent}))
+context = vf.ModelContext(model="policy", client=vf.EvalClientConfig(base_url=sys.argv[1], api_key_var="NO_KEY"))
+async def play():
+    async with env.serving():
+        for task in env.taskset:
+            (trace,) = (await env.run_episode(task, context)).traces
+            rewards = {name: reward.score for name, reward in trace.rewards.items()}
+            print(json.dumps([task.data.id, trace.reward, rewards, trace.metrics]))
+asyncio.run(play())
+"""
 
 
 def pool(taskset="deeds-v1", **options):
@@ -45,8 +67,14 @@ async def policy_at():
     """An endpoint that answers in eleven letters, to whoever has the key in the address."""
 
     async def answer(request):
-        await request.read()
-        return web.json_response({"choices": [{"message": {"content": "eleven it is"[:11]}}]})
+        asked = (await request.json())["messages"][-1]["content"]
+        said = {"What is 1 plus 1?": "It is 2.", "What is 2 plus 1?": "It is 3" + " or so" * 20}.get(
+            asked, "eleven it i"
+        )
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "policy", "choices": [choice]}
+        return web.json_response(whole)
 
     app = web.Application()
     app.router.add_post("/sessions/sk-1/v1/chat/completions", answer)
@@ -166,3 +194,23 @@ async def test_a_config_that_cannot_be_played_is_refused_as_it_opens(options, er
 
 async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():
     await check_who_waits_is_refused(pool(max_worlds=1))
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(not os.access(REAL, os.X_OK), reason="VERIFIERS_PYTHON names no Python with verifiers 0.4")
+async def test_ids_rewards_and_metrics_are_those_of_the_package_for_the_same_replies(opened, policy_at):
+    variables = {"PYTHONPATH": str(SUPPORT)}
+    search = {"PATH": f"{os.path.dirname(REAL)}:{os.environ['PATH']}", **variables}
+    url = policy_at.replace("/v1", "/sessions/sk-1/v1")
+    process = await asyncio.create_subprocess_exec(
+        *(REAL, "-c", ASK_THE_PACKAGE, url), stdout=asyncio.subprocess.PIPE, env={**os.environ, **search}
+    )
+    own = [json.loads(line) for line in (await process.communicate())[0].splitlines()]
+    options = {"python": REAL, "variables": variables, "scale": [0, 1.5], "env": {"taskset": {"num_tasks": 3}}}
+    sums = await opened("sums-v1", **options)
+    assert sums.tasks("train") == [task for task, *_ in own] == ["train-1", "train-2", "train-3"]
+    for task, reward, rewards, metrics in own:
+        grade, ended = await played(sums, task, policy_at)
+        assert (grade.ungradable, ended.status) == (None, 0)
+        assert (grade.reward, grade.rewards, grade.metrics) == (pytest.approx(reward / 1.5), rewards, metrics)
+    assert [reward for _, reward, *_ in own] == [1.5, 1.0, 0.5]

@@ -74,6 +74,8 @@ async def test_a_question_is_answered_in_one_turn_and_scored_by_its_dataset(open
         _, result, grade = await answered(sums, "sums_3", text)
         assert (result.done, grade.reward, grade.success, grade.broke) == (True, reward, False, None)
     assert await sums.expert("sums_0") == ["<answer>6</answer>"]
+    (system, _), _, _ = await answered(await opened(instructions="Be brief."), "sums_3", "36")
+    assert system.content == "Be brief."
 
 
 async def test_tasks_are_held_out_each_for_itself(opened):

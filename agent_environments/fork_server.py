@@ -38,7 +38,7 @@ class DeadlinePassed(Exception):
 
 
 class WrongArguments(Exception):
-    """What is called does not take these arguments; the message says which, and why."""
+    """The arguments are none that the function takes; the message says which, and why."""
 
 
 Answering = Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -48,7 +48,7 @@ class WorldKind:
 
     @property
     def cure(self) -> str:
-        """What helps where the interpreter is not there, or lacks the package."""
+        """The help for an interpreter that is not there, or lacks the package."""
         return f"install {self.package} there" if self.package else "run `make environments`"
 
     def environment(self) -> dict[str, str]:

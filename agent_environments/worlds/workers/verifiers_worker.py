@@ -50,7 +50,7 @@ class Taskset:
         self.tasks = list(tasks)
 
     def play(self, number: int, base_url: str, max_turns: int) -> dict[str, Any]:
-        """What came of an episode: ``reward``, ``rewards`` and ``metrics``; or ``error``, and whether it ``broke``."""
+        """Play an episode; returns ``reward``, ``rewards`` and ``metrics``; or ``error``, and whether it ``broke``."""
         for agent in _agents(self._env.config).values():
             agent.max_turns = min(max_turns, agent.max_turns or max_turns)
         return _outcome(asyncio.run(self._episode(self.tasks[number], base_url)))

@@ -67,14 +67,18 @@ async def policy_at():
     """An endpoint that answers in eleven letters, to whoever has the key in the address."""
 
     async def answer(request):
-        asked = (await request.json())["messages"][-1]["content"]
+        body = await request.json()
+        asked = body["messages"][-1]["content"]
         said = {"What is 1 plus 1?": "It is 2.", "What is 2 plus 1?": "It is 3" + " or so" * 20}.get(
             asked, "eleven it i"
         )
         message = {"role": "assistant", "content": said}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         whole = {"id": "1", "object": "chat.completion", "created": 1, "model": "policy", "choices": [choice]}
-        return web.json_response(whole)
+        if not body.get("stream"):
+            return web.json_response(whole)
+        chunk = {**whole, "object": "chat.completion.chunk", "choices": [{**choice, "delta": message}]}
+        return web.Response(text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
     app = web.Application()
     app.router.add_post("/sessions/sk-1/v1/chat/completions", answer)

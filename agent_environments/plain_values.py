@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -65,6 +65,8 @@ def plain_grade(grade: Any) -> Grade:
         ungradable=_text_or_none("Grade.ungradable", grade.ungradable),
         broke=_broke("Grade.broke", grade.broke),
         tools=_tools("Grade.tools", grade.tools),
+        rewards=_figures("Grade.rewards", grade.rewards),
+        metrics=_figures("Grade.metrics", grade.metrics),
     )
     if plain.ungradable is not None:
         return replace(plain, reward=0.0, success=False)
@@ -110,6 +112,11 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
         wanted = "no finite number" if math.isinf(low) else f"no number in [{low:g}, {high:g}]"
         raise ValueError(f"{name} is {shown}, which is {wanted}")
     return float(number)
+
+
+def _figures(name: str, value: Any) -> dict[str, float]:
+    _instance(name, value, Mapping)
+    return {_text(name, key): _number(f"{name}[{key!r}]", each, -math.inf, math.inf) for key, each in value.items()}
 
 
 def _truth(name: str, value: Any) -> bool:

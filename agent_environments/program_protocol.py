@@ -3,17 +3,23 @@ until it ends."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from agent_environments.protocol import Environment, EnvironmentPool
+
+Figures = Mapping[str, Mapping[str, float]]
+"""``rewards`` and ``metrics`` of a :class:`~agent_environments.protocol.Grade`, each by name."""
 
 
 @dataclass(frozen=True)
 class Connection:
     """The address at which the policy answers, for one episode, and which episode that is.
 
-    ``policy_version`` is None where each turn is sampled from the newest version.
+    ``policy_version`` is None where each turn is sampled from the newest version. ``max_turns`` is how many the policy
+    answers.
     """
 
     base_url: str
@@ -21,6 +27,12 @@ class Connection:
     episode_id: str
     collection: str
     policy_version: int | None
+    max_turns: int
+
+    @property
+    def url_with_key(self) -> str:
+        """The address for clients that send no key."""
+        return f"{self.base_url.removesuffix('/v1')}/sessions/{self.api_key}/v1"
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,8 @@ class ProgramEnvironment(Environment, Protocol):
         """Until the program has ended, or has said that the episode is over; None for one that runs elsewhere."""
         ...
 
-    def finish(self, reward: float | None) -> None:
-        """End the episode, because the program says so, with the reward that it states."""
+    def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
+        """End the episode, because the program says so, with the reward and the figures that it states."""
         ...
 
 

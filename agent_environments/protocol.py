@@ -104,7 +104,8 @@ class Grade:
     ``tampered`` names what the grader found changed behind the world's own interfaces; ``ungradable`` says why the
     state could not be graded. The reward is then zero, and ``success`` false. ``broke`` is the first thing that
     broke in the episode's environment, ``tools`` what its tools were asked; the node adds both, from the answers to the
-    actions.
+    actions. ``rewards`` are what the reward was made of, by name, and ``metrics`` other figures by name; both are
+    recorded and change nothing.
     """
 
     reward: float
@@ -114,6 +115,8 @@ class Grade:
     ungradable: str | None = None
     broke: Broke | None = None
     tools: tuple[ToolUse, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_ungradable(cls, why: str, broke: Broke | None = None) -> Grade:
@@ -272,12 +275,14 @@ ENVIRONMENTS: dict[str, str] = {
     "babyai": "agent_environments.worlds.catalogue:BabyAIPool",
     "agentgym": "agent_environments.services.agentgym_client:AgentGymPool",
     "openenv": "agent_environments.services.openenv_client:OpenEnvPool",
+    "reasoning_gym": "agent_environments.worlds.reasoning_gym:ReasoningGymPool",
     "scienceworld": "agent_environments.worlds.catalogue:ScienceWorldPool",
     "tau2_telecom": "agent_environments.worlds.catalogue:Tau2TelecomPool",
     "textcraft": "agent_environments.worlds.catalogue:TextCraftPool",
     "textworldexpress": "agent_environments.worlds.catalogue:TextWorldExpressPool",
     "mixed": "agent_environments.mixed:MixedPool",
     "tools": "agent_environments.tools.environment:ToolPool",
+    "verifiers": "agent_environments.harness.verifiers:VerifiersPool",
 }
 """Short names of the environments that come with the project: name -> "module:class"."""
 
@@ -287,8 +292,9 @@ DEFAULT_ENVIRONMENT = "appworld"
 
 
 def is_harness(name: str) -> bool:
-    """Whether this is the name of a harness. Only a node plays one: others would play its world without its program."""
-    return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
+    """Whether this is the name of an environment whose agent is a program. Only a node plays one: others would play its
+    world without its program."""
+    return ENVIRONMENTS.get(name, name) in {ENVIRONMENTS["harness"], ENVIRONMENTS["verifiers"]}
 
 
 def flat_section(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ ELSEWHERE = {
     "agent_environments/colbench/test_pool.py": ["agent_environments/colbench/expert"],
     "agent_environments/services/test_server.py": [
         "agent_environments/services/cli",
-        "agent_environments/services/openenv_client",
         "agent_environments/services/service_pool",
     ],
     "agent_environments/worlds/test_pool.py": [
@@ -103,8 +102,9 @@ ELSEWHERE = {
         "agent_environments/tools/tool",
     ],
     "agent_environments/tools/test_instances.py": [
+        "agent_environments/fork_server",
+        "agent_environments/forked_process",
         "agent_environments/tools/forked",
-        "agent_environments/tools/tool_process",
     ],
     "agent_environments/tools/test_module.py": ["agent_environments/tools/reward", "agent_environments/tools/tasks"],
     "appworld_adapter/worker/test_synthetic_world.py": ["appworld_adapter/flaws"],

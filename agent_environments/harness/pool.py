@@ -18,8 +18,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of_section
@@ -28,7 +29,7 @@ from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
-from agent_environments.program_protocol import Connection, Ended, Offer
+from agent_environments.program_protocol import Connection, Ended, Figures, Offer
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -72,6 +73,7 @@ class HarnessEnvironment:
         self._task_id = ""
         self._finished = asyncio.Event()
         self._stated: float | None = None
+        self._figures: Figures = {}
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
@@ -118,13 +120,19 @@ class HarnessEnvironment:
             self._finished.set()
         return result
 
-    def finish(self, reward: float | None) -> None:
+    def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
         """The program says that it is done; its own reward counts only where the config says so."""
+        self._figures = figures
         if self._pool.accept_reward and reward is not None:
             self._stated = reward
         self._finished.set()
 
     async def grade(self) -> Grade:
+        grade = await self._grade()
+        rewards = {**grade.rewards, **self._figures.get("rewards", {})}
+        return replace(grade, rewards=rewards, metrics={**grade.metrics, **self._figures.get("metrics", {})})
+
+    async def _grade(self) -> Grade:
         if self._world is not None:
             return await self._world.grade()
         if self._pool.grade_command is not None:

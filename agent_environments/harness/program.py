@@ -45,7 +45,7 @@ async def run_program(
         process = await asyncio.create_subprocess_exec(
             *guard,
             cwd=folder,
-            env=_past_proxies({**_inherited(), **variables}),
+            env=program_environment(variables),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=write_end,
             stderr=asyncio.subprocess.STDOUT,
@@ -94,6 +94,11 @@ async def _keep_last(read_end: int, output: bytearray) -> None:
             del output[:-KEPT_OUTPUT]
     finally:
         transport.close()
+
+
+def program_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program: what it may inherit of this process's, and ``variables``."""
+    return _past_proxies({**_inherited(), **variables})
 
 
 def _inherited() -> dict[str, str]:

@@ -324,6 +324,8 @@ def _grade(answer: dict[str, Any]) -> Grade:
         ungradable,
         broke=None if broke is None else Broke(**broke),
         tools=tuple(ToolUse(**use) for use in itertools.islice(answer.get("tools", ()), MAX_REQUIREMENTS)),
+        rewards=dict(itertools.islice(answer.get("rewards", {}).items(), MAX_REQUIREMENTS)),
+        metrics=dict(itertools.islice(answer.get("metrics", {}).items(), MAX_REQUIREMENTS)),
     )
 
 

@@ -1,13 +1,15 @@
-"""A pool on a service that speaks OpenEnv: tasks by its Task API, one WebSocket an episode.
+"""A pool on a service that speaks OpenEnv: tasks by its Task API or by seeds, one WebSocket an episode.
 
 Facts of the protocol are of the package ``openenv`` 0.10: only ``/ws`` holds an episode; plain HTTP makes a new one for
-each request.
+each request. A server with as many sessions as it can have (one, unless it says otherwise) sends an error and closes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,21 +18,66 @@ from urllib.parse import quote
 import aiohttp
 
 from agent_environments.losses import Loss, WorldLost
-from agent_environments.remote.line import Line
-from agent_environments.services.service_pool import MAX_MESSAGE_BYTES, ServicePool, failure, flags_of, grade_of
+from agent_environments.protocol import TokenSpans
+from agent_environments.remote.line import Line, RequestFailed
+from agent_environments.services.service_pool import (
+    MAX_ERROR_CHARACTERS,
+    MAX_MESSAGE_BYTES,
+    NoPlace,
+    NoSuchPath,
+    ServicePool,
+    failure,
+    flags_of,
+    grade_of,
+)
 
 CLOSING = aiohttp.ClientWSTimeout(ws_close=5.0)
+NO_SESSION = "CAPACITY_REACHED"
+PLACE_PAUSE_S = 0.5
+"""Between two tries of who is the first to wait for a session."""
 
 
 class OpenEnvPool(ServicePool):
     """Lends episodes of an OpenEnv service.
 
     A task has the id that the service gives it and no other task, or else ``<split>_<index>``; it is started by split
-    and index.
+    and index. Where the service has no sessions left, episodes wait for one.
+
+    Args:
+        splits: split -> [first, end) of the seeds in it, for a service without tasks; a task is ``seed_<n>``.
+        options: as for :class:`ServicePool`.
     """
 
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        url: str,
+        dataset: str,
+        splits: Mapping[str, tuple[int, int]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(token_spans, url, dataset, **options)
+        self._ranges = splits
+        self.places: dict[str, dict[str, Any]] = {}
+        """Task id -> what it is started with."""
+        self.crowded = False
+        """Whether the service has refused a session because it had no more."""
+        self._queue = asyncio.Lock()
+
     async def _tasks(self) -> Mapping[str, list[str]]:
-        (name, *_) = await self.request("GET", "/list_environments")
+        if self._ranges is not None:
+            with contextlib.suppress(NoSuchPath):
+                await self.request("GET", "/health")
+            seeds = {split: range(*limits) for split, limits in self._ranges.items()}
+            self.places = {f"seed_{seed}": {"seed": seed} for split in seeds.values() for seed in split}
+            return {split: [f"seed_{seed}" for seed in each] for split, each in seeds.items()}
+        try:
+            (name, *_) = await self.request("GET", "/list_environments")
+            return await self._named_tasks(name)
+        except NoSuchPath:
+            raise ValueError("it has no Task API: set splits to ranges of its seeds") from None
+
+    async def _named_tasks(self, name: str) -> Mapping[str, list[str]]:
         given: dict[str, list[str | None]] = {}
         path = "/" + quote(name, safe="")  # a dataset's name may hold a slash
         for split in await self.request("GET", f"{path}/splits"):
@@ -44,10 +91,29 @@ class OpenEnvPool(ServicePool):
             ]
             for split, ids in given.items()
         }
-        self.places: dict[str, dict[str, Any]] = {
+        self.places = {
             task: {"split": split, "index": index} for split, ids in splits.items() for index, task in enumerate(ids)
         }
         return splits
+
+    async def lease(self) -> Line:
+        """As every service's; once that has refused a session, whoever comes waits for one, first come, first served.
+
+        While episodes of this pool hold sessions there is no deadline: theirs end.
+        """
+        if not self.crowded:
+            return await super().lease()
+        async with self._queue:
+            since = time.monotonic()
+            while True:
+                try:
+                    return await super().lease()
+                except WorldLost as error:
+                    since = time.monotonic() if self._lines else since
+                    late = time.monotonic() - since > self.rules.start_timeout_s
+                    if late or not isinstance(error.__cause__, NoPlace):
+                        raise
+                await self.losses.pause(PLACE_PAUSE_S)
 
     async def _connect(self) -> Line:
         try:
@@ -55,7 +121,25 @@ class OpenEnvPool(ServicePool):
             socket = await self.http.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=CLOSING)
         except (aiohttp.ClientError, OSError) as error:
             raise WorldLost(repr(error), Loss.REFUSED) from error
-        return OpenEnvLine(self, socket)
+        line = OpenEnvLine(self, socket)
+        if self.crowded:
+            try:
+                await line.greet()
+            except BaseException:
+                await line.hang_up()
+                raise
+        return line
+
+
+def _is_refusal(text: str) -> bool:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    match message:
+        case {"type": "error", "data": {"code": code}}:
+            return bool(code == NO_SESSION)
+    return False
 
 
 def _own_id(task: Any) -> str | None:
@@ -77,6 +161,7 @@ class OpenEnvLine(Line):
         self._reward: float | None = None
         self._done = False
         self._cut = False
+        self._refused = False
         self._answer: asyncio.Future[str] | None = None
         self._reading = asyncio.create_task(self._read())
 
@@ -85,6 +170,8 @@ class OpenEnvLine(Line):
         try:
             while True:
                 text = await self._socket.receive_str()
+                if NO_SESSION in text[:MAX_ERROR_CHARACTERS] and _is_refusal(text):
+                    self._refused = self._pool.crowded = True
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_result(text)
         except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:  # TypeError: a frame that is no text
@@ -93,6 +180,18 @@ class OpenEnvLine(Line):
                 self._ended()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(WorldLost(f"the socket ended: {error!r}", Loss.CUT))
+
+    async def greet(self) -> None:
+        """Return once it is known that there is a session; raises NoPlace, or WorldLost."""
+        try:
+            await self._ask("state", {})
+        except RequestFailed:  # of an environment that has no state yet
+            pass
+        except WorldLost:
+            if not self._refused:
+                raise
+        if self._refused:
+            raise NoPlace("it has no sessions left")
 
     @property
     def alive(self) -> bool:
@@ -140,6 +239,8 @@ class OpenEnvLine(Line):
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise WorldLost(f"the service ended at {kind!r}: {error!r}", Loss.CUT) from error
         match answer:
+            case {"type": "error"} if self._refused:
+                raise NoPlace("the service has no sessions left")
             case {"type": "error", "data": {"message": str(text), **more}}:
                 raise failure(text, more.get("reason"))
             case {"type": "observation", "data": {"observation": dict(), "reward": _, "done": _}} if kind != "state":

@@ -41,6 +41,13 @@ class NoSuchPath(WorldLost):
         super().__init__(why, Loss.CUT)
 
 
+class NoPlace(WorldLost):
+    """The service has as many sessions as it can."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, Loss.REFUSED)
+
+
 class ServicePool(RemotePool):
     """Lends episodes that a service plays; the service may be on another machine.
 
@@ -116,7 +123,7 @@ class ServicePool(RemotePool):
         """One HTTP request; raises WorldLost (``CUT``) for whatever is no answer in JSON with status 200."""
         try:
             async with self.http.request(method, self.url + path, **arguments) as response:
-                if response.status in (404, 405):
+                if response.status in (404, 405, 501):
                     raise NoSuchPath(f"{method} {path} is not served")
                 body = await _body(response)
                 if response.status != 200:
@@ -192,10 +199,12 @@ class ServicePool(RemotePool):
         return line
 
     async def answers(self) -> bool:
-        """Whether the service still gives sessions."""
+        """Whether the service still gives sessions, or has none left to give."""
         try:
             async with asyncio.timeout(PROBE_S):
                 line = await self._connect()
+        except NoPlace:
+            return True
         except (WorldLost, RequestFailed, TimeoutError):
             return False
         with contextlib.suppress(WorldLost, LineStuck, RequestFailed):

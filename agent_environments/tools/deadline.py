@@ -2,7 +2,7 @@
 
 At the deadline an alarm raises in the middle of the function, be it in a loop, asleep or within a regular expression.
 What cannot be interrupted so (one operation of a library that looks at no signal, code that catches everything) is
-ended from outside, with its process (:mod:`agent_environments.tools.tool_process`).
+ended from outside, with its process (:mod:`agent_environments.forked_process`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from types import FrameType
 from typing import Any
 
 from agent_environments.breakage import Raised as Raised  # part of what `call` raises
-
-
-class DeadlinePassed(Exception):
-    """The call was not over in time."""
+from agent_environments.fork_server import DeadlinePassed as DeadlinePassed
 
 
 class _Alarm(BaseException):

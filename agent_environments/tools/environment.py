@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.breakage import Raised, told
 from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
+from agent_environments.forked_process import ForkServer, ProcessEnded, read_grade
 from agent_environments.observation import printable, truncate
 from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
 from agent_environments.tool_calls import parse_tool_calls, tools_section
@@ -17,13 +20,21 @@ from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
+from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.tool import DEADLINE_S
-from agent_environments.tools.tool_process import ProcessEnded, ToolServer, read_grade
 
 if TYPE_CHECKING:
     from agent_environments.tools.mcp_server import McpServer
 
 logger = logging.getLogger(__name__)
+
+_PROGRAM = """
+import json, socket, sys
+told = json.loads(sys.stdin.readline())
+sys.path[:] = told["path"]
+from agent_environments.tools.forked import serve
+serve(told, socket.socket(fileno=int(sys.argv[1])))
+"""
 
 
 class ToolEnvironment:
@@ -97,26 +108,37 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
-        reward, lease = self._module.reward, self._lease
+        grades: list[tuple[Reward, Grade]] = []
+        broke: Broke | None = None
+        for reward in self._module.rewards:
+            grade = await self._graded_by(reward)
+            if grade.ungradable is not None and reward.weight > 0.0:
+                return grade
+            broke = broke or grade.broke
+            grades.append((reward, grade))
+        return replace(together(grades), broke=broke)
+
+    async def _graded_by(self, reward: Reward) -> Grade:
+        lease = self._lease
         process = await lease.process()
         if lease.lost and reward.takes_instance:
             return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
         episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory}
         try:
-            return read_grade(await process.ask("grade", REWARD_DEADLINE_S, **episode))
+            return read_grade(await process.ask("grade", REWARD_DEADLINE_S, reward=reward.name, **episode))
         except asyncio.CancelledError:
-            self._break_instance()
+            self._break_instance(reward)
             raise
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             if isinstance(error, DeadlinePassed):
-                self._break_instance()
+                self._break_instance(reward)
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
             what = told(error)
             return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
 
-    def _break_instance(self) -> None:
+    def _break_instance(self, reward: Reward) -> None:
         """The reward may still be at work on it."""
-        self._lease.broken = self._lease.broken or self._module.reward.takes_instance
+        self._lease.broken = self._lease.broken or reward.takes_instance
 
     async def close(self) -> None:
         self._lease.end()
@@ -165,7 +187,7 @@ class ToolPool:
         if held_out is not None:
             self._module.tasks.hold_out(held_out, self.description.group_of)
         self.dataset = dataset or self._module.name
-        self._instances = InstancePool(ToolServer(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
+        self._instances = InstancePool(_server(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
         self._made_at_once = 1 if self._module.instance_class is None else max_worlds
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
@@ -200,6 +222,11 @@ class ToolPool:
 
     async def close(self) -> None:
         await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
+
+
+def _server(module: str, tasks: object, deadline_s: float) -> ForkServer:
+    told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": sys.path}
+    return ForkServer("tool", (sys.executable, "-c", _PROGRAM), told)
 
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[McpServer]:

@@ -21,7 +21,7 @@ from agent_environments.tools import deadline
 from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments, as_text
 
 if TYPE_CHECKING:
-    from agent_environments.tools.tool_process import ToolProcess
+    from agent_environments.forked_process import ForkedProcess
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -128,7 +128,7 @@ class FunctionTool(OwnFunction, Tool):
             if name in checked.model_fields_set
         }
 
-    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+    async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         asked = {"tool": self.name, "arguments": dict(arguments)}
         try:
             return str(await process.ask("call", self.deadline_s, **asked))

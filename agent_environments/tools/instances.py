@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from agent_environments.forked_process import ForkedProcess, ForkServer, ProcessEnded
 from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from agent_environments.tools.deadline import DeadlinePassed, Raised
 from agent_environments.tools.tool import ToolError, WrongArguments
-from agent_environments.tools.tool_process import ProcessEnded, ToolProcess, ToolServer
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class _Slot:
     """A place in the pool; without a process while there is none that works."""
 
-    process: ToolProcess | None = None
+    process: ForkedProcess | None = None
 
 
 class Lease:
@@ -42,7 +42,7 @@ class Lease:
         """Whether the instance that the episode had is gone, with its process."""
         self._was_reset = False
 
-    async def process(self) -> ToolProcess:
+    async def process(self) -> ForkedProcess:
         """The episode's process, once it makes no other call; where it has ended, a new one.
 
         Raises:
@@ -109,7 +109,7 @@ class InstancePool:
         deadline_s: for making, resetting and closing an instance. ``close()`` is called where it has one.
     """
 
-    def __init__(self, server: ToolServer, size: int, deadline_s: float) -> None:
+    def __init__(self, server: ForkServer, size: int, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.lent = 0
         self.replaced = 0
@@ -187,7 +187,7 @@ class InstancePool:
         self._free.appendleft(slot)  # rather one that has a process than one that never had
         self._places.give_back()
 
-    async def fill(self, slot: _Slot) -> ToolProcess:
+    async def fill(self, slot: _Slot) -> ForkedProcess:
         """Put a new process into a slot, in the place of the one that is there.
 
         Raises:
@@ -219,7 +219,7 @@ class InstancePool:
         await _end(process)
 
 
-async def _end(process: ToolProcess) -> Any:
+async def _end(process: ForkedProcess) -> Any:
     """End a process that has not ended with its server."""
     try:
         if process.alive:

@@ -33,7 +33,7 @@ except ImportError as error:
     raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
 
 if TYPE_CHECKING:
-    from agent_environments.tools.tool_process import ToolProcess
+    from agent_environments.forked_process import ForkedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class McpTool(Tool):
             raise WrongArguments(f"{'.'.join(map(str, error.absolute_path)) or 'arguments'}: {error.message}")
         return dict(arguments)
 
-    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+    async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         return await self._server.call(self.name, self.check(arguments))
 
 

@@ -33,7 +33,7 @@ class ToolModule:
     tools: dict[str, Tool]
     instance_class: type | None
     reply: Reply | None
-    reward: Reward
+    rewards: tuple[Reward, ...]
     tasks: TaskTable
     instructions: str
 
@@ -51,7 +51,7 @@ class ToolModule:
 
 
 def load_module(name: str, tasks: object = None) -> ToolModule:
-    """Import a user's module and take its parts: tools, a reply, one reward, ``TASKS`` and ``INSTRUCTIONS``.
+    """Import a user's module and take its parts: tools, a reply, rewards, ``TASKS`` and ``INSTRUCTIONS``.
 
     Args:
         name: path of a Python file, or a dotted module path.
@@ -87,9 +87,7 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
     here = list({id(value): value for value in vars(module).values()}.values())
     classes = [value for value in here if isinstance(value, type) and _methods(value)]
     instance_class = _one(classes, "class with tools or a reply")
-    reward = _one([value for value in here if isinstance(value, Reward)], "reward")
-    if reward is None:
-        raise ValueError("there is no reward: write a function with @reward")
+    rewards = _rewards([value for value in here if isinstance(value, Reward)])
     moves = [value for value in here if isinstance(value, Tool | Reply)]
     if instance_class is not None:
         if not callable(getattr(instance_class, "reset", None)):
@@ -99,8 +97,9 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
         raise ValueError(f"{stateful[0]} takes self, but is no method of a class")
     table = read_tasks(getattr(module, "TASKS", None) if tasks is None else tasks)
     for task in table.all():
-        if missing := reward.missing(task):
-            raise ValueError(f"task {task['id']} has no field {missing[0]!r}, which reward {reward.name} asks for")
+        for reward in rewards:
+            if missing := reward.missing(task):
+                raise ValueError(f"task {task['id']} has no field {missing[0]!r}, which reward {reward.name} asks for")
         if instance_class is None and not isinstance(task.get("question"), str):
             raise ValueError(f"task {task['id']} has no 'question'")
     return ToolModule(
@@ -108,7 +107,7 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
         tools=_by_name([move for move in moves if isinstance(move, Tool)]),
         instance_class=instance_class,
         reply=_one([move for move in moves if isinstance(move, Reply)], "reply"),
-        reward=reward,
+        rewards=rewards,
         tasks=table,
         instructions=getattr(module, "INSTRUCTIONS", ""),
     )
@@ -120,6 +119,15 @@ def _methods(owner: type) -> list[Tool | Reply]:
     for base in reversed(owner.__mro__):
         attributes |= vars(base)
     return [value for value in attributes.values() if isinstance(value, Tool | Reply)]
+
+
+def _rewards(found: list[Reward]) -> tuple[Reward, ...]:
+    if not any(reward.weight for reward in found):
+        raise ValueError("there is no reward: write a function with @reward" + (", of some weight" if found else ""))
+    names = [reward.name for reward in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"there are two rewards {twice!r}: give one another name")
+    return tuple(found)
 
 
 def _one(found: list[Any], what: str) -> Any:

@@ -1,13 +1,16 @@
-"""``@reward``: a plain function that grades an episode."""
+"""``@reward``: a plain function that grades an episode, alone or with others."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
 
 from agent_environments.protocol import Grade
+from agent_environments.scale import Scale
 from agent_environments.tools import deadline
 
 OWN_NAMES = ("answer", "trajectory", "instance")
@@ -19,10 +22,24 @@ DEADLINE_S = 600.0
 class Reward:
     """A function that grades an episode; :func:`reward` makes it. Called from Python it is the function itself."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        weight: float = 1.0,
+        name: str | None = None,
+        scale: Sequence[float] | None = None,
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.name = function.__name__
+        self.name = name or function.__name__
+        self.weight = weight
+        self.scaled = scale is not None
+        if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
+            raise ValueError(f"reward {self.name}: weight must be a number from 0 on, not {weight!r}")
+        try:
+            self._scale = Scale.of(scale)
+        except ValueError as error:
+            raise ValueError(f"reward {self.name}: {error}") from error
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -54,7 +71,8 @@ class Reward:
 
         Raises:
             Raised, DeadlinePassed: of the function.
-            ValueError: it returned something else than a number in [0, 1], True, False or a Grade.
+            ValueError: it returned something else than a number on its scale, True, False or a Grade. One that weighs
+                nothing may return any finite number.
         """
         values = {**task, **episode}
         arguments = {name: values[name] for name in self._parameters if name in values}
@@ -63,12 +81,59 @@ class Reward:
             return result
         if getattr(result, "shape", None) == ():
             result = result.item()  # numpy's numbers, and torch's
-        if not isinstance(result, int | float) or not 0.0 <= result <= 1.0:
-            raise ValueError(f"reward {self.name} returned {result!r}, which is no number from 0 to 1")
-        return Grade(float(result), result >= 1.0)
+        no_number = f"reward {self.name} returned {result!r}, which is no number"
+        if not isinstance(result, int | float) or (not math.isfinite(result) and self.weight == 0.0):
+            raise ValueError(no_number)
+        stated = {self.name: float(result)}
+        if self.weight == 0.0:
+            return Grade(0.0, False, metrics=stated)
+        try:
+            share = self._scale.share(float(result))
+        except ValueError as error:
+            raise ValueError(f"{no_number} from {self._scale.low:g} to {self._scale.high:g}") from error
+        return Grade(share, share == 1.0, rewards=stated)
 
 
-def reward(function: Callable[..., Any]) -> Reward:
+def together(grades: Sequence[tuple[Reward, Grade]]) -> Grade:
+    """The grade of an episode from those of its rewards: their mean by weights, success if all say so.
+
+    One reward alone is its own grade, which names no parts unless the number that it returned was on another scale.
+    """
+    counted = [(each.weight, grade) for each, grade in grades if each.weight > 0.0]
+    ungradable = next((grade.ungradable for _, grade in counted if grade.ungradable is not None), None)
+    if len(grades) == 1 and not grades[0][0].scaled:
+        return replace(grades[0][1], rewards={})
+    whole = sum(weight for weight, _ in counted)
+    success = all(grade.success for _, grade in counted)
+    mean = sum(weight * grade.reward for weight, grade in counted) / whole
+    return Grade(
+        min(1.0, mean),
+        success,
+        tuple(requirement for _, grade in counted for requirement in grade.requirements),
+        next((grade.tampered for _, grade in counted if grade.tampered is not None), None),
+        ungradable,
+        rewards={name: value for _, grade in counted for name, value in grade.rewards.items()},
+        metrics={name: value for _, grade in grades for name, value in grade.metrics.items()},
+    )
+
+
+@overload
+def reward(function: Callable[..., Any]) -> Reward: ...
+
+
+@overload
+def reward(
+    *, weight: float = 1.0, name: str | None = None, scale: Sequence[float] | None = None
+) -> Callable[[Callable[..., Any]], Reward]: ...
+
+
+def reward(
+    function: Callable[..., Any] | None = None,
+    *,
+    weight: float = 1.0,
+    name: str | None = None,
+    scale: Sequence[float] | None = None,
+) -> Reward | Callable[[Callable[..., Any]], Reward]:
     """Makes a reward of a function, sync or async.
 
     Its parameters are filled by name: ``answer`` (what the terminal tool returned, or the text of the turn that called
@@ -76,5 +141,12 @@ def reward(function: Callable[..., Any]) -> Reward:
     ``instance`` (the one that the episode's tools worked on), and any field of the task.
 
     It returns a number in [0, 1], where 1 is success; True or False; or a :class:`~agent_environments.protocol.Grade`.
+
+    Args:
+        weight: of several rewards, whose mean by weights is the episode's; 0: it is a metric only.
+        name: in the record; the function's own unless given.
+        scale: the lowest and the highest number that it returns, where these are not 0 and 1.
     """
-    return Reward(function)
+    if function is not None:
+        return Reward(function, weight, name, scale)
+    return lambda decorated: Reward(decorated, weight, name, scale)

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
+from agent_environments.fork_server import WrongArguments as WrongArguments  # part of what a call raises
+
 if TYPE_CHECKING:
-    from agent_environments.tools.tool_process import ToolProcess
+    from agent_environments.forked_process import ForkedProcess
 
 MAX_CHARACTERS = 2048
 """Of a result, unless the tool says otherwise; AgentFly's figure."""
 DEADLINE_S = 30.0
 """For a call, unless the tool says otherwise."""
-
-
-class WrongArguments(Exception):
-    """The tool does not take these arguments; the message says which, and why."""
 
 
 class ToolError(Exception):
@@ -56,7 +54,7 @@ class Tool(ABC):
         return {"type": "function", "function": function}
 
     @abstractmethod
-    async def call(self, arguments: Mapping[str, Any], process: ToolProcess) -> str:
+    async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
         """The result of a call, as text; ``process`` is the episode's own.
 
         Raises:

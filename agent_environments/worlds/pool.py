@@ -36,6 +36,7 @@ class WorldKind:
         episodes_per_worker: how many one process may play at once; 1 where each has a JVM.
         memory_mb: what a worker may allocate (RLIMIT_DATA, which its children inherit).
         heap_mb: ``-Xmx`` of the JVM that the worker starts; None: it starts none.
+        package: what a user installs into an interpreter for it; None: ``make environments`` does.
     """
 
     name: str
@@ -43,6 +44,12 @@ class WorldKind:
     episodes_per_worker: int = 64
     memory_mb: int = 2048
     heap_mb: int | None = None
+    package: str | None = None
+
+    @property
+    def cure(self) -> str:
+        """The help for an interpreter that is not there, or lacks the package."""
+        return f"install {self.package} there" if self.package else "run `make environments`"
 
     def environment(self) -> dict[str, str]:
         """Return the additions to the worker's process environment: where Java is, which may be anywhere."""
@@ -69,6 +76,8 @@ class WorldPool(RemotePool):
     """
 
     kind: ClassVar[WorldKind]
+    arguments: tuple[str, ...] = ()
+    """Further arguments of the worker."""
     description = Description(group_pattern=NUMBERED, groups="groups of tasks")
 
     def __init__(
@@ -97,7 +106,7 @@ class WorldPool(RemotePool):
         """
         if not os.access(self._python, os.X_OK):
             raise FileNotFoundError(
-                f"no interpreter of the worlds at {self._python}: run `make environments`, or set `python`"
+                f"no interpreter of the worlds at {self._python}: {self.kind.cure}, or set `python`"
             )
         if self.kind.heap_mb is not None and shutil.which("java") is None:
             raise FileNotFoundError(
@@ -108,7 +117,7 @@ class WorldPool(RemotePool):
         except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
             raise EnvironmentCrashed(
-                f"the worker of {self.kind.name} does not start under {self._python}: {error}; run `make environments`"
+                f"the worker of {self.kind.name} does not start under {self._python}: {error}; {self.kind.cure}"
             ) from error
         self._learn(answer)
 
@@ -117,7 +126,7 @@ class WorldPool(RemotePool):
         self._know(answer["splits"])
 
     async def _start_worker(self) -> WorkerProcess:
-        command: list[str | Path] = [self._python, self.kind.worker, str(self.kind.memory_mb)]
+        command: list[str | Path] = [self._python, self.kind.worker, str(self.kind.memory_mb), *self.arguments]
         try:
             worker = await WorkerProcess.start(command, self.kind.environment(), self.losses)
         except OSError as error:  # no memory for it, or no room

@@ -174,6 +174,9 @@ class Attempt(ABC):
             "broke": grade.broke and asdict(grade.broke),
             "tools": [asdict(use) for use in grade.tools],
         }
+        stated = {kind: dict(of) for kind in ("rewards", "metrics") if (of := getattr(grade, kind))}
+        if stated:
+            common["extra"] = {**fields.pop("extra", {}), "stated": stated}
         try:
             return Rollout(**{**common, **fields}).validate()
         except ValueError as error:

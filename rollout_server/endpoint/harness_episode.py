@@ -61,7 +61,9 @@ class HarnessEpisode(Attempt):
         session.serve_world(World(self.key.task_id, opening, harness))
         self._key = self._sessions.open(session)
         pinned = self._request.policy_version if self._request.policy_mode == "pinned" else None
-        connection = Connection(self._sessions.base_url, self._key, self.rollout_id, self._request.id, pinned)
+        connection = Connection(
+            self._sessions.base_url, self._key, self.rollout_id, self._request.id, pinned, limits.max_turns
+        )
         environment.begin_acting()
         try:
             end_reason = await self._until_it_ends(session, harness, connection)

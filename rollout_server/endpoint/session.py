@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from agent_environments.own_time import OwnTime
-from agent_environments.program_protocol import ProgramEnvironment
+from agent_environments.program_protocol import Figures, ProgramEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.schema import ConfigError, from_mapping
@@ -108,7 +108,6 @@ class Session:
         self._world: World | None = None
         self._stepping = asyncio.Lock()
         self._done = False
-        self._figures: Mapping[str, Mapping[str, float]] = {}
         self._unread: str | None = None
 
     @property
@@ -162,10 +161,9 @@ class Session:
             self._unread = result.observation
             return result
 
-    def finish(self, reward: float | None, figures: Mapping[str, Mapping[str, float]]) -> None:
+    def finish(self, reward: float | None, figures: Figures) -> None:
         """The agent says that it is done; ``figures`` are recorded. Raises ApiError for a session of no episode."""
-        self.world.harness.finish(reward)
-        self._figures = figures
+        self.world.harness.finish(reward, figures)
         self._done = True
 
     def _check_going_on(self) -> None:
@@ -181,9 +179,8 @@ class Session:
         return segments
 
     def notes(self) -> dict[str, Any]:
-        """For the record: what the harness asked for and did not get, the last value of each, counts of calls, and the
-        figures with which it finished."""
-        return {"calls": dict(self._counts), "not_applied": self._not_applied, **self._figures}
+        """For the record: what the harness asked for and did not get, the last value of each, and counts of calls."""
+        return {"calls": dict(self._counts), "not_applied": self._not_applied}
 
     async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
         """Answer a call.

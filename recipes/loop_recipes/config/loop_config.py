@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from pydantic.dataclasses import dataclass
 
 from agent_environments.chat_client import url_problem
+from agent_environments.protocol import is_harness
 from loop_formats.collection_request import Limits
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
@@ -409,8 +410,8 @@ class LoopConfig(LearnerConfig, WithNode):
             )
             node = self.node
             require(
-                node is None or node.environment.name != "harness",
-                "turn_credit.by: the node cannot go on from the turns of an agent of your own (harness); give critic",
+                node is None or not is_harness(node.environment.name),
+                "turn_credit.by: the node cannot go on from the turns of an agent that is a program; give critic",
             )
 
     def _check_child(self) -> None:

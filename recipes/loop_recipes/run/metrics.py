@@ -57,7 +57,7 @@ METRICS: dict[str, str] = {
     "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
     "only of a model that thinks",
     "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
-    "stated": "mean of each reward and metric by name with which a harness finished (docs/your_own_task.md)",
+    "stated": "mean of each reward and metric by name that a grade holds (docs/your_own_task.md)",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
     "that is given",
@@ -240,11 +240,12 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
 
 
 def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
-    """For rewards and metrics, the mean of each over the rollouts whose agent finished with it."""
+    """For rewards and metrics, the mean of each over the rollouts whose grade has it."""
     values: dict[str, dict[str, list[float]]] = {}
     for rollout in rollouts:
         for kind in ("rewards", "metrics"):
-            for name, value in rollout.extra.get("harness", {}).get(kind, {}).items():
+            stated = rollout.extra.get("stated", rollout.extra.get("harness", {}))  # it was there in the last release
+            for name, value in stated.get(kind, {}).items():
                 values.setdefault(kind, {}).setdefault(name, []).append(value)
     means = {kind: {name: sum(of) / len(of) for name, of in by_name.items()} for kind, by_name in values.items()}
     return {"stated": means} if means else {}

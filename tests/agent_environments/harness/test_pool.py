@@ -12,7 +12,7 @@ from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
 TASKS = {"train": ["t_1", "t_2"]}
-CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0)
+CONNECTION = Connection("http://127.0.0.1:1/v1", "sk-1", "c1.t_1.0", "c1", 0, 8)
 
 
 def spans(text):

@@ -15,6 +15,7 @@ from support.adapter_support import word_spans
 
 ANSWER = {"observation": "seen", "done": False, "failed": False}
 GRADED = {"reward": 0.5, "success": False}
+FIGURES = {"rewards": {"form": 0.5}, "metrics": {"steps": 3.0}}
 MACHINES_DOING = RequestFailed("the world died", EnvironmentCrashed.reason)
 
 
@@ -190,3 +191,12 @@ async def test_what_a_world_grades_is_bounded():
     assert len(grade.requirements) == episodes.MAX_REQUIREMENTS
     texts = [grade.ungradable, grade.tampered, *(requirement.text for requirement in grade.requirements)]
     assert {len(text) for text in texts} == {episodes.MAX_TEXT}
+
+
+async def test_the_parts_of_a_reward_and_other_figures_come_along_a_bounded_number_of_them():
+    endless = {f"figure{number}": 1.0 for number in range(2 * episodes.MAX_REQUIREMENTS)}
+    environment, _ = await play(ScriptedPool([None, None, GRADED | FIGURES]), "one")
+    grade = await environment.grade()
+    assert {"rewards": grade.rewards, "metrics": grade.metrics} == FIGURES
+    environment, _ = await play(ScriptedPool([None, None, GRADED | {"metrics": endless}]), "one")
+    assert len((await environment.grade()).metrics) == episodes.MAX_REQUIREMENTS

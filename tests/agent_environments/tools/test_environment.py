@@ -146,6 +146,49 @@ async def test_the_reward_sees_the_whole_conversation(sums):
     assert (grade.reward, grade.success) == (0.5, False)
 
 
+SEVERAL = """
+@reward(weight=0)
+def calls(trajectory: list) -> int:
+    return sum(message["content"].count("<tool_call>") for message in trajectory[2:])
+
+
+@reward(weight=0, name="broken")
+def figure(answer: str) -> float:
+    return 1.0 / len(answer)
+
+
+@reward(scale=(0, 10))
+async def near(answer: str, target: int) -> float:
+    return 10 - abs(int(answer or "0") - target)
+
+
+@reward
+"""
+
+
+async def test_several_rewards_make_the_grade_each_with_its_own_figure(tmp_path):
+    pool = pool_of(tmp_path, SUMS.replace("@reward", SEVERAL, 1))
+    await pool.open()
+    _, _, grade = await play(pool, "sum_1", call("answer", value=41))
+    assert (grade.reward, grade.success, grade.broke) == (0.45, False, None)
+    assert (grade.rewards, grade.metrics) == ({"near": 9.0, "right": 0.0}, {"calls": 1.0, "broken": 0.5})
+    _, _, grade = await play(pool, "sum_1", "I do not know.")  # no answer; 42 is 42 off, and below the scale
+    assert (grade.reward, grade.broke.where) == (0.0, "reward near")
+    assert "reward near returned -32, which is no number from 0 to 10" in grade.ungradable
+    _, _, grade = await play(pool, "sum_1", call("answer", value=36))
+    assert grade.reward == 0.2
+    await pool.close()
+
+
+async def test_a_metric_that_raises_is_told_and_the_reward_stays(tmp_path):
+    pool = pool_of(tmp_path, SUMS.replace("@reward", "@reward(weight=0)\ndef lost(): 1 / 0\n\n\n@reward", 1))
+    await pool.open()
+    _, _, grade = await play(pool, "sum_1", call("answer", value=42))
+    assert (grade.reward, grade.success, grade.ungradable) == (1.0, True, None)
+    assert (grade.broke.where, grade.rewards, grade.metrics) == ("reward lost", {"right": 1.0}, {})
+    await pool.close()
+
+
 def test_tasks_and_splits(tmp_path):
     pool = create_pool("tools", {"module": write(tmp_path, SUMS)}, word_spans)
     assert isinstance(pool, EnvironmentPool)

@@ -148,7 +148,7 @@ async def test_a_stateful_call_that_is_late_is_graded_as_it_stands(one):
 
 
 async def test_work_that_cannot_be_interrupted_ends_with_its_process(one, monkeypatch):
-    monkeypatch.setattr("agent_environments.tools.tool_process.KILL_AFTER_S", 0.5)
+    monkeypatch.setattr("agent_environments.forked_process.KILL_AFTER_S", 0.5)
     pool = await one()
     environment = await pool.acquire("first")
     await environment.start("count3_1")

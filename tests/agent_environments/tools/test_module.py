@@ -9,6 +9,7 @@ from agent_environments.protocol import Grade, UnknownTask, pool_class
 from agent_environments.tools import reward
 from agent_environments.tools.deadline import Raised
 from agent_environments.tools.module import load_module
+from agent_environments.tools.reward import together
 from agent_environments.tools.tasks import read_tasks
 from support.tool_modules import COUNTER, SUMS, write
 
@@ -32,7 +33,13 @@ def test_a_module_by_its_dotted_name(tmp_path, monkeypatch):
     [
         (("class Counter:", "class Counter"), "cannot be imported: SyntaxError"),
         (("@reward", ""), "there is no reward: write a function with @reward"),
-        (("@reward", "@reward\ndef other(): ...\n@reward"), "there is more than one reward: other, reached"),
+        (
+            ("@reward", '@reward(name="reached")\ndef other(): ...\n@reward'),
+            "there are two rewards 'reached': give",
+        ),
+        (("@reward", "@reward(weight=0)"), "there is no reward: write a function with @reward, of some weight"),
+        (("@reward", "@reward(weight=-1)"), "reward reached: weight must be a number from 0 on, not -1"),
+        (("@reward", "@reward(scale=[1, 0])"), r"reward reached: a scale is \[lowest, highest\]"),
         (("def reset", "def rest"), r"class Counter has tools or a reply, but no method reset\(task\)"),
         (('"target"', '"goal"'), "task count0_1 has no field 'target', which reward reached asks for"),
         (("TASKS =", "OTHERS ="), "there are no TASKS: write a list of mappings, each with its id and its question"),
@@ -166,11 +173,15 @@ EPISODE = {"answer": "4", "trajectory": [], "instance": None}
 
 def test_what_a_reward_may_return(alarm):
     task = {"id": "a_1", "target": 4}
-    assert reward(lambda answer, target: answer == str(target)).grade(task, **EPISODE) == Grade(1.0, True)
-    assert reward(lambda instance: 0.25).grade(task, **EPISODE) == Grade(0.25, False)
 
+    def graded(function):
+        one = reward(function)
+        return together([(one, one.grade(task, **EPISODE))])
+
+    assert graded(lambda answer, target: answer == str(target)) == Grade(1.0, True)
+    assert graded(lambda instance: 0.25) == Grade(0.25, False)
     for numpys, grade in ((np.bool_(True), Grade(1.0, True)), (np.float32(0.25), Grade(0.25, False))):
-        assert reward(lambda numpys=numpys: numpys).grade(task, **EPISODE) == grade
+        assert graded(lambda numpys=numpys: numpys) == grade
 
     @reward
     async def own(target, bonus=0.0):
@@ -178,10 +189,33 @@ def test_what_a_reward_may_return(alarm):
 
     assert own.grade(task, **EPISODE) == Grade(0.5, True)
     for bad in ("1", 2.0, float("nan"), None):
-        with pytest.raises(ValueError, match="which is no number from 0 to 1"):
+        with pytest.raises(ValueError, match="which is no number"):
             reward(lambda bad=bad: bad).grade(task, **EPISODE)
     with pytest.raises(Raised, match="ZeroDivisionError"):
         reward(lambda target: target / 0).grade(task, **EPISODE)
+
+
+def test_several_rewards_are_their_mean_by_weights_each_with_its_own_figure(alarm):
+    @reward(weight=3.0)
+    def right(answer, target):
+        return answer == str(target)
+
+    @reward(scale=(-1, 1), name="manners")
+    async def polite():
+        return 0.0
+
+    @reward(weight=0)
+    def characters(answer):
+        return 17 * len(answer)
+
+    everyone = (right, polite, characters)
+    grade = together([(each, each.grade({"target": 4}, **EPISODE)) for each in everyone])
+    assert (grade.reward, grade.success) == ((3.0 * 1.0 + 1.0 * 0.5) / 4.0, False)
+    assert (grade.rewards, grade.metrics) == ({"right": 1.0, "manners": 0.0}, {"characters": 17.0})
+    alone = together([(polite, polite.grade({}, **EPISODE))])
+    assert (alone.reward, alone.rewards) == (0.5, {"manners": 0.0})
+    with pytest.raises(ValueError, match="reward high returned 2, which is no number from -1 to 1"):
+        reward(scale=(-1, 1), name="high")(lambda: 2).grade({}, **EPISODE)
 
 
 def test_a_reward_is_still_the_function():

@@ -41,7 +41,9 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
         own = {"thinking_tokens": 1}
         rollout["turns"] = [turn | own | {"message": 2 + 2 * number} for number, turn in enumerate(rollout["turns"])]
         if rollout["index"] == 1:
-            rollout["extra"] = {"harness": {"rewards": {"form": 0.25}, "metrics": {"steps": 3.0}}}
+            rollout["extra"] = {"stated": {"rewards": {"form": 0.25}, "metrics": {"steps": 3.0}}}
+        if rollout["index"] == 2:  # as the last release wrote them
+            rollout["extra"] = {"harness": {"metrics": {"steps": 5.0}}}
         rollout["task_id"] = f"{'sums' if rollout['index'] else 'craft'}/{rollout['task_id']}"
     log.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
     cfg = OmegaConf.load(config)
@@ -59,7 +61,7 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     assert line["behavior_turns"] > 0
     assert line["tool_calls"] > 0
     assert line["questions"] > 0
-    assert line["stated"] == {"rewards": {"form": 0.25}, "metrics": {"steps": 3.0}}
+    assert line["stated"] == {"rewards": {"form": 0.25}, "metrics": {"steps": 4.0}}
     parts = line["environments"]
     assert {name: part["rollouts"] for name, part in parts.items()} == {"craft": 3, "sums": 9}
     assert sum(part["rollouts"] * part["reward"] for part in parts.values()) / 12 == pytest.approx(line["reward"])

@@ -1,6 +1,7 @@
-"""The node's end of the tool server and of the tool processes (:mod:`agent_environments.tools.forked`).
+"""The owner's end of a fork server and of its processes (:mod:`agent_environments.fork_server`).
 
-The server runs below :mod:`agent_environments.process_guard`: it ends with the node, and with all that tools started.
+The server runs below :mod:`agent_environments.process_guard`: it ends with the owner, and with all that was started in
+its processes.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agent_environments import process_guard
 from agent_environments.breakage import Raised
+from agent_environments.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
 from agent_environments.protocol import EnvironmentCrashed, Grade, Requirement
-from agent_environments.tools.deadline import DeadlinePassed
-from agent_environments.tools.forked import MAX_LINE, MAX_MESSAGE
-from agent_environments.tools.tool import WrongArguments
 
 START_DEADLINE_S = 600.0
 """For the import of the module."""
@@ -28,14 +27,6 @@ ANSWER_DEADLINE_S = 60.0
 KILL_AFTER_S = 10.0
 """How long after its deadline a call that cannot be interrupted ends with its process."""
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0
-
-_PROGRAM = """
-import json, socket, sys
-told = json.loads(sys.stdin.readline())
-sys.path[:] = told["path"]
-from agent_environments.tools.forked import serve
-serve(told, socket.socket(fileno=int(sys.argv[1])))
-"""
 
 T = TypeVar("T")
 
@@ -55,23 +46,34 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.shield(asyncio.ensure_future(work))
 
 
-class ToolServer:
+class ForkServer:
     """Starts with the first :meth:`fork`, and again with the next one where it has died.
 
     Args:
-        module, tasks: as :func:`~agent_environments.tools.module.load_module` takes them.
-        deadline_s: for making, resetting and closing an instance.
+        name: of the server in messages.
+        command: starts it; the number of its socket comes last.
+        told: the first line of its standard input, as JSON.
+        environment: its variables; None: the owner's.
     """
 
-    def __init__(self, module: str, tasks: object, deadline_s: float) -> None:
-        self._told = {"module": module, "tasks": tasks, "deadline_s": deadline_s}
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        told: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self._command = command
+        self._told = json.dumps(told).encode() + b"\n"
+        self._environment = environment
         self._guard: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._starts = 0
         self._lock = asyncio.Lock()
 
-    async def fork(self) -> ToolProcess:
-        """A new tool process.
+    async def fork(self) -> ForkedProcess:
+        """A new process.
 
         Raises:
             EnvironmentCrashed: the server does not start, or there is no memory.
@@ -80,28 +82,28 @@ class ToolServer:
         try:
             answer = await self._ask({"fork": True}, theirs.fileno())
             if "error" in answer:
-                raise EnvironmentCrashed(f"a tool process cannot be started: {answer['error']}")
+                raise EnvironmentCrashed(f"a {self._name} process cannot be started: {answer['error']}")
             reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        return ToolProcess(self, self._starts, answer["pid"], reader, writer)
+        return ForkedProcess(self, self._starts, answer["pid"], reader, writer)
 
     async def end(self, start: int, pid: int) -> str:
-        """Kill a tool process that was forked after this many starts; says how it ended, which may have been before.
+        """Kill a process that was forked after this many starts; says how it ended, which may have been before.
 
         Raises:
             EnvironmentCrashed: the server that forked it has ended, and all its processes with it.
         """
         if start != self._starts:
-            raise EnvironmentCrashed("the tool server has ended")
+            raise EnvironmentCrashed(f"the {self._name} server has ended")
         ended: str = (await self._ask({"end": pid}))["ended"]
         return ended
 
     def interrupt(self, start: int, pid: int) -> None:
-        """End the call that a tool process is making, if it lets itself be interrupted."""
+        """End the call that a process is making, if it lets itself be interrupted."""
         if self._control is not None and start == self._starts:
             with contextlib.suppress(OSError):
                 self._control.send(json.dumps({"interrupt": pid}).encode())
@@ -119,7 +121,7 @@ class ToolServer:
             try:
                 if self._control is None:
                     if descriptor is None:
-                        raise EnvironmentCrashed("the tool server has ended")
+                        raise EnvironmentCrashed(f"the {self._name} server has ended")
                     await self._start()
                 assert self._control is not None, "it was started"
                 descriptors = [] if descriptor is None else [descriptor]
@@ -127,7 +129,7 @@ class ToolServer:
                 return await self._receive(ANSWER_DEADLINE_S)
             except OSError as error:
                 await self._stop()
-                raise EnvironmentCrashed(f"the tool server has ended: {error}") from error
+                raise EnvironmentCrashed(f"the {self._name} server has ended: {error}") from error
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
@@ -139,18 +141,22 @@ class ToolServer:
         try:
             self._guard = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", process_guard.__file__, str(os.getpid()), "0"),
-                *(sys.executable, "-c", _PROGRAM, str(theirs.fileno())),
+                *(*self._command, str(theirs.fileno())),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                env=self._environment,
                 start_new_session=True,  # a Ctrl-C at the terminal is the node's to handle
             )
         finally:
             theirs.close()
         stdin = self._guard.stdin
         assert stdin is not None, "it was asked for"
-        stdin.write(json.dumps({**self._told, "path": sys.path}).encode() + b"\n")
+        stdin.write(self._told)
         await stdin.drain()
-        await self._receive(START_DEADLINE_S)
+        started = await self._receive(START_DEADLINE_S)
+        if "failed" in started:
+            await self._stop()
+            raise EnvironmentCrashed(f"the {self._name} server does not start: {started['failed']}")
 
     async def _receive(self, deadline_s: float) -> dict[str, Any]:
         """Raises OSError where nothing comes."""
@@ -178,11 +184,11 @@ class ToolServer:
             await guard.wait()
 
 
-class ToolProcess:
-    """A process in which the functions of a module run, one at a time."""
+class ForkedProcess:
+    """A process that answers one request at a time."""
 
     def __init__(
-        self, server: ToolServer, start: int, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, server: ForkServer, start: int, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.pid = pid
         self.alive = True
@@ -193,7 +199,7 @@ class ToolProcess:
         self._until: asyncio.Timeout | None = None
 
     async def ask(self, op: str, deadline_s: float, **arguments: Any) -> Any:
-        """Return the result of a method of :class:`~agent_environments.tools.forked.Calls`, whose own deadline is
+        """Return the result of a method of :class:`~agent_environments.tools.forked.Calls`
         ``deadline_s``.
 
         A call that is cancelled is interrupted; the next one waits until it is over.

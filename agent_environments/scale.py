@@ -1,0 +1,49 @@
+"""The scale of rewards that are not in [0, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROUNDING = 1e-9
+"""Of a sum of weights, as a share of the scale."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The lowest and the highest reward that there can be; the highest is success.
+
+    Raises:
+        ValueError: there is nothing between them.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high < float("inf") or self.low == float("-inf"):
+            raise ValueError(f"a scale is [lowest, highest], two numbers, not [{self.low!r}, {self.high!r}]")
+
+    @classmethod
+    def of(cls, given: Sequence[float] | None) -> Scale:
+        """From a config; None is [0, 1]. Raises ValueError."""
+        if given is None:
+            return cls()
+        if not isinstance(given, list | tuple) or len(given) != 2 or not all(map(_is_number, given)):
+            raise ValueError(f"a scale is [lowest, highest], two numbers, not {given!r}")
+        return cls(*map(float, given))
+
+    def share(self, reward: float) -> float:
+        """The reward in [0, 1].
+
+        Raises:
+            ValueError: it is not on the scale.
+        """
+        share = (reward - self.low) / (self.high - self.low)
+        if not -ROUNDING <= share <= 1.0 + ROUNDING:
+            raise ValueError(f"the reward {reward!r} is not from {self.low:g} to {self.high:g}: give its scale")
+        return 1.0 if share >= 1.0 - ROUNDING else max(0.0, share)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

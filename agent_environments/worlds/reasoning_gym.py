@@ -1,0 +1,64 @@
+"""Questions of the package ``reasoning-gym`` as an environment: a dataset by its name, one answer an episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agent_environments.description import Description
+from agent_environments.observation import printable
+from agent_environments.protocol import Message, TokenSpans
+from agent_environments.tools.tasks import TaskTable
+from agent_environments.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
+
+
+class ReasoningGymPool(WorldPool):
+    """Lends questions of a dataset. The whole text of the first turn is the answer.
+
+    Args:
+        token_spans: the policy's tokenizer.
+        python: an interpreter that has the package.
+        dataset: its name in the package.
+        size, seed: how many tasks there are, and what they are drawn from.
+        options: of the dataset, such as its difficulty.
+        instructions: the name of one of the package's system prompts, or a text.
+        held_out: so many of the tasks are split ``held_out`` and no longer ``train``.
+        others: as for any world.
+    """
+
+    kind = WorldKind("reasoning_gym", WORKERS_FOLDER / "reasoning_gym_world.py", package="reasoning-gym")
+    description = Description()
+
+    def __init__(
+        self,
+        token_spans: TokenSpans,
+        python: str,
+        dataset: str,
+        size: int = 1000,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        instructions: str = "default",
+        held_out: int | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(token_spans, python, **others)
+        self.dataset = f"reasoning_gym {dataset}"
+        self._held_out = held_out
+        told = {"dataset": dataset, "size": size, "seed": seed, "options": dict(options or {})}
+        self.arguments = (json.dumps({**told, "instructions": instructions}),)
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        table = TaskTable({split: [{"id": task} for task in tasks] for split, tasks in answer["splits"].items()})
+        if self._held_out is not None:
+            table.hold_out(self._held_out, self.description.group_of)
+        self._know({split: table.split(split) for split in table.splits})
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        return [Message("system", answer["instructions"]), Message("user", printable(answer["observation"]))]
+
+    def command(self, message: str) -> str:
+        return message
+
+    def message(self, command: str) -> str:
+        return command

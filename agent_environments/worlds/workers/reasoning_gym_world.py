@@ -1,0 +1,56 @@
+"""Questions of the package ``reasoning-gym``: each task is an entry of one of its datasets, answered in one turn.
+
+    python reasoning_gym_world.py MEMORY_MB '{"dataset": "chain_sum", "size": 500, "seed": 0, ...}'
+
+The instructions are one of the package's prompts or a user's text. How an answer is found in a text, and its score, are
+the package's own. The dataset draws an entry from its seed and its number alone, so the same config has the same tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import reasoning_gym
+from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
+from worker_loop import Step, serve
+
+
+class Question:
+    """One entry. It is scored as it is answered, so that a score that raises is told as what it is."""
+
+    def __init__(self, dataset, entry) -> None:
+        self._dataset = dataset
+        self._entry = entry
+        self._score = 0.0
+        self.opening = entry["question"]
+
+    def step(self, command: str) -> Step:
+        self._score = float(self._dataset.score_answer(answer=extract_answer(command), entry=self._entry))
+        return Step("", done=True)
+
+    def grade(self) -> tuple[float, bool]:
+        return self._score, self._score >= 1.0
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class ReasoningGymWorld:
+    def __init__(self, dataset: str, size: int, seed: int, options: dict, instructions: str) -> None:
+        self.instructions = SYSTEM_PROMPTS.get(instructions, instructions).strip()
+        self._dataset = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **options)
+        self._numbers = {f"{dataset}_{number}": number for number in range(size)}
+
+    def tasks(self) -> dict[str, list[str]]:
+        return {"train": list(self._numbers)}
+
+    def start(self, task: str) -> Question:
+        return Question(self._dataset, self._dataset[self._numbers[task]])
+
+    def expert(self, task: str) -> list[str]:
+        return [f"<answer>{self._dataset[self._numbers[task]]['answer']}</answer>"]
+
+
+if __name__ == "__main__":
+    serve(lambda: ReasoningGymWorld(**json.loads(sys.argv[2])))

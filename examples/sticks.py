@@ -24,11 +24,11 @@ class Game:
     def take(self, text: str) -> str | None:
         """Answer a turn, whose first number is what the agent takes; one without 1, 2 or 3 takes 1, but cannot win."""
         said = re.search(r"\d+", text)
-        told = said is not None and said[0] in ("1", "2", "3")
-        taken = min(int(said[0]), self.left) if told else 1
+        number = int(said[0]) if said and said[0] in ("1", "2", "3") else None
+        taken = min(number or 1, self.left)
         self.left -= taken
         if self.left == 0:
-            self.won = told
+            self.won = number is not None
             return None
         answer = min(self.left % 4 or self.habit, self.left)
         self.left -= answer

@@ -24,6 +24,7 @@ from scored_runs import WINDOW, Algorithm, number
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import split_words
 from loop_recipes.methods.steps import StepFailed, Steps, newest_policy
+from loop_recipes.paths import METRICS_FILE
 from loop_recipes.run.metrics import read_metrics
 
 ITERATIONS, TASKS, ROLLOUTS = 10, 5, 6
@@ -109,8 +110,9 @@ def run_all(output: Path, overrides: list[str]) -> list[str]:
 def table(output: Path) -> list[dict[str, Any]]:
     rows = [*reference("loop_token", "LOOP"), *reference("shuffled", "shuffled")]
     for name, (algorithm, metric) in PIECES.items():
-        if (output / name / "metrics.jsonl").exists():
-            rows += rows_of(algorithm.label, within_budget(read_metrics(output / name)), metric)
+        file = output / name / METRICS_FILE
+        if file.exists() and (lines := within_budget(read_metrics(file))):
+            rows += rows_of(algorithm.label, lines, metric)
     return rows
 
 

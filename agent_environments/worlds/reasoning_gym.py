@@ -14,7 +14,7 @@ from agent_environments.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 
 
 class ReasoningGymPool(WorldPool):
-    """Lends questions of a dataset. The whole text of the first turn is the answer.
+    """Lends questions of a dataset, each answered in one turn.
 
     Args:
         token_spans: the policy's tokenizer.
@@ -22,7 +22,8 @@ class ReasoningGymPool(WorldPool):
         dataset: its name in the package.
         size, seed: how many tasks there are, and what they are drawn from.
         options: of the dataset, such as its difficulty.
-        instructions: the name of one of the package's system prompts, or a text.
+        instructions: the name of one of the package's system prompts, or a text. The answer is what stands in the tags
+            <answer> where they speak of them, else the whole turn.
         held_out: so many of the tasks are split ``held_out`` and no longer ``train``.
         others: as for any world.
     """

@@ -2,8 +2,9 @@
 
     python reasoning_gym_world.py MEMORY_MB '{"dataset": "chain_sum", "size": 500, "seed": 0, ...}'
 
-The instructions are one of the package's prompts or a user's text. How an answer is found in a text, and its score, are
-the package's own. The dataset draws an entry from its seed and its number alone, so the same config has the same tasks.
+The instructions are one of the package's prompts or a user's text. Where they speak of the tags <answer>, the answer is
+what the package finds in them, else it is the whole turn; its score is the package's own. The dataset draws an entry
+from its seed and its number alone, so the same config has the same tasks.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from worker_loop import Step, serve
 class Question:
     """One entry. It is scored as it is answered, so that a score that raises is told as what it is."""
 
-    def __init__(self, dataset, entry) -> None:
-        self._dataset = dataset
-        self._entry = entry
+    def __init__(self, dataset, entry, tagged: bool) -> None:
+        self._dataset, self._entry, self._tagged = dataset, entry, tagged
         self._score = 0.0
         self.opening = entry["question"]
 
     def step(self, command: str) -> Step:
-        self._score = float(self._dataset.score_answer(answer=extract_answer(command), entry=self._entry))
+        answer = extract_answer(command) if self._tagged else command.strip()
+        self._score = float(self._dataset.score_answer(answer=answer, entry=self._entry))
         return Step("", done=True)
 
     def grade(self) -> tuple[float, bool]:
@@ -39,6 +40,7 @@ class Question:
 class ReasoningGymWorld:
     def __init__(self, dataset: str, size: int, seed: int, options: dict, instructions: str) -> None:
         self.instructions = SYSTEM_PROMPTS.get(instructions, instructions).strip()
+        self._tagged = "<answer>" in self.instructions
         self._dataset = reasoning_gym.create_dataset(dataset, size=size, seed=seed, **options)
         self._numbers = {f"{dataset}_{number}": number for number in range(size)}
 
@@ -46,10 +48,11 @@ class ReasoningGymWorld:
         return {"train": list(self._numbers)}
 
     def start(self, task: str) -> Question:
-        return Question(self._dataset, self._dataset[self._numbers[task]])
+        return Question(self._dataset, self._dataset[self._numbers[task]], self._tagged)
 
     def expert(self, task: str) -> list[str]:
-        return [f"<answer>{self._dataset[self._numbers[task]]['answer']}</answer>"]
+        answer = self._dataset[self._numbers[task]]["answer"]
+        return [f"<answer>{answer}</answer>" if self._tagged else answer]
 
 
 if __name__ == "__main__":

@@ -74,8 +74,14 @@ async def test_a_question_is_answered_in_one_turn_and_scored_by_its_dataset(open
         _, result, grade = await answered(sums, "sums_3", text)
         assert (result.done, grade.reward, grade.success, grade.broke) == (True, reward, False, None)
     assert await sums.expert("sums_0") == ["<answer>6</answer>"]
-    (system, _), _, _ = await answered(await opened(instructions="Be brief."), "sums_3", "36")
-    assert system.content == "Be brief."
+
+
+async def test_the_whole_turn_is_the_answer_where_no_tags_are_asked_for(opened):
+    sums = await opened(seed=5, instructions="Be brief.")
+    (system, _), _, grade = await answered(sums, "sums_3", " 9\n")
+    assert (system.content, grade.reward) == ("Be brief.", 1.0)
+    assert (await answered(sums, "sums_3", "<answer>9</answer>"))[2].reward == 0.01
+    assert await sums.expert("sums_0") == ["6"]
 
 
 async def test_tasks_are_held_out_each_for_itself(opened):

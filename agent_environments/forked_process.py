@@ -208,13 +208,15 @@ class ForkedProcess:
             DeadlinePassed, Raised, WrongArguments: of the call. A call that could not be interrupted has ended with
                 the process.
             ProcessEnded: the process ended.
-            EnvironmentCrashed: the server ended.
+            EnvironmentCrashed: the server ended, or something else that the call needs is away.
         """
         try:
             answer = await _to_its_end(self._round_trip({"op": op, **arguments}, deadline_s))
         except asyncio.CancelledError:
             self.interrupt()
             raise
+        if "crashed" in answer:
+            raise EnvironmentCrashed(answer["crashed"])
         if "late" in answer:
             raise DeadlinePassed(answer["late"])
         if "raised" in answer:

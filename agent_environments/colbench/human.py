@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import aiohttp
-
-from agent_environments.chat_client import ChatClient, NoCompletion, url_problem
+from agent_environments.chat_model import ChatEndpoint, ChatModel
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.observation import printable
-from agent_environments.protocol import EnvironmentCrashed, Message
-from agent_environments.secret import read_secret
+from agent_environments.protocol import Message
 
 MAX_CHARACTERS = 400
 MAX_ANSWERS = 2
 DOES_NOT_KNOW = "I don't know."
 NO_RESPONSE = "No response."
-TRIES = 5
-"""For one answer, from an endpoint that is busy or away."""
 
 
 class Human(Protocol):
@@ -71,80 +65,25 @@ class ScriptedHuman:
         """Nothing to release."""
 
 
-@dataclass(frozen=True)
-class HumanEndpoint:
-    """A chat endpoint that plays the human: ``POST <url>/chat/completions``."""
-
-    url: str
-    """Without ``/chat/completions``."""
-    model: str
-    """The name of the model there."""
-    api_key_env: str | None = "OPENAI_API_KEY"
-    """The environment variable that holds the key; null sends none."""
-    timeout_s: float = 120.0
-    """Seconds until one answer must be there."""
-    request: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into the body of every request."""
-
-    def __post_init__(self) -> None:
-        if (problem := url_problem(self.url)) is not None:
-            raise ValueError(f"human: url {problem}")
-        if self.api_key_env is not None and not read_secret(self.api_key_env):
-            raise ValueError(f"human: set the environment variable {self.api_key_env}, or api_key_env to null")
-
-
 class EndpointHuman:
-    """A model that is told the code and never to show it; temperature 0, two sentences.
-
-    A question that the endpoint refuses, or breaks over, is answered by "No response.": a request that does not depend
-    on the agent then shows whether the endpoint is there at all.
+    """A model that is told the code and never to show it, in two sentences. To a question that it has no answer to, he
+    says "No response."
     """
 
-    def __init__(self, endpoint: HumanEndpoint) -> None:
-        self._endpoint = endpoint
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, endpoint: ChatEndpoint) -> None:
+        self._model = ChatModel("human", endpoint)
 
     async def open(self) -> None:
-        key = read_secret(self._endpoint.api_key_env) if self._endpoint.api_key_env is not None else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = aiohttp.ClientTimeout(total=self._endpoint.timeout_s)
-        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
-        try:
-            await self._say_hello()
-        except EnvironmentCrashed:
-            await self.close()
-            raise
+        await self._model.open()
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
-        try:
-            said = await self._ask(prompt(task, dialogue))
-        except NoCompletion:
-            said = ""
+        said = await self._model.ask(prompt(task, dialogue))
         if not said:
-            await self._say_hello()
             return NO_RESPONSE
         return DOES_NOT_KNOW if shows_code(said, task.reference) else printable(said)[:MAX_CHARACTERS]
 
-    async def _say_hello(self) -> None:
-        """Raises EnvironmentCrashed if the endpoint does not answer a plain greeting either."""
-        try:
-            said = await self._ask("Say hello.")
-        except NoCompletion as error:
-            raise EnvironmentCrashed(f"the human does not answer: {error}") from error
-        if not said:
-            raise EnvironmentCrashed(f"the human at {self._endpoint.url} does not answer: he says nothing")
-
-    async def _ask(self, text: str) -> str:
-        """Return his answer; raises NoCompletion."""
-        if self._session is None:
-            raise EnvironmentCrashed("the human is not there: the pool is not open")
-        client = ChatClient(self._session, self._endpoint.url)
-        body = {"model": self._endpoint.model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
-        return (await client.complete({**body, **self._endpoint.request}, TRIES)).text.strip()
-
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._model.close()
 
 
 def prompt(task: ColBenchTask, dialogue: Sequence[Message]) -> str:

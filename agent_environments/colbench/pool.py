@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_environments.chat_model import ChatEndpoint
 from agent_environments.colbench.grader import Grader, GraderLimits, base_python
-from agent_environments.colbench.human import EndpointHuman, Human, HumanEndpoint, ScriptedHuman
+from agent_environments.colbench.human import EndpointHuman, Human, ScriptedHuman
 from agent_environments.colbench.tasks import ColBenchTask, ColBenchTasks
 from agent_environments.description import NUMBERED, QUESTIONS_BEHAVIOR, Description
 from agent_environments.extraction import extract_code
@@ -98,8 +99,8 @@ class ColBenchPool:
     Args:
         tasks: the benchmark's JSONL file for each split; null generates tasks.
         seed: of the generated tasks.
-        human: a chat endpoint, the arguments of :class:`~agent_environments.colbench.human.HumanEndpoint`; null is the
-            scripted human, who knows generated tasks only.
+        human: a model, the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`; null is the scripted
+            human, who knows generated tasks only.
         rounds: messages that the agent may write.
         partial_reward: the reward is the share of tests passed, in place of 0 or 1.
         max_worlds: conversations at a time.
@@ -134,7 +135,7 @@ class ColBenchPool:
             raise ValueError(
                 "the scripted human knows generated tasks only: set human: {url, model} to a chat endpoint"
             )
-        self.human: Human = ScriptedHuman() if human is None else EndpointHuman(HumanEndpoint(**human))
+        self.human: Human = ScriptedHuman() if human is None else EndpointHuman(ChatEndpoint.of("human", human))
         self.grader = Grader(python or base_python(), GraderLimits(**(grader or {})), sandbox_minimum)
         self.rounds = rounds
         self.partial_reward = partial_reward

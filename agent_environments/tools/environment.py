@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.breakage import Raised, told
+from agent_environments.chat_model import ChatEndpoint
 from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
 from agent_environments.forked_process import ForkServer, ProcessEnded, read_grade
 from agent_environments.observation import printable, truncate
@@ -161,6 +162,7 @@ class ToolPool:
         observation_max_tokens: a reply, or the results of a turn's calls together, are cut to this many tokens.
         mcp: MCP servers whose tools are offered too: name -> the other arguments of
             :class:`~agent_environments.tools.mcp_server.McpServer`.
+        judge: the model that rewards may ask, the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`.
         held_out: of tasks that come without a split, so many groups are split ``held_out`` and no longer ``train``.
 
     Raises:
@@ -180,14 +182,22 @@ class ToolPool:
         observation_max_tokens: int = 3000,
         mcp: Mapping[str, Mapping[str, Any]] | None = None,
         held_out: int | None = None,
+        judge: Mapping[str, Any] | None = None,
     ) -> None:
         if max_worlds < 1 or observation_max_tokens < 1:
             raise ValueError("max_worlds and observation_max_tokens must be at least 1")
         self._module = load_module(module, tasks)
+        asking = [reward.name for reward in self._module.rewards if reward.takes_judge]
+        if judge is not None:
+            ChatEndpoint.of("judge", judge)
+        elif asking:
+            raise ValueError(f"reward {asking[0]} asks a judge: name its url and model under environment.judge")
         if held_out is not None:
             self._module.tasks.hold_out(held_out, self.description.group_of)
         self.dataset = dataset or self._module.name
-        self._instances = InstancePool(_server(module, tasks, instance_deadline_s), max_worlds, instance_deadline_s)
+        self._instances = InstancePool(
+            _server(module, tasks, instance_deadline_s, judge), max_worlds, instance_deadline_s
+        )
         self._made_at_once = 1 if self._module.instance_class is None else max_worlds
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
@@ -224,8 +234,9 @@ class ToolPool:
         await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
 
 
-def _server(module: str, tasks: object, deadline_s: float) -> ForkServer:
+def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, Any] | None) -> ForkServer:
     told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": sys.path}
+    told["judge"] = None if judge is None else dict(judge)
     return ForkServer("tool", (sys.executable, "-c", _PROGRAM), told)
 
 

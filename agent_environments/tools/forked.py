@@ -11,14 +11,18 @@ import functools
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_environments import fork_server
 from agent_environments.plain_values import plain_grade
+from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.tool import ToolError, WrongArguments
+
+if TYPE_CHECKING:
+    from agent_environments.tools.judge import Judge
 
 
 class Calls:
@@ -26,11 +30,13 @@ class Calls:
 
     Args:
         deadline_s: for making, resetting and closing an instance.
+        judge: what rewards may ask.
     """
 
-    def __init__(self, module: ToolModule, deadline_s: float) -> None:
+    def __init__(self, module: ToolModule, deadline_s: float, judge: Judge | None = None) -> None:
         self._module = module
         self._deadline_s = deadline_s
+        self._judge = judge
         self._instance: Any = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +50,8 @@ class Calls:
             return {"raised": str(error), "place": getattr(error, "place", "")}
         except deadline.DeadlinePassed as error:
             return {"late": str(error)}
+        except EnvironmentCrashed as error:
+            return {"crashed": str(error)}
 
     def make(self) -> None:
         """Make the instance, where there is a class of it."""
@@ -74,7 +82,12 @@ class Calls:
         """The fields of the grade that the reward of this name gives."""
         task = copy.deepcopy(self._module.tasks[task_id])
         (found,) = (each for each in self._module.rewards if each.name == reward)
-        grade = found.grade(task, answer=answer, trajectory=trajectory, instance=self._instance)
+        episode = {"answer": answer, "trajectory": trajectory, "instance": self._instance, "judge": self._judge}
+        try:
+            grade = found.grade(task, **episode)
+        finally:
+            if self._judge is not None:
+                self._judge.check()
         return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
 
     def close(self) -> None:
@@ -88,10 +101,15 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
 
     def prepare() -> Callable[[], fork_server.Answering]:
         module = load_module(told["module"], told["tasks"])
+        judge = None
+        if told["judge"] is not None:
+            from agent_environments.tools.judge import Judge  # and its HTTP client: other modules need none
+
+            judge = Judge(told["judge"])  # connects at its first text, in the process that asks
 
         def answering() -> fork_server.Answering:
             deadline.install()
-            return Calls(module, told["deadline_s"]).answer
+            return Calls(module, told["deadline_s"], judge).answer
 
         return answering
 

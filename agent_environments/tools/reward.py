@@ -13,7 +13,7 @@ from agent_environments.protocol import Grade
 from agent_environments.scale import Scale
 from agent_environments.tools import deadline
 
-OWN_NAMES = ("answer", "trajectory", "instance")
+OWN_NAMES = ("answer", "trajectory", "instance", "judge")
 """Parameters that are filled from the episode; all others from the task's fields."""
 DEADLINE_S = 600.0
 """For a call; the node itself waits 300 s for a grade."""
@@ -52,6 +52,11 @@ class Reward:
     def takes_instance(self) -> bool:
         """Whether it is given the instance that the episode's tools worked on."""
         return "instance" in self._parameters
+
+    @property
+    def takes_judge(self) -> bool:
+        """Whether it asks the model that the config names."""
+        return "judge" in self._parameters
 
     def missing(self, task: Mapping[str, Any]) -> list[str]:
         """The parameters that neither an episode nor ``task`` has a value for."""
@@ -138,7 +143,8 @@ def reward(
 
     Its parameters are filled by name: ``answer`` (what the terminal tool returned, or the text of the turn that called
     no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role", "content"}),
-    ``instance`` (the one that the episode's tools worked on), and any field of the task.
+    ``instance`` (the one that the episode's tools worked on), ``judge`` (asks the model that the config names, see
+    :class:`~agent_environments.tools.judge.Judge`), and any field of the task.
 
     It returns a number in [0, 1], where 1 is success; True or False; or a :class:`~agent_environments.protocol.Grade`.
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_environments import chat_client
+from agent_environments.chat_model import ChatEndpoint
 from agent_environments.colbench.expert import QUESTIONS
 from agent_environments.colbench.human import (
     DOES_NOT_KNOW,
@@ -16,7 +17,6 @@ from agent_environments.colbench.human import (
     MAX_CHARACTERS,
     NO_RESPONSE,
     EndpointHuman,
-    HumanEndpoint,
     ScriptedHuman,
     shows_code,
 )
@@ -98,7 +98,7 @@ async def endpoint(monkeypatch):
 
 @pytest.fixture
 async def human(endpoint):
-    human = EndpointHuman(HumanEndpoint(endpoint.url, "base", "HUMAN_KEY"))
+    human = EndpointHuman(ChatEndpoint(endpoint.url, "base", "HUMAN_KEY"))
     await human.open()
     yield human
     await human.close()
@@ -142,7 +142,7 @@ async def test_a_busy_endpoint_is_asked_again(endpoint, human):
 
 async def test_a_human_who_is_not_there_stops_the_start(endpoint):
     endpoint.reply = lambda body: 401
-    human = EndpointHuman(HumanEndpoint(endpoint.url, "base", None))
+    human = EndpointHuman(ChatEndpoint(endpoint.url, "base", None))
     with pytest.raises(EnvironmentCrashed, match="answers 401"):
         await human.open()
     assert endpoint.keys[-1] is None
@@ -151,6 +151,6 @@ async def test_a_human_who_is_not_there_stops_the_start(endpoint):
 def test_a_wrong_endpoint_is_one_line(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ValueError, match="must begin with http"):
-        HumanEndpoint("localhost", "base", None)
+        ChatEndpoint("localhost", "base", None)
     with pytest.raises(ValueError, match="set the environment variable NO_SUCH_KEY"):
-        HumanEndpoint("http://localhost/v1", "base", "NO_SUCH_KEY")
+        ChatEndpoint("http://localhost/v1", "base", "NO_SUCH_KEY")

@@ -10,7 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from agent_environments.colbench.human import EndpointHuman, HumanEndpoint
+from agent_environments.chat_model import ChatEndpoint
+from agent_environments.colbench.human import EndpointHuman
 from agent_environments.colbench.tasks import ColBenchTask
 from agent_environments.protocol import EnvironmentCrashed, Message, StepResult
 from model_families.chat.messages import ChatMessage
@@ -445,7 +446,7 @@ async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatc
     ):
         opened = await answer.json()
     monkeypatch.setenv("HUMAN_KEY", opened["api_key"])
-    human = EndpointHuman(HumanEndpoint(opened["base_url"], "base", "HUMAN_KEY"))
+    human = EndpointHuman(ChatEndpoint(opened["base_url"], "base", "HUMAN_KEY"))
     await human.open()
     try:
         task = ColBenchTask("limit_1", "Count them.", "def count(rows):\n    return len(rows) > 30", ("count([])",))

@@ -1,0 +1,101 @@
+"""A model behind a chat endpoint that an environment asks: the human of ColBench, the judge of a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from agent_environments.chat_client import ChatClient, NoCompletion, url_problem
+from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.secret import read_secret
+
+TRIES = 5
+"""For one answer, from an endpoint that is busy or away."""
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """The place where a model is asked: ``POST <url>/chat/completions``. Raises ValueError for what no endpoint has."""
+
+    url: str
+    """Without ``/chat/completions``."""
+    model: str
+    """The name of the model there."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """The environment variable that holds the key; null sends none."""
+    timeout_s: float = 120.0
+    """Seconds until one answer must be there."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Merged into the body of every request."""
+
+    def __post_init__(self) -> None:
+        if (problem := url_problem(self.url)) is not None:
+            raise ValueError(f"url {problem}")
+        if self.api_key_env is not None and not read_secret(self.api_key_env):
+            raise ValueError(f"set the environment variable {self.api_key_env}, or api_key_env to null")
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, Any]) -> ChatEndpoint:
+        """Read the section of a config that has this name. Raises ValueError, one line that begins with it."""
+        try:
+            return cls(**options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+class ChatModel:
+    """Answers one text at a time, at temperature 0.
+
+    A text that it refuses, or breaks over, is answered by "": a greeting, which does not depend on the agent, then
+    shows whether it is there at all. So an agent whose words break it cannot void an episode.
+    """
+
+    def __init__(self, name: str, endpoint: ChatEndpoint) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Raises EnvironmentCrashed if it does not answer a greeting."""
+        key = read_secret(self._endpoint.api_key_env) if self._endpoint.api_key_env is not None else ""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = aiohttp.ClientTimeout(total=self._endpoint.timeout_s)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+        try:
+            await self._say_hello()
+        except EnvironmentCrashed:
+            await self.close()
+            raise
+
+    async def ask(self, text: str) -> str:
+        """Return its answer; "" if it has none to this text. Raises EnvironmentCrashed if it answers nothing at all."""
+        try:
+            said = await self._complete(text)
+        except NoCompletion:
+            said = ""
+        if not said:
+            await self._say_hello()
+        return said
+
+    async def _say_hello(self) -> None:
+        try:
+            said = await self._complete("Say hello.")
+        except NoCompletion as error:
+            raise EnvironmentCrashed(f"the {self._name} does not answer: {error}") from error
+        if not said:
+            raise EnvironmentCrashed(f"the {self._name} at {self._endpoint.url} does not answer: it says nothing")
+
+    async def _complete(self, text: str) -> str:
+        if self._session is None:
+            raise EnvironmentCrashed(f"the {self._name} is not there: the pool is not open")
+        client = ChatClient(self._session, self._endpoint.url)
+        body = {"model": self._endpoint.model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
+        return (await client.complete({**body, **self._endpoint.request}, TRIES)).text.strip()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

@@ -1,0 +1,48 @@
+"""``judge``, a parameter of rewards: a model that grades what no program can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_environments.chat_model import ChatEndpoint, ChatModel
+from agent_environments.protocol import EnvironmentCrashed
+
+
+class Judge:
+    """Answers a text: ``said = await judge("...")``, in an async reward.
+
+    Args:
+        options: the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._endpoint = ChatEndpoint.of("judge", options)
+        self._model: ChatModel | None = None
+        self._crashed: EnvironmentCrashed | None = None
+
+    async def __call__(self, text: str) -> str:
+        """Return the answer to a text.
+
+        Raises:
+            ValueError: it has none to this text, though it is there: perhaps what the agent wrote is in its way.
+            EnvironmentCrashed: it is away.
+        """
+        try:
+            if self._model is None:
+                model = ChatModel("judge", self._endpoint)
+                await model.open()
+                self._model = model
+            said = await self._model.ask(text)
+        except EnvironmentCrashed as error:
+            self._crashed = error
+            raise
+        if not said:
+            raise ValueError("the judge has no answer to this text")
+        return said
+
+    def check(self) -> None:
+        """Raise EnvironmentCrashed if it was away since the last check, be it that the reward made a number of that."""
+        crashed, self._crashed = self._crashed, None
+        if crashed is not None:
+            raise crashed

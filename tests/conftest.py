@@ -6,12 +6,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 import agent_environments  # noqa: F401 - before torch, for the variable that it sets
 
 if TYPE_CHECKING:
     from support.counter_node import LocalNode
+
+# An example that took long was on a busy machine.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused_before_work(tmp_path):
     harness = {"root": "node", "model": {"path": "base"}, "environment": {"name": "harness"}}
     node = {"replay": None, "url": "http://127.0.0.1:1"}
     refused(
-        r"turn_credit\.by: the node cannot go on from the turns of an agent of your own \(harness\); give critic",
+        r"turn_credit\.by: the node cannot go on from the turns of an agent that is a program; give critic",
         turn_credit={"by": "branches"},
         rollout_node=node,
         node=harness,

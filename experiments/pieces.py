@@ -15,6 +15,7 @@ import itertools
 import json
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,42 @@ from loop_recipes.run.metrics import read_metrics
 ITERATIONS, TASKS, ROLLOUTS = 10, 5, 6
 BUDGET = ITERATIONS * TASKS * ROLLOUTS
 RECORDS = Path(__file__).parent / "results/tiny_policy.jsonl"
-WITHOUT = "none"
-CORRECTION = "loss.sampler_correction={{_component_: loop_recipes.algorithm.sampler_correction.%s}}"
-SEQUENCES = CORRECTION.replace("%s", "TruncatedWeights, ratio_of: sequence")
+WITHOUT, TEACHER = "none", "teacher"
+LOOP = Algorithm("LOOP")
+
+
+def corrected(component: str) -> str:
+    """The word that corrects for the sampler by this component, whose arguments may follow its name."""
+    return f"loss.sampler_correction={{_component_: loop_recipes.algorithm.sampler_correction.{component}}}"
+
+
+def distilled(output: Path) -> str:
+    """The word that has what the run without a piece ended with as the teacher."""
+    return f"distillation={{adapter: {newest_policy(output / WITHOUT)}}}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run: its name in the table, the words that it adds, and the metric to look at."""
+
+    label: str
+    words: tuple[str, ...]
+    metric: str
+
 
 PIECES = {
-    WITHOUT: (Algorithm("LOOP"), "clip_fraction"),
-    "tis": (Algorithm("TIS, tokens", None, (CORRECTION % "TruncatedWeights",)), "correction_weight"),
-    "tis_sequence": (Algorithm("TIS, sequences", None, (SEQUENCES,)), "correction_weight"),
-    "icepop": (Algorithm("IcePop", None, (CORRECTION % "RatioMask",)), "correction_cut"),
-    "dppo": (Algorithm("DPPO", None, (CORRECTION % "DivergenceMask", "loss.clip=none")), "correction_cut"),
-    "dapo": (Algorithm("DAPO's clip", None, ("loss.eps_high=0.28",)), "clip_fraction"),
-    "gspo": (
-        Algorithm("GSPO", None, ("loss.level=geometric", "loss.eps=3e-4", "loss.eps_high=4e-4")),
-        "clip_fraction",
-    ),
-    "cispo": (Algorithm("CISPO", None, ("loss.clip=cispo", "loss.eps_high=4")), "clip_fraction"),
-    "refill": (Algorithm("refill", None, ("collection.refill_budget=1.5",)), "refilled_groups"),
-    "rest": (Algorithm("rest", None, ("collection.rest_iterations=5",)), "resting_tasks"),
-    "teacher": (Algorithm("distillation beside LOOP", None, ("distillation={{adapter: {teacher}}}",)), "teacher_kl"),
+    WITHOUT: Piece("LOOP", (), "clip_fraction"),
+    "tis": Piece("TIS, tokens", (corrected("TruncatedWeights"),), "correction_weight"),
+    "tis_sequence": Piece("TIS, sequences", (corrected("TruncatedWeights, ratio_of: sequence"),), "correction_weight"),
+    "icepop": Piece("IcePop", (corrected("RatioMask"),), "correction_cut"),
+    "dppo": Piece("DPPO", (corrected("DivergenceMask"), "loss.clip=none"), "correction_cut"),
+    "dapo": Piece("DAPO's clip", ("loss.eps_high=0.28",), "clip_fraction"),
+    "gspo": Piece("GSPO", ("loss.level=geometric", "loss.eps=3e-4", "loss.eps_high=4e-4"), "clip_fraction"),
+    "cispo": Piece("CISPO", ("loss.clip=cispo", "loss.eps_high=4"), "clip_fraction"),
+    "refill": Piece("refill", ("collection.refill_budget=1.5",), "refilled_groups"),
+    "rest": Piece("rest", ("collection.rest_iterations=5",), "resting_tasks"),
+    TEACHER: Piece("distillation beside LOOP", (), "teacher_kl"),
 }
-"""The run of each piece, and the metric to look at. The teacher is what the run without a piece ended with."""
 
 
 def within_budget(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,17 +105,14 @@ def reference(name: str, label: str) -> list[dict[str, Any]]:
 def run_all(output: Path, overrides: list[str]) -> list[str]:
     """Run what is missing; returns what failed."""
     failures = []
-    for name, (algorithm, _) in PIECES.items():
+    for name, piece in PIECES.items():
         run = output / name
         words = [f"collection.tasks_per_iteration={TASKS}", f"collection.min_rollouts_per_task={ROLLOUTS}"]
-        words += ["collection.min_rollouts_fraction=1.0", "optimizer.lr=6e-4", *overrides]
+        words += ["collection.min_rollouts_fraction=1.0", "optimizer.lr=6e-4", *piece.words]
         try:
-            if any("{teacher}" in word for word in algorithm.overrides):
-                teacher = str(newest_policy(output / WITHOUT))
-                chosen = tuple(word.replace("{teacher}", teacher) for word in algorithm.overrides)
-                algorithm = Algorithm(algorithm.label, algorithm.chosen, chosen)
+            words += [distilled(output)] if name == TEACHER else []
             steps = Steps(run, {"overrides": overrides})
-            command = algorithm.command(run, 0, ITERATIONS, words)
+            command = LOOP.command(run, 0, ITERATIONS, [*words, *overrides])
             steps.run("training", command, run / "training.log", training=run, deadline_s=5400.0)
         except (StepFailed, ConfigError) as error:
             failures.append(f"{name}: {error}")
@@ -109,10 +122,10 @@ def run_all(output: Path, overrides: list[str]) -> list[str]:
 
 def table(output: Path) -> list[dict[str, Any]]:
     rows = [*reference("loop_token", "LOOP"), *reference("shuffled", "shuffled")]
-    for name, (algorithm, metric) in PIECES.items():
+    for name, piece in PIECES.items():
         file = output / name / METRICS_FILE
         if file.exists() and (lines := within_budget(read_metrics(file))):
-            rows += rows_of(algorithm.label, lines, metric)
+            rows += rows_of(piece.label, lines, piece.metric)
     return rows
 
 

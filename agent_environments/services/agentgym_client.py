@@ -22,8 +22,7 @@ class AgentGymPool(ServicePool):
     """Lends episodes of an AgentGym service. A task has the id that the service gives it, or else ``item_<data_idx>``.
 
     Args:
-        splits: split -> [first, end) of the ``data_idx`` in it; None: the splits that the service names.
-        options: as for :class:`ServicePool`.
+        options: as for :class:`ServicePool`; ``splits`` are of ``data_idx``.
     """
 
     def __init__(
@@ -31,12 +30,10 @@ class AgentGymPool(ServicePool):
         token_spans: TokenSpans,
         url: str,
         dataset: str,
-        splits: Mapping[str, tuple[int, int]] | None = None,
         observation_field: str = "observation",
         **options: Any,
     ) -> None:
         super().__init__(token_spans, url, dataset, observation_field=observation_field, **options)
-        self._ranges = splits
         self.indices: dict[str, int] = {}
         """Task id -> ``data_idx``."""
         self.names_tasks = True

@@ -44,20 +44,12 @@ class OpenEnvPool(ServicePool):
     and index. Where the service has no sessions left, episodes wait for one.
 
     Args:
-        splits: split -> [first, end) of the seeds in it, for a service without tasks; a task is ``seed_<n>``.
-        options: as for :class:`ServicePool`.
+        options: as for :class:`ServicePool`; ``splits`` are of seeds, for a service without tasks, whose tasks are
+            ``seed_<n>``.
     """
 
-    def __init__(
-        self,
-        token_spans: TokenSpans,
-        url: str,
-        dataset: str,
-        splits: Mapping[str, tuple[int, int]] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, token_spans: TokenSpans, url: str, dataset: str, **options: Any) -> None:
         super().__init__(token_spans, url, dataset, **options)
-        self._ranges = splits
         self.places: dict[str, dict[str, Any]] = {}
         """Task id -> what it is started with."""
         self.crowded = False

@@ -58,6 +58,7 @@ class ServicePool(RemotePool):
         token_spans: the policy's tokenizer, for cutting observations.
         url: of the service, ``http://host:port``.
         dataset: the name printed with every score.
+        splits: split -> [first, end) of the tasks' numbers in it, where the service names none.
         instructions: system message where the service gives none.
         action_field: name of an action's text, where the service has its own.
         observation_field: name of an observation's text, where the service has its own.
@@ -73,6 +74,7 @@ class ServicePool(RemotePool):
         token_spans: TokenSpans,
         url: str,
         dataset: str,
+        splits: Mapping[str, tuple[int, int]] | None = None,
         instructions: str = "",
         action_field: str = "action",
         observation_field: str = "text",
@@ -85,6 +87,7 @@ class ServicePool(RemotePool):
         self.url = url.rstrip("/")
         self.action_field = action_field
         self.observation_field = observation_field
+        self._ranges = splits
         self._instructions = instructions
         self._http: aiohttp.ClientSession | None = None
         self._lines: set[Line] = set()

@@ -3,8 +3,8 @@
 The key comes as the bearer token, as OpenAI's clients send it, as ``x-api-key``, as Anthropic's do, or in the path for
 one that can send neither: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first byte is sent,
 also those that stream: so a failure has its HTTP status, a request may go to another server after one that died, and a
-client that hangs up finds the same answer when it asks again. To pass tokens on as they are sampled would cost the node
-0.3 ms a token (``benchmarks/streaming.py``), which bounds all its episodes together to some 3,000 tokens a second.
+client that hangs up finds the same answer when it asks again. To pass tokens on as they are sampled would also cost the
+node an event for each of all episodes' tokens.
 """
 
 from __future__ import annotations

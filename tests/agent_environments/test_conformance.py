@@ -136,7 +136,7 @@ PROGRAMS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(PROGRAMS, max_size=4))
 async def test_random_programs_never_end_without_a_grade(programs):
     actions = [f"```python\n{program}\n```" for program in programs]

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_environments.extraction import code_blocks, extract_code
@@ -19,14 +19,12 @@ def starts_at_the_margin(program: str) -> bool:
     return program.lstrip("\n")[:1] not in ("", " ")
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.text(alphabet="abc =\n()", min_size=1).filter(starts_at_the_margin), min_size=1, max_size=4))
 def test_blocks_come_back_in_order(programs):
     action = "thought\n".join(f"```python\n{program}\n```\n" for program in programs)
     assert code_blocks(action) == [program.strip("\n") for program in programs]
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.text())
 def test_any_text_has_code_or_none(action):
     code = extract_code(action)

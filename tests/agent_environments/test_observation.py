@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_environments.observation import REMINDER_HEAD, TRUNCATION_NOTE, observation, truncate
@@ -25,7 +25,6 @@ def test_golden(case):
     assert observation(case["output"], case["reminder"], case["max_tokens"], word_spans) == case["observation"]
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.text(alphabet="ab \n", max_size=300), st.integers(1, 50))
 def test_truncation_cuts_at_a_line_then_at_a_space(output, max_tokens):
     shown = truncate(output, max_tokens, character_spans)

@@ -205,7 +205,7 @@ STATEMENTS = st.one_of(
 
 
 @module_loop
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.lists(STATEMENTS, min_size=1, max_size=4).map("\n".join), min_size=1, max_size=4))
 async def test_random_programs_never_end_without_a_grade(pool, steps):
     task = volume_task()[0].task_id

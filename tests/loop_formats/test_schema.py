@@ -117,7 +117,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXT, st.dictionaries(TEXT, PLAIN, max_size=3))
 @example("???", {"a": ["\\???", {"b": "???"}]})
 def test_whatever_a_config_holds_is_read_back_as_it_was_written(tmp_path, text, options):

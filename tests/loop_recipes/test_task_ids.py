@@ -48,7 +48,7 @@ def attempts(collection, tasks):
     return rollouts
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(ids, st.sampled_from(ENVIRONMENTS))
 def test_any_text_goes_from_the_sampler_to_a_score(tasks, environment):
     sampler = TaskSampler(tasks, 2, seed=0, environment=environment)

@@ -30,7 +30,7 @@ async def test_whatever_is_asked_the_answer_is_one_line_of_json(running):
     places = routes(running.node)
     assert len(places) > 20
 
-    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=300, database=None, suppress_health_check=list(HealthCheck))
     @given(odd_requests(places, KEYS, QUERIES))
     def attack(odd):
         for token in (TOKEN, key, "wrong"):

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +20,7 @@ from agent_environments.colbench.human import (
 )
 from agent_environments.colbench.tasks import ColBenchTasks
 from agent_environments.protocol import EnvironmentCrashed, Message
+from support.chat_endpoint import FakeChatEndpoint
 
 TASKS = list(ColBenchTasks(seed=0).values())
 WORDS = st.one_of(
@@ -49,7 +48,7 @@ async def test_the_scripted_human_answers_two_things_at_most_and_says_when_he_do
         assert await ScriptedHuman().answer(task, asked(question)) == DOES_NOT_KNOW
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(TASKS), st.lists(WORDS, max_size=8).map(" ".join))
 async def test_the_scripted_human_never_shows_code(task, question):
     said = await ScriptedHuman().answer(task, asked(question))
@@ -67,32 +66,11 @@ def test_code_is_seen_however_it_is_spaced():
     assert not shows_code("The limit is 20.", reference)
 
 
-class Endpoint:
-    """Answers with what ``reply`` gives for a request's body: a text, or a status."""
-
-    def __init__(self):
-        self.bodies = []
-        self.keys = []
-        self.reply = lambda body: "Fine."
-
-    async def complete(self, request):
-        self.bodies.append(await request.json())
-        self.keys.append(request.headers.get("Authorization"))
-        reply = self.reply(self.bodies[-1])
-        if isinstance(reply, int):
-            return web.Response(status=reply, text="no")
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": reply}}]})
-
-
 @pytest.fixture
 async def endpoint(monkeypatch):
     monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setenv("HUMAN_KEY", "sk-human")
-    endpoint = Endpoint()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", endpoint.complete)
-    async with TestServer(app) as server:
-        endpoint.url = str(server.make_url("/v1"))
+    async with FakeChatEndpoint().served() as endpoint:
         yield endpoint
 
 

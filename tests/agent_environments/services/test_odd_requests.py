@@ -37,7 +37,7 @@ async def test_whatever_is_asked_the_answer_is_one_line_of_json():
         routes = [(route.method, route.resource.canonical) for route in application.router.routes()]
         places = [(method, path.replace("{env}", env)) for method, path in routes for env in ("counter", "{env}")]
 
-        @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=300, database=None, suppress_health_check=list(HealthCheck))
         @given(odd_requests([place for place in places if place[0] != "HEAD"], KEYS, KEYS))
         def attack(odd):
             for token in (TOKEN, "wrong"):
@@ -68,7 +68,7 @@ async def test_a_socket_answers_every_message():
     )
     sampled = [{"type": "reset", "data": {"task_id": ["reach3_1"]}}, {"type": "reset", "data": {"split": ["train"]}}]
 
-    @settings(max_examples=100, deadline=None, database=None)
+    @settings(max_examples=100, database=None)
     @given(messages.filter(lambda message: not isinstance(message, dict) or message.get("type") != "close"))
     def collect(message):
         sampled.append(message)

@@ -1,8 +1,6 @@
 """A reward that asks a model: its answer counts, what it refuses is worth 0, and its absence is nobody's reward."""
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from agent_environments import chat_client
 from agent_environments.no_voiding import NoVoiding
@@ -10,6 +8,7 @@ from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.judge import Judge
 from support.adapter_support import word_spans
+from support.chat_endpoint import FakeChatEndpoint
 from support.tool_modules import write
 
 JUDGED = """
@@ -30,34 +29,25 @@ TASKS = [{"id": "greet", "question": "Say hello."}]
 """
 
 
-class Endpoint:
-    """Says what ``reply`` makes of the text that it is asked: a text, or a status."""
-
-    def __init__(self):
-        self.texts = []
-        self.reply = lambda text: "1"
-
-    async def complete(self, request):
-        self.texts.append((await request.json())["messages"][0]["content"])
-        said = self.reply(self.texts[-1])
-        if isinstance(said, int):
-            return web.Response(status=said, text="no")
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": said}}]})
-
-
 @pytest.fixture
 async def endpoint(monkeypatch):
     monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)  # the fork server's processes wait as users' do
-    endpoint = Endpoint()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", endpoint.complete)
-    async with TestServer(app) as server:
-        endpoint.options = {"url": str(server.make_url("/v1")), "model": "base", "api_key_env": None}
+    endpoint = FakeChatEndpoint()
+    endpoint.reply = lambda body: "1"
+    async with endpoint.served():
         yield endpoint
 
 
+def options_of(endpoint):
+    return {"url": endpoint.url, "model": "base", "api_key_env": None}
+
+
+def texts_of(endpoint):
+    return [body["messages"][0]["content"] for body in endpoint.bodies]
+
+
 async def graded(tmp_path, endpoint, said):
-    pool = ToolPool(word_spans, write(tmp_path, JUDGED), judge=endpoint.options)
+    pool = ToolPool(word_spans, write(tmp_path, JUDGED), judge=options_of(endpoint))
     await pool.open()
     try:
         environment = NoVoiding(await pool.acquire("e"))
@@ -71,21 +61,21 @@ async def graded(tmp_path, endpoint, said):
 async def test_a_reward_asks_a_model(tmp_path, endpoint):
     grade = await graded(tmp_path, endpoint, "Hello!")
     assert (grade.reward, grade.success, grade.metrics) == (1.0, True, {"guarded": 1.0})
-    assert endpoint.texts == ["Say hello.", "Is this a polite answer to 'Say hello.', 0 or 1? Hello!", "Hello!"]
+    assert texts_of(endpoint) == ["Say hello.", "Is this a polite answer to 'Say hello.', 0 or 1? Hello!", "Hello!"]
 
 
 async def test_what_the_model_has_no_answer_to_is_worth_nothing(tmp_path, endpoint):
-    endpoint.reply = lambda text: 400 if "hostile" in text else "1"
+    endpoint.reply = lambda body: 400 if "hostile" in str(body) else "1"
     grade = await graded(tmp_path, endpoint, "hostile")
     assert (grade.reward, grade.success, grade.broke.where) == (0.0, False, "reward polite")
     assert "the judge has no answer to this text" in grade.ungradable
 
 
 async def test_a_judge_who_is_away_loses_the_attempt_whatever_the_reward_makes_of_it(endpoint):
-    judge = Judge(endpoint.options)
+    judge = Judge(options_of(endpoint))
     assert await judge("Who are you?") == "1"
     judge.check()
-    endpoint.reply = lambda text: 503
+    endpoint.reply = lambda body: 503
     with pytest.raises(EnvironmentCrashed, match=r"the judge does not answer: http.* answers 503"):
         await judge("And now?")
     with pytest.raises(EnvironmentCrashed, match="the judge does not answer"):
@@ -94,7 +84,7 @@ async def test_a_judge_who_is_away_loses_the_attempt_whatever_the_reward_makes_o
 
 
 async def test_a_judge_who_was_never_there_is_a_crash(tmp_path, endpoint):
-    endpoint.reply = lambda text: 401
+    endpoint.reply = lambda body: 401
     with pytest.raises(EnvironmentCrashed, match=r"the judge does not answer: .* answers 401"):
         await graded(tmp_path, endpoint, "Hello!")
 

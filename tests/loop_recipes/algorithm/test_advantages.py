@@ -59,7 +59,7 @@ def leave_one_out_over_std(group):
     ],
 )
 @given(data=groups_of_returns, order=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equals_the_formula_for_interleaved_groups(component, formula, data, order):
     flat = [(r, g * 7 - 3, a) for g, group in enumerate(data) for r, a in zip(group, formula(group), strict=True)]
     order.shuffle(flat)
@@ -70,7 +70,7 @@ def test_equals_the_formula_for_interleaved_groups(component, formula, data, ord
 
 
 @given(data=groups_of_returns, shift=st.floats(-0.5, 0.5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_leave_one_out_sums_to_zero_and_ignores_a_common_shift(data, shift):
     for group in data:
         rewards, ids = torch.tensor(group, dtype=torch.float64), torch.zeros(len(group))
@@ -120,7 +120,7 @@ def sample_with_kl(reward, kl):
     rollouts=st.lists(st.tuples(returns, st.lists(st.floats(-2, 2), min_size=1, max_size=8)), min_size=2, max_size=6),
     coefficient=st.sampled_from([0.0, 0.01, 0.5]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_return_to_go_is_the_return_less_the_kl_that_is_to_come_normalised_over_all_tokens(rollouts, coefficient):
     to_go = [[reward - coefficient * math.fsum(kl[t:]) for t in range(len(kl))] for reward, kl in rollouts]
     tokens = [value for rollout in to_go for value in rollout]

@@ -99,7 +99,7 @@ def random_batch(lengths, seed, spread):
     seed=st.integers(0, 2**20),
     spread=st.sampled_from([0.0, 0.05, 0.3]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_clipped_loss_and_gradient_equal_the_equations(level, clip, lengths, seed, spread):
     batch, logprobs = random_batch(lengths, seed, spread)
     output = clipped_loss(level, clip)(logprobs, batch)
@@ -111,7 +111,7 @@ def test_clipped_loss_and_gradient_equal_the_equations(level, clip, lengths, see
 
 @pytest.mark.parametrize("level", ["token", "turn"])
 @given(cuts=st.lists(st.integers(0, 2), min_size=2, max_size=6), seed=st.integers(0, 2**20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_an_episode_of_several_sequences_has_the_loss_of_all_its_turns(level, cuts, seed):
     """Eq. 10's mean is over the whole episode, wherever its sequences are computed."""
     samples = as_episodes(make_samples([5 + 3 * place for place in range(len(cuts))], seed), cuts)
@@ -136,7 +136,7 @@ def test_an_episode_of_several_sequences_has_the_loss_of_all_its_turns(level, cu
 
 
 @given(seed=st.integers(0, 2**20), spread=st.sampled_from([0.0, 0.1, 0.5]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_cispo_bounds_the_weight_of_a_token_and_keeps_its_gradient(seed, spread):
     batch, logprobs = random_batch([7, 15, 11], seed, spread)
     output = ClippedPolicyLoss(clip="cispo", eps_high=EPS_HIGH)(logprobs, batch)
@@ -201,7 +201,7 @@ def test_log_likelihood_is_the_weighted_sum_over_a_rollouts_tokens():
 
 
 @given(seed=st.integers(0, 2**20), coefficient=st.sampled_from([0.01, 0.5]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_kl_term_equals_the_estimator(seed, coefficient):
     batch, logprobs = random_batch([7, 15, 11], seed, 0.1)
     reference = batch.old_logprobs + 0.2 * torch.randn_like(batch.old_logprobs)

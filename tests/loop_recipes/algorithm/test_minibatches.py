@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.minibatches import minibatches
@@ -41,7 +41,6 @@ def test_a_minibatch_holds_whole_episodes():
 
 
 @given(pairs=st.integers(1, 12), singles=st.integers(0, 5), size=st.integers(1, 9), seed=st.integers(0, 3))
-@settings(deadline=None)
 def test_minibatches_keep_pairs_together(pairs, singles, size, seed):
     samples = make_samples([6] * (2 * pairs + singles))
     samples = as_pairs(samples, [(i, 2 * pairs - 1 - i) for i in range(pairs)])

@@ -63,7 +63,7 @@ def pairs_of(lengths, seed=0):
 
 @every_loss
 @given(lengths=st.lists(st.integers(4, 30), min_size=2, max_size=6), seed=st.integers(0, 2**20))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_weighted_log_likelihood_has_the_pairs_gradient(loss, lengths, seed):
     samples = pairs_of(lengths[: len(lengths) // 2 * 2], seed)
     generator = torch.Generator().manual_seed(seed)

@@ -79,7 +79,7 @@ def surrogate(ratio, advantage):
     seed=st.integers(0, 2**20),
     spread=st.sampled_from([0.0, 0.1, 0.4]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_corrected_loss_and_its_gradient_equal_the_equations(name, lengths, seed, spread):
     batch = collate_step(with_gap(make_samples(lengths, seed), spread, seed), pad_id=0, packed=True)
     noise = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed))

@@ -19,7 +19,7 @@ many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
 
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=st.lists(st.integers(4, 40), min_size=1, max_size=6), seed=st.integers(0, 2**20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_collate_points_at_the_right_tokens(packed, lengths, seed):
     samples = make_samples(lengths, seed)
     batch = collate_step(samples, pad_id=VOCAB - 1, packed=packed)
@@ -43,7 +43,7 @@ def test_collate_points_at_the_right_tokens(packed, lengths, seed):
 
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
     samples = make_samples(lengths)
     batches = [micro_batches(samples, budget, 0, packed, world_size, rank) for rank in range(world_size)]

@@ -48,7 +48,7 @@ def by_hand(hidden, weight, targets, temperature, upstream):
     scale=st.sampled_from([0.1, 1.0, 20.0]),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_heads_equal_the_formula(head, shape, tiles, temperature, scale, seed):
     head = TiledLogProbs(*tiles) if head == "tiled" else head
     hidden, weight, targets, upstream = case(*shape, scale, seed)

@@ -15,7 +15,7 @@ many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
 
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=many_lengths, budget=st.integers(1, 200))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_plan_uses_every_rollout_once_and_keeps_to_the_budget(packed, lengths, budget):
     plan = plan_micro_batches(lengths, budget, packed)
     assert sorted(i for part in plan for i in part) == list(range(len(lengths)))
@@ -27,7 +27,7 @@ def test_a_plan_uses_every_rollout_once_and_keeps_to_the_budget(packed, lengths,
 
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_step_of_several_ranks_does_too_and_is_the_same_each_time(packed, lengths, world_size, budget):
     plan = plan_step(lengths, world_size, budget, packed)
     assert plan == plan_step(lengths, world_size, budget, packed)

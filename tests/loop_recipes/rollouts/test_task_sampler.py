@@ -11,7 +11,6 @@ from loop_recipes.rollouts.task_sampler import MixedTaskSampler, TaskSampler, Un
 task_sets = st.sets(st.integers(0, 40), min_size=1, max_size=20).map(lambda ids: [f"s{number}_1" for number in ids])
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(task_sets, st.data())
 def test_sampler_visits_everything_once_per_pass(tasks, data):
     size = data.draw(st.integers(1, len(tasks)))
@@ -26,7 +25,6 @@ def test_sampler_visits_everything_once_per_pass(tasks, data):
 
 
 @pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
-@settings(deadline=None)  # a busy machine is no failure
 @given(task_sets, st.integers(0, 15), st.integers(0, 5))
 def test_sampler_resumes_and_ignores_the_order_of_its_tasks(kind, tasks, before, seed):
     size = max(1, len(tasks) // 3)
@@ -76,7 +74,7 @@ def test_sampler_needs_enough_tasks(size):
         TaskSampler(["a_1", "b_1"], size, seed=0)
 
 
-@settings(deadline=None, max_examples=30)  # a busy machine is no failure
+@settings(max_examples=30)
 @given(task_sets, st.data())
 def test_replacements_are_new_to_the_iteration_and_a_pass_still_visits_everything(tasks, data):
     size = data.draw(st.integers(1, len(tasks)))
@@ -93,7 +91,7 @@ def test_replacements_are_new_to_the_iteration_and_a_pass_still_visits_everythin
 
 
 @pytest.mark.parametrize("kind", [TaskSampler, UniformTaskSampler])
-@settings(deadline=None, max_examples=30)  # a busy machine is no failure
+@settings(max_examples=30)
 @given(tasks=task_sets, data=st.data())
 def test_no_iteration_takes_a_task_that_rests_unless_it_must(kind, tasks, data):
     size = data.draw(st.integers(1, len(tasks)))

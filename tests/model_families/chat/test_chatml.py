@@ -132,7 +132,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.lists(PIECES, min_size=1, max_size=4), st.integers(1, 3000)), max_size=4), st.data())
 def test_what_is_said_to_overfill_does(tokens, runs, data):
     texts = ["".join(pieces) * times for pieces, times in runs]

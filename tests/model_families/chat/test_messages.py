@@ -49,7 +49,7 @@ RESULTS = st.text(alphabet="ab<>/_ \n\t", max_size=9) | st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(RESULTS, min_size=1, max_size=4))
 def test_no_result_of_a_tool_is_read_as_two(results):
     text = render_tool_response(*results)

@@ -266,7 +266,7 @@ HOSTILE = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts=st.lists(HOSTILE, min_size=6, max_size=6))
 def test_no_text_forges_a_control_token(chat, texts):
     """Wherever it stands: the control tokens are those of the same conversation without it."""

@@ -264,7 +264,7 @@ TEXTS = st.text(max_size=4)
 
 
 @given(st.lists(st.tuples(TEXTS, st.one_of(TEXTS, st.just(LEFT_OUT))), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ever_shorter_histories(pairs):
     """Own turns are kept in their order while only observations go; the newest turn is always there."""
     exchanges = [Exchange(*pair) for pair in pairs]

@@ -211,14 +211,14 @@ async def played(tokens, rng, edits):
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_every_token_is_stored_once(formats, name, seed):
     asyncio.run(played(formats[name], random.Random(seed), edits=True)).check()
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_one_history_in_any_dialect_is_one_sequence(formats, name, seed):
     client = asyncio.run(played(formats[name], random.Random(seed), edits=False))
@@ -247,7 +247,7 @@ def changed(value, rng):
     return copy
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
 def test_odd_bodies_are_answered_or_refused_in_one_line(formats, seed):
     """Whatever a body holds, there is no failure of ours, and the record stays exact."""

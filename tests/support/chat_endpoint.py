@@ -1,0 +1,37 @@
+"""An endpoint of chat completions, for those who ask a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+
+class FakeChatEndpoint:
+    """Answers what ``reply`` makes of a request's body: a text, or a status. Keeps bodies and keys."""
+
+    url: str
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.reply: Callable[[dict[str, Any]], str | int] = lambda body: "Hello."
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        self.keys.append(request.headers.get("Authorization"))
+        reply = self.reply(self.bodies[-1])
+        if isinstance(reply, int):
+            return web.Response(status=reply, text="no")
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": reply}}]})
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[FakeChatEndpoint]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._complete)
+        async with TestServer(app) as server:
+            self.url = str(server.make_url("/v1"))
+            yield self

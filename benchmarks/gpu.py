@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -277,6 +278,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="full")
     parser.add_argument("--parts", choices=["heads", "heads_speed", "exactness", "update", "published"], nargs="+")
+    parser.add_argument("--only", type=re.compile, help="a regular expression: cases whose name it finds")
     parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
     parser.add_argument("--json", type=Path, help="write the rows here, and go on from those that are there")
     parser.add_argument("--case", choices=["heads", "exactness"], help="measure in this process and print JSON")
@@ -298,6 +300,8 @@ def main() -> None:
         ends = time.monotonic() + PART_SECONDS
         for case, command in commands.items():
             full = f"{case}, {machine}"
+            if args.only and not args.only.search(case):
+                continue
             if full in done:
                 print(f"{part}: {case}: done before")
                 continue

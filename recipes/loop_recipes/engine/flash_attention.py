@@ -3,7 +3,7 @@
 torch computes ``varlen_attn`` by FlashAttention-2 until it is given a module with ``_flash_attn_fwd`` and
 ``_flash_attn_bwd``, as this one is. The operator stays the same, so activation checkpointing keeps it and a compiled
 layer calls it as before. Kernels are compiled once in a process for the model's heads; rows of other lengths share
-them, but for rows of at most 128 tokens and of more than 256 rollouts.
+them, but for the shortest and for those of more than 256 rollouts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import _registry
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    register_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+from torch.nn.attention._fa4 import register_flash_attention_fa4
 from torch.nn.attention.varlen import varlen_attn
 from torchtune.modules import TransformerDecoder
 
@@ -31,7 +37,7 @@ AUTO = "fa2"
 """What ``auto`` tries first. None of this has been run on a GPU by this project."""
 CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch takes these kernels."""
-LENGTHS = (200, 120)
+LENGTHS = (300, 120)
 """Tokens of the documents that are compared: enough for the kernels of longer rows."""
 LARGEST_ERROR = 0.02
 """Of the largest value, in half precision against fp32; FlashAttention-2's is some thousandths."""
@@ -81,23 +87,20 @@ def _failure(heads: tuple[int, int, int], device: torch.device, dtype: torch.dty
         if error <= LARGEST_ERROR:
             return None
         problem = f"its kernels are wrong by {error:.2g} of the largest value for heads {heads}"
-    if _registry.current_flash_attention_impl() is not None:
-        _registry.restore_flash_attention_impl()
+    if current_flash_attention_impl() is not None:
+        restore_flash_attention_impl()
     return problem
 
 
 def activate() -> None:
     """Have torch compute ``varlen_attn`` on CUDA by this module's kernels, in this process."""
-    from torch.nn.attention._fa4 import register_flash_attention_fa4
-
     _kernels()
-    register = partial(register_flash_attention_fa4, __name__)
-    _registry.register_flash_attention_impl("FA4", register_fn=register)
-    _registry.activate_flash_attention_impl("FA4")
+    register_flash_attention_impl("FA4", register_fn=partial(register_flash_attention_fa4, __name__))
+    activate_flash_attention_impl("FA4")
 
 
 def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
-    """How far ``varlen_attn``'s output and gradients of a packed row are from fp32's, in parts of the largest value.
+    """The largest error of ``varlen_attn``'s output and gradients of a packed row, in parts of the largest value.
 
     Args:
         heads: query heads, key heads and their width.

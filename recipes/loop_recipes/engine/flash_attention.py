@@ -80,7 +80,10 @@ def _failure(heads: tuple[int, int, int], device: torch.device, dtype: torch.dty
     """Register the kernels with torch and compare a row; on failure FlashAttention-2 is back, and this says why."""
     try:
         activate()
-        error = largest_error(heads, device, dtype)
+        with warnings.catch_warnings():
+            # What the compiler says of an argument that is not used is long.
+            warnings.filterwarnings("ignore", "Argument aux_data")
+            error = largest_error(heads, device, dtype)
     except Exception as failure:  # Compilers raise errors of many kinds.
         problem = f"its kernels, of vLLM's wheel for CUDA, fail: {type(failure).__name__}: {failure}".splitlines()[0]
     else:

@@ -325,8 +325,8 @@ class LearnerConfig:
     keep_attention: bool = False
     """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
     attention: Literal["auto", "fa2", "fa4"] = "auto"
-    """Of packed rows in half precision on CUDA: FlashAttention-2; 4, with vLLM's kernels for capability 9.x and 10.x,
-    checked at start; ``auto`` is 2 as long as nobody has timed 4."""
+    """For packed rows in half precision on CUDA: FlashAttention-2; or 4 with the kernels of vLLM's wheel for capability
+    9.x and 10.x, compared with fp32 at start; ``auto`` is 2 until somebody has timed 4."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share each packed row: a part of its tokens each, and in attention of its heads. A rank still takes
     ``update.micro_batch_tokens``."""

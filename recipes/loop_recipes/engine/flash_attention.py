@@ -48,21 +48,21 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
     """Have this process compute packed rows as ``choice`` says: ``auto``, ``fa2`` or ``fa4``.
 
     The kernels of FlashAttention-4 are compiled for the model's heads, up to minutes, and compared with fp32. Where
-    that fails ``auto`` falls back on FlashAttention-2 with a warning.
+    that fails ``auto`` falls back on FlashAttention-2 with a warning; on other devices it says nothing.
 
     Raises:
         ConfigError: ``choice`` is ``fa4``, which cannot be had here or computes wrongly.
     """
     if (AUTO if choice == "auto" else choice) == "fa2":
         return
-    attention: Any = model.layers[0].attn
-    problem = _missing(device, dtype) or _failure(
-        (attention.num_heads, attention.num_kv_heads, attention.head_dim), device, dtype
-    )
-    if problem is None:
+    problem = _missing(device, dtype)
+    if choice == "auto" and problem is not None:
         return
-    require(choice == "auto", f"attention is fa4, but {problem}; give attention: fa2")
-    if device.type == "cuda":
+    if problem is None:
+        layer: Any = model.layers[0].attn
+        problem = _failure((layer.num_heads, layer.num_kv_heads, layer.head_dim), device, dtype)
+    if problem is not None:
+        require(choice == "auto", f"attention is fa4, but {problem}; give attention: fa2")
         warnings.warn(f"attention is FlashAttention-2, not 4: {problem}", stacklevel=2)
 
 

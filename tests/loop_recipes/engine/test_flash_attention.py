@@ -123,7 +123,7 @@ def test_kernels_that_compute_wrongly_are_refused_and_auto_goes_back_with_a_warn
         assert len(said) == 1
 
 
-def test_a_compiler_that_fails_is_one_line_and_auto_on_a_cpu_says_nothing(hopper):
+def test_a_compiler_that_fails_is_one_line_and_auto_on_other_devices_says_nothing(hopper):
     def fails(*args):
         raise AssertionError("no such tile\nand a long story")
 
@@ -132,6 +132,8 @@ def test_a_compiler_that_fails_is_one_line_and_auto_on_a_cpu_says_nothing(hopper
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         use_attention("auto", tiny_lora_model(True), CPU, torch.float32)
+        hopper.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        use_attention("auto", tiny_lora_model(True), CUDA, BF16)
 
 
 @pytest.mark.parametrize("heads", [(8, 2, 16), (6, 1, 64), (12, 2, 128)])

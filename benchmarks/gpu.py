@@ -13,12 +13,13 @@ Parts, each at most ten minutes long:
   tensors against one that never stopped.
 - ``update``: seconds, peak memory and model-FLOP use of an update (one case of large_model.py each).
 - ``published``: prime-rl's case of its docs, Qwen3-4B, LoRA of rank 16, one micro-batch on one H100 with recomputation:
-  6,230 tokens/s and 23.3 GiB at 16,384 tokens, 4,160 tokens/s at 65,536 (FlashAttention-3). With ``keep_attention`` and
-  ``compile`` beside it.
+  6,230 tokens/s and 23.3 GiB at 16,384 tokens, 4,160 tokens/s at 65,536 (FlashAttention-3). Beside it
+  ``keep_attention``, FlashAttention-4 and ``compile``.
 
 Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
 after the last of them; a case that could not run is said, and tried again. torch, torchtune, torchao and safetensors
-are enough; vLLM is not needed.
+are enough; vLLM's wheel is needed for
+FlashAttention-4 alone.
 """
 
 from __future__ import annotations
@@ -98,7 +99,13 @@ SIZES = {
         layers=(16, None),
         published_config="qwen3_4b_one_gpu",
         published_tokens=(16_384, 65_536),
-        published_words=((), ("keep_attention=True",), ("compile=True",)),
+        published_words=(
+            (),
+            ("keep_attention=True",),
+            ("attention=fa4",),
+            ("attention=fa4", "keep_attention=True"),
+            ("compile=True",),
+        ),
     ),
     "tiny": Size(
         config="loop_appworld/tiny_gpu",
@@ -114,7 +121,7 @@ SIZES = {
         layers=(1,),
         published_config="tiny_gpu",
         published_tokens=(96,),
-        published_words=((), ("keep_attention=True",)),
+        published_words=((), ("keep_attention=True",), ("attention=fa4",)),
     ),
 }
 

@@ -92,6 +92,7 @@ def random_model(conf: LoopConfig, layers: int | None, head: Head, device: torch
         keep_attention=conf.keep_attention,
         compile_layers=conf.compile,
         shard=True,
+        attention=conf.attention,
     )
     torch.manual_seed(conf.seed)
     for name, parameter in model.named_parameters():

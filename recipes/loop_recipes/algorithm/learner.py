@@ -88,6 +88,7 @@ class Learner:
             keep_attention=conf.keep_attention,
             compile_layers=conf.compile,
             shard=shard,
+            attention=conf.attention if conf.update.packed else "fa2",
         )
         self._critic = None
         if critic is not None:

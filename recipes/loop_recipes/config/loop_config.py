@@ -324,6 +324,9 @@ class LearnerConfig:
     """Recomputes each layer's activations in the backward pass."""
     keep_attention: bool = False
     """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
+    attention: Literal["auto", "fa2", "fa4"] = "auto"
+    """For packed rows in half precision on CUDA: FlashAttention-2; or 4 with the kernels of vLLM's wheel for capability
+    9.x and 10.x, compared with fp32 at start; ``auto`` is 2 until somebody has timed 4."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share each packed row: a part of its tokens each, and in attention of its heads. A rank still takes
     ``update.micro_batch_tokens``."""

@@ -85,6 +85,10 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
         "keep_attention needs enable_activation_checkpointing: True, and compile: False: what is kept is chosen "
         "operation by operation, and a compiled layer is one",
     )
+    require(
+        config.attention != "fa4" or config.update.packed,
+        "attention is fa4, which is checked for packed rows alone: give update.packed: True, or attention: fa2",
+    )
     _check_components(config)
     _check_checkpoint_files(config)
     _check_shared_rows(config, int(os.environ.get("WORLD_SIZE", "1")) if starts_now else None)

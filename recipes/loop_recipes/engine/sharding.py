@@ -22,6 +22,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_co
 from torchtune import training
 from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 
+from loop_recipes.engine.flash_attention import use_attention
 from loop_recipes.engine.model import share_rope_cache
 
 ATTENTION = [
@@ -44,6 +45,7 @@ def place_model(
     keep_attention: bool = False,
     compile_layers: bool = False,
     shard: bool = False,
+    attention: str = "fa2",
 ) -> TransformerDecoder:
     """Give a meta model its storage: shard it if asked, load base and adapter (full CPU tensors), fill RoPE caches.
 
@@ -54,10 +56,12 @@ def place_model(
 
     Args:
         keep_attention: activation checkpointing keeps what attention computes, so that only the rest is computed again.
+        attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
 
     Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
     ranks stay float32; the base is not stored twice.
     """
+    use_attention(attention, model, device, dtype)
     share_rope_cache(model)
     if compile_layers:
         compile_each_layer(model)

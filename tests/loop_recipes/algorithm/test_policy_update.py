@@ -143,6 +143,13 @@ def test_attention_is_kept_where_all_else_is_recomputed_only(tmp_path, words):
         run(replay_config(tmp_path, iterations=1), "keep_attention=True", *words)
 
 
+def test_flash_attention_4_is_for_packed_rows_in_half_precision_on_cuda(tmp_path):
+    with pytest.raises(ConfigError, match="attention is fa4, which is checked for packed rows alone"):
+        run(replay_config(tmp_path, iterations=1), "attention=fa4")
+    with pytest.raises(ConfigError, match="attention is fa4, but FlashAttention-4 computes in half precision on CUDA"):
+        run(replay_config(tmp_path, iterations=1), "attention=fa4", "update.packed=True")
+
+
 @pytest.mark.drill
 @pytest.mark.parametrize(
     ("backend", "packed"),

@@ -1,0 +1,166 @@
+"""FlashAttention-4 for packed rows on Hopper and Blackwell: the kernels that vLLM's wheel for CUDA brings.
+
+torch computes ``varlen_attn`` by FlashAttention-2 until it is given a module with ``_flash_attn_fwd`` and
+``_flash_attn_bwd``, as this one is. The operator stays the same, so activation checkpointing keeps it and a compiled
+layer calls it as before. Kernels are compiled once in a process for the model's heads; rows of other lengths share
+them, but for the shortest and for those of more than 256 rollouts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from functools import cache, partial
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    register_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+from torch.nn.attention._fa4 import register_flash_attention_fa4
+from torch.nn.attention.varlen import varlen_attn
+from torchtune.modules import TransformerDecoder
+
+from loop_formats.schema import require
+from loop_recipes.engine.cuda_layers import HALF
+
+AUTO = "fa2"
+"""What ``auto`` tries first. None of this has been run on a GPU by this project."""
+CAPABILITIES = (9, 10)
+"""Major compute capabilities for which torch takes these kernels."""
+LENGTHS = (300, 120)
+"""Tokens of the documents that are compared: enough for the kernels of longer rows."""
+LARGEST_ERROR = 0.02
+"""Of the largest value, in half precision against fp32; FlashAttention-2's is some thousandths."""
+KERNELS = "vllm.vllm_flash_attn.cute.interface"
+
+
+def use_attention(choice: str, model: TransformerDecoder, device: torch.device, dtype: torch.dtype) -> None:
+    """Have this process compute packed rows as ``choice`` says: ``auto``, ``fa2`` or ``fa4``.
+
+    The kernels of FlashAttention-4 are compiled for the model's heads, up to minutes, and compared with fp32. Where
+    that fails ``auto`` falls back on FlashAttention-2 with a warning; on other devices it says nothing.
+
+    Raises:
+        ConfigError: ``choice`` is ``fa4``, which cannot be had here or computes wrongly.
+    """
+    if (AUTO if choice == "auto" else choice) == "fa2":
+        return
+    problem = _missing(device, dtype)
+    if choice == "auto" and problem is not None:
+        return
+    if problem is None:
+        layer: Any = model.layers[0].attn
+        problem = _failure((layer.num_heads, layer.num_kv_heads, layer.head_dim), device, dtype)
+    if problem is not None:
+        require(choice == "auto", f"attention is fa4, but {problem}; give attention: fa2")
+        warnings.warn(f"attention is FlashAttention-2, not 4: {problem}", stacklevel=2)
+
+
+def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why FlashAttention-4 cannot be tried."""
+    if device.type != "cuda" or dtype not in HALF:
+        return f"FlashAttention-4 computes in half precision on CUDA, not in {dtype} on {device.type}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major not in CAPABILITIES:
+        return f"this GPU has compute capability {major}.{minor}, and FlashAttention-4 is for 9.x and 10.x"
+    return None
+
+
+def _failure(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Register the kernels with torch and compare a row; on failure FlashAttention-2 is back, and this says why."""
+    try:
+        activate()
+        with warnings.catch_warnings():
+            # What the compiler says of an argument that is not used is long.
+            warnings.filterwarnings("ignore", "Argument aux_data")
+            error = largest_error(heads, device, dtype)
+    except Exception as failure:  # Compilers raise errors of many kinds.
+        problem = f"its kernels, of vLLM's wheel for CUDA, fail: {type(failure).__name__}: {failure}".splitlines()[0]
+    else:
+        if error <= LARGEST_ERROR:
+            return None
+        problem = f"its kernels are wrong by {error:.2g} of the largest value for heads {heads}"
+    if current_flash_attention_impl() is not None:
+        restore_flash_attention_impl()
+    return problem
+
+
+def activate() -> None:
+    """Have torch compute ``varlen_attn`` on CUDA by this module's kernels, in this process."""
+    _kernels()
+    register_flash_attention_impl("FA4", register_fn=partial(register_flash_attention_fa4, __name__))
+    activate_flash_attention_impl("FA4")
+
+
+def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
+    """The largest error of ``varlen_attn``'s output and gradients of a packed row, in parts of the largest value.
+
+    Args:
+        heads: query heads, key heads and their width.
+    """
+    queries, keys, width = heads
+    generator = torch.Generator(device).manual_seed(0)
+    rows = [
+        torch.randn(sum(LENGTHS), count, width, generator=generator, device=device, dtype=dtype)
+        for count in (queries, keys, keys, queries)
+    ]
+    borders = torch.tensor([0, LENGTHS[0], sum(LENGTHS)], dtype=torch.int32, device=device)
+
+    def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        longest = max(LENGTHS)
+        out = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
+        return cast(Tensor, out)
+
+    def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pieces = zip(*(x.transpose(0, 1).split(LENGTHS, dim=1) for x in (q, k, v)), strict=True)
+        alone = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+        done = [alone(*piece) for piece in pieces]
+        return torch.cat(done, dim=1).transpose(0, 1)
+
+    found, exact = (
+        _with_gradients(compute, *(row.to(at) for row in rows))
+        for compute, at in ((packed, dtype), (one_by_one, torch.float32))
+    )
+    errors = [
+        ((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in zip(found, exact, strict=True)
+    ]
+    return max(errors)
+
+
+def _with_gradients(compute: Any, q: Tensor, k: Tensor, v: Tensor, upstream: Tensor) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = compute(*leaves)
+    return [x.float() for x in (out.detach(), *torch.autograd.grad(out, leaves, upstream))]
+
+
+@cache
+def _kernels() -> ModuleType:
+    """vLLM's module of kernels, without the rest of vLLM, which patches torch's compiler where it is imported."""
+    package, _, rest = KERNELS.partition(".")
+    for name in (package, f"{package}.{rest.partition('.')[0]}"):
+        found = None if name in sys.modules else find_spec(name)
+        if found is not None:
+            bare = ModuleSpec(name, None, is_package=True)
+            bare.submodule_search_locations = found.submodule_search_locations
+            sys.modules[name] = module_from_spec(bare)
+    return importlib.import_module(KERNELS)
+
+
+def _flash_attn_fwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Output and normalisers, which is what torch takes; the kernels return more."""
+    return _kernels()._flash_attn_fwd(*args, **options)[:2]
+
+
+def _flash_attn_bwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    return _kernels()._flash_attn_bwd(*args, **options)

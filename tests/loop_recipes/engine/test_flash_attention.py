@@ -1,0 +1,197 @@
+"""FlashAttention-4: who gets it, what is said where it cannot be had, and its kernels where their compiler is."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch.nn.attention import _fa4, _registry
+
+from loop_formats.schema import ConfigError
+from loop_recipes.engine import flash_attention
+from loop_recipes.engine.flash_attention import largest_error, use_attention
+from support.learner_cases import flash_attention as on_cpu
+from support.learner_cases import tiny_lora_model
+
+CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
+KERNELS = """
+def _flash_attn_fwd(q, k, v, **options):
+    return "out", "lse", None, None
+
+def _flash_attn_bwd(q, k, v, out, gradient, lse, **options):
+    return "dq", "dk", "dv"
+"""
+COMPILED = """
+import json, sys
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import _fa4
+from loop_recipes.engine import flash_attention
+
+flash_attention.activate()
+KINDS = ("_flash_attn_fwd", "_bwd_preprocess", "_flash_attn_bwd", "_bwd_postprocess_convert")
+
+def compiled(lengths, queries, keys, tokens):
+    borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device="cuda")
+    packed = torch.empty(tokens, queries + 2 * keys, 128, dtype=torch.bfloat16, device="cuda")
+    q, k, v = packed.split([queries, keys, keys], dim=1)
+    if tokens % 2 == 0:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    longest = max(lengths)
+    out, lse = _fa4._fa4_run_forward(q, k, v, borders, borders, longest, longest, None, True, -1, 0, None)
+    gradients = _fa4._fa4_run_backward(out, q, k, v, out, lse, borders, borders, None, True, -1, 0)
+    assert (out.shape, lse.shape) == (q.shape, (queries, tokens))
+    assert [x.stride() for x in (out, *gradients)] == [torch.empty_like(x).stride() for x in (q, q, k, v)]
+    return [len(getattr(flash_attention._kernels(), kind).compile_cache.cache) for kind in KINDS]
+
+with FakeTensorMode():
+    rows = [flash_attention.LENGTHS, (129,), (5000, 300, 2), (20001,), (1,) * 100 + (400,)]
+    counts = [compiled(lengths, 32, 8, sum(lengths)) for lengths in rows]
+print(json.dumps({"counts": counts, "vllm": getattr(sys.modules["vllm"], "__file__", None)}))
+"""
+"""Each count is of kernels that the process has compiled until then; odd rows are as ranks that share one have them."""
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    flash_attention._kernels.cache_clear()
+    with mock.patch.dict(sys.modules), mock.patch.dict(_registry._FLASH_ATTENTION_IMPLS):
+        yield
+    flash_attention._kernels.cache_clear()
+    if _registry.current_flash_attention_impl() is not None:
+        _registry.restore_flash_attention_impl()
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A device of capability 9.0, as far as this module asks; it computes on the CPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flash_attention, "activate", lambda: None)
+    monkeypatch.setattr(flash_attention, "AUTO", "fa4")
+    return monkeypatch
+
+
+def reason(choice="fa4", device=CUDA, dtype=BF16):
+    with pytest.raises(ConfigError) as error:
+        use_attention(choice, tiny_lora_model(True), device, dtype)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_fa2_is_what_torch_has_and_auto_tries_nothing_yet(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", None)
+    for choice in ("fa2", "auto"):
+        use_attention(choice, tiny_lora_model(True), CUDA, BF16)
+    assert _registry.current_flash_attention_impl() is None
+
+
+def test_where_it_cannot_be_had_the_reason_is_one_line(monkeypatch):
+    said = reason(dtype=torch.float32)
+    assert said.startswith("attention is fa4, but FlashAttention-4 computes in half precision on CUDA, not in torch.fl")
+    assert "not in torch.bfloat16 on cpu; give attention: fa2" in reason(device=CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert "this GPU has compute capability 8.0, and FlashAttention-4 is for 9.x and 10.x" in reason()
+
+
+def test_vllm_without_the_kernels_is_named(monkeypatch, tmp_path):
+    (tmp_path / "vllm" / "vllm_flash_attn").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "its kernels, of vLLM's wheel for CUDA, fail: ModuleNotFoundError: No module named 'vllm." in reason()
+
+
+def test_kernels_that_compute_wrongly_are_refused_and_auto_goes_back_with_a_warning(hopper):
+    model = tiny_lora_model(True)
+    hopper.setattr(flash_attention, "largest_error", lambda *args: 0.004)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for choice in ("auto", "fa4"):
+            use_attention(choice, model, CUDA, BF16)
+    for wrong in (0.5, float("nan")):
+        hopper.setattr(flash_attention, "largest_error", lambda *args, wrong=wrong: wrong)
+        assert "are wrong by" in reason()
+        with pytest.warns(UserWarning, match="attention is FlashAttention-2, not 4: its kernels are wrong") as said:
+            use_attention("auto", model, CUDA, BF16)
+        assert len(said) == 1
+
+
+def test_a_compiler_that_fails_is_one_line_and_auto_on_other_devices_says_nothing(hopper):
+    def fails(*args):
+        raise AssertionError("no such tile\nand a long story")
+
+    hopper.setattr(flash_attention, "largest_error", fails)
+    assert reason().endswith("fail: AssertionError: no such tile; give attention: fa2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use_attention("auto", tiny_lora_model(True), CPU, torch.float32)
+        hopper.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        use_attention("auto", tiny_lora_model(True), CUDA, BF16)
+
+
+@pytest.mark.parametrize("heads", [(8, 2, 16), (6, 1, 64), (12, 2, 128)])
+def test_the_comparison_lets_rounding_pass_and_sees_what_is_wrong(monkeypatch, heads):
+    def packed(q, k, v, borders, _, longest, __, window_size, enable_gqa):
+        return on_cpu(q, k, v, borders, borders, longest, longest, window_size, enable_gqa)
+
+    def over_borders(q, k, v, borders, *rest, **options):
+        whole = borders[[0, -1]]
+        return on_cpu(q, k, v, whole, whole, int(whole[-1]), int(whole[-1]), (-1, 0), True)
+
+    def other_heads(q, k, v, borders, *rest, **options):
+        return on_cpu(q.flip(1), k, v, borders, borders, *rest[1:], **options).flip(1)
+
+    monkeypatch.setattr(flash_attention, "varlen_attn", packed)
+    assert largest_error(heads, CPU, torch.float32) == 0
+    assert 0 < largest_error(heads, CPU, BF16) < flash_attention.LARGEST_ERROR / 2
+    monkeypatch.setattr(flash_attention, "varlen_attn", over_borders)
+    assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR
+    if heads[1] > 1:
+        monkeypatch.setattr(flash_attention, "varlen_attn", other_heads)
+        assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR
+
+
+def test_torch_calls_the_kernels_that_are_found_without_vllm_itself(monkeypatch, tmp_path):
+    package = tmp_path / "vllm"
+    (package / "vllm_flash_attn" / "cute").mkdir(parents=True)
+    for folder in (package, package / "vllm_flash_attn"):
+        (folder / "__init__.py").write_text("raise AssertionError('all of vLLM')\n")
+    (package / "vllm_flash_attn" / "cute" / "__init__.py").touch()
+    (package / "vllm_flash_attn" / "cute" / "interface.py").write_text(KERNELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    flash_attention.activate()
+    assert _registry.current_flash_attention_impl() == "FA4"
+    q = mock.Mock()
+    kernels = _fa4._fa4_import_module(_fa4._FA4_MODULE_PATH)
+    assert kernels is flash_attention
+    assert kernels._flash_attn_fwd(q, q, q, causal=True) == ("out", "lse")
+    assert kernels._flash_attn_bwd(q, q, q, q, q, q) == ("dq", "dk", "dv")
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("capability", ["90", "100"])
+def test_kernels_are_compiled_once_for_all_lengths(capability):
+    """Compiled for a GPU that need not be here; nothing runs."""
+    wheel = importlib.util.find_spec("vllm")
+    folders = [] if wheel is None else wheel.submodule_search_locations
+    if not any((Path(folder) / "vllm_flash_attn/cute/interface.py").is_file() for folder in folders):
+        pytest.skip("needs vLLM's wheel for CUDA")
+    chosen = {"FLASH_ATTENTION_ARCH": f"sm_{capability}", "CUTE_DSL_ARCH": f"sm_{capability}a"}
+    environment = os.environ | chosen | {"FLASH_ATTENTION_NUM_SMS": "132", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", COMPILED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    first = found["counts"][0]
+    assert min(first) >= 1
+    assert found["counts"] == [first] * len(found["counts"])
+    assert found["vllm"] is None, "vLLM's own __init__ has not run"

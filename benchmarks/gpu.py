@@ -9,6 +9,8 @@ Parts, each at most ten minutes long:
 - ``heads``: largest error of log-probs and of the hidden states' gradient against full logits in fp32, and how many of
   the repeats differ from the first in any bit. ``cce_released`` is Cut Cross-Entropy's own function.
 - ``heads_speed``: seconds and peak memory by number of tokens (one case of logprobs.py each).
+- ``attention``: largest error against fp32 of a short packed row's attention, and seconds of one long rollout's, by
+  FlashAttention-2 and 4.
 - ``exactness``: in the config's precision, packed rollouts against one at a time, and an update that goes on from saved
   tensors against one that never stopped.
 - ``update``: seconds, peak memory and model-FLOP use of an update (one case of large_model.py each).
@@ -18,8 +20,7 @@ Parts, each at most ten minutes long:
 
 Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
 after the last of them; a case that could not run is said, and tried again. torch, torchtune, torchao and safetensors
-are enough; vLLM's wheel is needed for
-FlashAttention-4 alone.
+are enough; only FlashAttention-4 needs vLLM's wheel.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ LENGTHS = (300, 120, 61)
 UNITS = {
     "seconds": "s",
     "cpu_seconds": "s",
+    "forward_seconds": "s",
+    "both_seconds": "s",
     "recompute_seconds": "s",
     "update_seconds": "s",
     "tokens_per_s": "tokens/s",
@@ -68,6 +71,8 @@ class Size:
     repeats: int
     speed_heads: tuple[str, ...]
     speed_tokens: tuple[int, ...]
+    attention_heads: tuple[int, int, int]
+    attention_tokens: tuple[int, ...]
     update_tokens: tuple[int, ...]
     layers: tuple[int | None, ...]
     published_config: str
@@ -75,6 +80,7 @@ class Size:
     published_words: tuple[tuple[str, ...], ...]
 
 
+PARTS = ("heads", "heads_speed", "attention", "exactness", "update", "published")
 HEADS = ("ours_tensor_cores", "ours_cce", "ours_tiled", "cce_released")
 SIZES = {
     "full": Size(
@@ -95,13 +101,15 @@ SIZES = {
             "torchtune_chunked",
         ),
         speed_tokens=(1024, 4096, 16_384, 32_768),
+        attention_heads=(32, 8, 128),
+        attention_tokens=(4096, 16_384, 65_536),
         update_tokens=(8000, 16_000, 32_000),
         layers=(16, None),
         published_config="qwen3_4b_one_gpu",
         published_tokens=(16_384, 65_536),
         published_words=(
-            (),
-            ("keep_attention=True",),
+            ("attention=fa2",),
+            ("attention=fa2", "keep_attention=True"),
             ("attention=fa4",),
             ("attention=fa4", "keep_attention=True"),
             ("compile=True",),
@@ -117,11 +125,13 @@ SIZES = {
         repeats=2,
         speed_heads=("ours_tiled", "ours_tensor_cores"),
         speed_tokens=(64,),
+        attention_heads=(4, 2, 16),
+        attention_tokens=(64,),
         update_tokens=(96,),
         layers=(1,),
         published_config="tiny_gpu",
         published_tokens=(96,),
-        published_words=((), ("keep_attention=True",), ("attention=fa4",)),
+        published_words=(("attention=fa2",), ("attention=fa2", "keep_attention=True"), ("attention=fa4",)),
     ),
 }
 
@@ -168,6 +178,46 @@ def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
         "logprob_repeats_that_differ": sum(not torch.equal(other, logprobs) for other, _ in found),
         "gradient_repeats_that_differ": sum(not torch.equal(other, gradient) for _, other in found),
     }
+
+
+def attention(size: Size, device: torch.device, choice: str, tokens: int) -> dict[str, float]:
+    """Error of a packed row's attention, and the seconds of one document's forward, and of forward and backward."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    from loop_recipes.engine.flash_attention import activate, largest_error
+
+    if device.type != "cuda":
+        raise SystemExit("the kernels are CUDA's")
+    if choice == "fa4":
+        activate()
+    queries, keys, width = size.attention_heads
+    dtype = getattr(torch, size.dtype)
+    error = largest_error(size.attention_heads, device, dtype)
+    q, k, v = (
+        torch.randn(tokens, count, width, device=device, dtype=dtype, requires_grad=True)
+        for count in (queries, keys, keys)
+    )
+    borders = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    upstream = torch.randn_like(q)
+
+    def forward() -> Tensor:
+        out = varlen_attn(q, k, v, borders, borders, tokens, tokens, window_size=(-1, 0), enable_gqa=True)
+        return cast(Tensor, out)
+
+    def both() -> None:
+        torch.autograd.grad(forward(), (q, k, v), upstream)
+
+    def seconds(run: Callable[[], object], repeats: int = 10) -> float:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) / repeats
+
+    return {"error_of_largest": error, "forward_seconds": seconds(forward), "both_seconds": seconds(both)}
 
 
 def exactness(device: torch.device) -> dict[str, float]:
@@ -230,6 +280,13 @@ def exactness(device: torch.device) -> dict[str, float]:
     }
 
 
+CASES: dict[str, Callable[[Size, torch.device, argparse.Namespace], dict[str, float]]] = {
+    "heads": lambda size, device, args: heads(size, device, args.head),
+    "attention": lambda size, device, args: attention(size, device, args.attention, args.tokens),
+    "exactness": lambda size, device, args: exactness(device),
+}
+
+
 def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]]]:
     """For each part, its cases and the command that prints a case's metrics as JSON."""
     python, device = sys.executable, ["--device", args.device]
@@ -251,6 +308,13 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
             for tokens in size.speed_tokens
             for head in size.speed_heads
         },
+        "attention": {
+            f"{choice} {size.attention_heads} heads, {tokens} tokens": [
+                *own, "attention", "--attention", choice, "--tokens", str(tokens)
+            ]
+            for tokens in size.attention_tokens
+            for choice in ("fa2", "fa4")
+        },
         "exactness": {"ours tiny_gpu in bf16": [*own, "exactness"]},
         "update": {
             f"ours {model}, {layers or 'all'} layers, {tokens} tokens": [
@@ -260,7 +324,7 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
             for tokens in size.update_tokens
         },
         "published": {
-            f"ours {size.published_config}, one sequence of {tokens} tokens, {' '.join(words) or 'recomputed'}": [
+            f"ours {size.published_config}, one sequence of {tokens} tokens, {' '.join(words)}": [
                 *one_pass, "--tokens", str(tokens), "--set", "enable_activation_checkpointing=True", *words
             ]
             for tokens in size.published_tokens
@@ -284,16 +348,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="full")
-    parser.add_argument("--parts", choices=["heads", "heads_speed", "exactness", "update", "published"], nargs="+")
+    parser.add_argument("--parts", choices=PARTS, nargs="+")
     parser.add_argument("--only", type=re.compile, help="a regular expression: cases whose name it finds")
     parser.add_argument("--peak-tflops", type=float, help="of the device; adds model_flops_utilization")
     parser.add_argument("--json", type=Path, help="write the rows here, and go on from those that are there")
-    parser.add_argument("--case", choices=["heads", "exactness"], help="measure in this process and print JSON")
+    parser.add_argument("--case", choices=list(CASES), help="measure in this process and print JSON")
     parser.add_argument("--head", choices=HEADS, default=HEADS[0])
+    parser.add_argument("--attention", choices=["fa2", "fa4"], default="fa2")
+    parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
     size, device = SIZES[args.size], torch.device(args.device)
     if args.case:
-        print(json.dumps(heads(size, device, args.head) if args.case == "heads" else exactness(device)))
+        print(json.dumps(CASES[args.case](size, device, args)))
         return
 
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"

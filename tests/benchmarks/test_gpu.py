@@ -47,8 +47,10 @@ def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, 
             return {"left_out": str(error)}
         return json.loads(printed.getvalue().splitlines()[-1])
 
-    def main():
-        monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results)])
+    def main(*words):
+        monkeypatch.setattr(
+            sys, "argv", ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results), *words]
+        )
         gpu.main()
         return capsys.readouterr().out
 
@@ -66,14 +68,18 @@ def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, 
     published = [
         row["case"] for row in rows if "one sequence of 96 tokens" in row["case"] and row["metric"] == "layers"
     ]
-    assert [case.split("tokens, ")[1].split(",")[0] for case in published] == ["recomputed", "keep_attention=True"]
+    assert [case.split("tokens, ")[1].split(",")[0] for case in published] == [
+        "attention=fa2",
+        "attention=fa2 keep_attention=True",
+    ]
     assert {row["unit"] for row in rows} <= {"", "s", "MiB", "GiB", "nats", "tokens/s"}
     # Kernels for CUDA say why they do not run here, in one line each.
     left_out = [line for line in said.splitlines() if "left out" in line]
-    assert len(left_out) == 3
+    assert len(left_out) == 5
     assert all("CUDA" in line or "cut_cross_entropy" in line or "triton" in line for line in left_out), left_out
 
     ran.clear()
     assert main().count("done before") == 6
-    assert len(ran) == 3, "those that were left out are tried again"
+    assert len(ran) == 5, "those that were left out are tried again"
+    assert main("--only", "^ours_tiled.*repeats$").count("tokens") == 1, "cases that the expression finds"
     assert json.loads(results.read_text()) == rows

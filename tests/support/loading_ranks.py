@@ -59,7 +59,7 @@ def load_and_gather(file: Path) -> dict[str, Any]:
         attach_head(model, TiledLogProbs()), base, adapter, torch.device("cpu"), torch.float32, shard=True
     )
     parameters = dict(model.named_parameters())
-    with mock.patch.object(dist, "all_gather_into_tensor", wraps=dist.all_gather_into_tensor) as gather:
+    with mock.patch.object(dist, "all_gather_single", wraps=dist.all_gather_single) as gather:
         whole = full_tensors(parameters)
     most = torch.tensor(resident(file))
     dist.all_reduce(most, dist.ReduceOp.MAX)

@@ -33,10 +33,10 @@ from torchtune.modules import TransformerDecoder
 from loop_formats.schema import require
 from loop_recipes.engine.cuda_layers import HALF
 
-AUTO = "fa2"
-"""What ``auto`` tries first. None of this has been run on a GPU by this project."""
 CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch takes these kernels."""
+RUN = (9,)
+"""Those on which this project has run them, so that ``auto`` takes them there."""
 LENGTHS = (300, 120)
 """Tokens of the documents that are compared: enough for the kernels of longer rows."""
 LARGEST_ERROR = 0.02
@@ -48,14 +48,14 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
     """Have this process compute packed rows as ``choice`` says: ``auto``, ``fa2`` or ``fa4``.
 
     The kernels of FlashAttention-4 are compiled for the model's heads, up to minutes, and compared with fp32. Where
-    that fails ``auto`` falls back on FlashAttention-2 with a warning; on other devices it says nothing.
+    that fails ``auto`` falls back on FlashAttention-2 with a warning; on GPUs that are not Hopper it does not try.
 
     Raises:
         ConfigError: ``choice`` is ``fa4``, which cannot be had here or computes wrongly.
     """
-    if (AUTO if choice == "auto" else choice) == "fa2":
+    if choice == "fa2":
         return
-    problem = _missing(device, dtype)
+    problem = _missing(device, dtype, RUN if choice == "auto" else CAPABILITIES)
     if choice == "auto" and problem is not None:
         return
     if problem is None:
@@ -66,12 +66,12 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
         warnings.warn(f"attention is FlashAttention-2, not 4: {problem}", stacklevel=2)
 
 
-def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why FlashAttention-4 cannot be tried."""
+def _missing(device: torch.device, dtype: torch.dtype, capabilities: tuple[int, ...]) -> str | None:
+    """Why FlashAttention-4 is not tried."""
     if device.type != "cuda" or dtype not in HALF:
         return f"FlashAttention-4 computes in half precision on CUDA, not in {dtype} on {device.type}"
     major, minor = torch.cuda.get_device_capability(device)
-    if major not in CAPABILITIES:
+    if major not in capabilities:
         return f"this GPU has compute capability {major}.{minor}, and FlashAttention-4 is for 9.x and 10.x"
     return None
 

@@ -130,7 +130,7 @@ def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
         parts.append(padded.flatten())
     mine = torch.cat(parts)
     everyones = mine.new_empty(ranks * len(mine))
-    dist.all_gather_into_tensor(everyones, mine, group=mesh.get_group())
+    dist.all_gather_single(everyones, mine, group=mesh.get_group())
     columns = everyones.view(ranks, -1).cpu().split([len(part) for part in parts], dim=1)
     return {
         name: column.reshape(-1, *tensor.shape[1:])[: tensor.shape[0]].clone()

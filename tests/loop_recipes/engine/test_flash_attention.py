@@ -73,7 +73,6 @@ def hopper(monkeypatch):
     """A device of capability 9.0, as far as this module asks; it computes on the CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_attention, "activate", lambda: None)
-    monkeypatch.setattr(flash_attention, "AUTO", "fa4")
     return monkeypatch
 
 
@@ -84,11 +83,18 @@ def reason(choice="fa4", device=CUDA, dtype=BF16):
     return str(error.value)
 
 
-def test_fa2_is_what_torch_has_and_auto_tries_nothing_yet(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", None)
-    for choice in ("fa2", "auto"):
+def test_auto_tries_the_kernels_on_hopper_alone_and_fa2_nowhere(hopper):
+    compared = []
+    hopper.setattr(flash_attention, "largest_error", lambda *args: compared.append(args) or 0.004)
+    for choice, capability in (("fa2", (9, 0)), ("auto", (10, 0)), ("auto", (8, 0))):
+        hopper.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
         use_attention(choice, tiny_lora_model(True), CUDA, BF16)
-    assert _registry.current_flash_attention_impl() is None
+    assert not compared
+    hopper.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_attention("auto", tiny_lora_model(True), CUDA, BF16)
+    hopper.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    use_attention("fa4", tiny_lora_model(True), CUDA, BF16)
+    assert len(compared) == 2
 
 
 def test_where_it_cannot_be_had_the_reason_is_one_line(monkeypatch):

@@ -7,7 +7,7 @@
 - :class:`FusedRMSNorm`: one kernel in the input's precision, which computes in fp32 inside; torchtune's converts to
   fp32 first, and with a weight in half precision torch then falls back to a chain of elementwise kernels.
 
-None of this has been run on a GPU by this project; the arithmetic is tested on a CPU.
+An H100 has run all of it, uncompiled; the arithmetic is tested on a CPU.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ the old log-probs without gradient, then take one epoch of clipped steps (AdamW)
 - ``ours``: torchtune decoder, packed micro-batches, only rows that predict sampled tokens reach the tiled head.
 - ``ours_padded``: the same with padded micro-batches.
 - ``peft_one_by_one``: transformers + peft, one rollout at a time, all logits.
+- ``peft_logits_to_keep``: the same, with logits of the rows alone that predict sampled tokens.
 
 The rollouts are random tokens in the shape of agent episodes: a prompt shared within a task, then turns of sampled
 tokens with longer observations between them. ``tokens_per_s`` counts all tokens of the rollouts once, against the wall
@@ -164,12 +165,15 @@ def ours(args: argparse.Namespace, packed: bool) -> tuple[nn.Module, Callable, C
     return model, old_logprobs, gradient
 
 
-def one_by_one(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
+def one_by_one(args: argparse.Namespace, keep_all: bool) -> tuple[nn.Module, Callable, Callable]:
     model = peft_model(args)
 
     def logprobs(sample: Sample) -> Tensor:
-        logits = model(input_ids=sample.token_ids[None]).logits[0, :-1].float()
-        return logits.log_softmax(-1).gather(1, sample.token_ids[1:, None]).squeeze(1)[sample.mask[1:]]
+        sampled = sample.mask[1:].nonzero().squeeze(1)
+        rows = torch.arange(sample.tokens - 1) if keep_all else sampled
+        logits = model(input_ids=sample.token_ids[None], logits_to_keep=rows).logits[0].float()
+        found = logits.log_softmax(-1).gather(1, sample.token_ids[1:][rows, None]).squeeze(1)
+        return found[sampled] if keep_all else found
 
     def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
         with torch.no_grad():
@@ -191,7 +195,8 @@ def one_by_one(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]
 CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Callable]]] = {
     "ours": lambda args: ours(args, packed=True),
     "ours_padded": lambda args: ours(args, packed=False),
-    "peft_one_by_one": one_by_one,
+    "peft_logits_to_keep": lambda args: one_by_one(args, keep_all=False),
+    "peft_one_by_one": lambda args: one_by_one(args, keep_all=True),
 }
 
 
@@ -242,7 +247,7 @@ def main() -> None:
         f"{ROLLOUTS} rollouts, {tokens:,} tokens of which {sampled:,} sampled; v={args.vocab:,} d={args.width} ", end=""
     )
     print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
-    print(f"{'case':<18}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
+    print(f"{'case':<20}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
     rows, results = [], {}
     for case in CASES:
         command = [sys.executable, __file__, "--case", case]
@@ -251,7 +256,7 @@ def main() -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=True)
         result = results[case] = json.loads(done.stdout.strip().splitlines()[-1])
         print(
-            f"{case:<18}{result['tokens_per_s']:>10.0f}{result['tokens_per_cpu_s']:>14.0f}{result['peak_mib']:>10.0f}",
+            f"{case:<20}{result['tokens_per_s']:>10.0f}{result['tokens_per_cpu_s']:>14.0f}{result['peak_mib']:>10.0f}",
             flush=True,
         )
         size = f"v{args.vocab}_d{args.width}_l{args.layers}"

@@ -15,6 +15,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from agent_environments.description import BehaviorFigure
 from loop_formats.run_files import writing
+from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.critic import place_critic
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.token_statistics import TokenStatistics
@@ -52,7 +53,7 @@ class Learner:
         update: trains on rollouts.
 
     Raises:
-        ConfigError: the adapter or the critic does not fit.
+        ConfigError: the adapter or the critic does not fit, or a metric logger cannot be opened.
     """
 
     def __init__(
@@ -115,6 +116,15 @@ class Learner:
         )
         if checkpoint is not None:
             self.update.load_state_dict(checkpoint.state["update"])
+        self._loggers: list[Any] = []
+        on_main_rank(self._open_loggers)
+
+    def _open_loggers(self) -> None:
+        for number, logger in enumerate(self.conf.metric_logger):
+            try:
+                self._loggers.append(build(logger))
+            except (ImportError, OSError) as error:
+                raise ConfigError(f"metric_logger[{number}]: {logger['_component_']}: {error}") from error
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
         """The run's metrics with the loggers of its config, which is written to ``config.yaml``. For rank 0.
@@ -125,10 +135,9 @@ class Learner:
         config = as_config(as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
             OmegaConf.save(config, self._output_dir / "config.yaml")
-        loggers = [build(logger) for logger in self.conf.metric_logger]
-        for logger in loggers:
+        for logger in self._loggers:
             logger.log_config(config)
-        return RunMetrics(self._output_dir / METRICS_FILE, loggers, after_iteration, figures)
+        return RunMetrics(self._output_dir / METRICS_FILE, self._loggers, after_iteration, figures)
 
     def end_iteration(self) -> None:
         """Move the learning rate's schedule on, which goes by iterations."""

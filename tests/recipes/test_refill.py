@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, tmp_path, lag,
         raise Killed
 
     disk = Disk()
-    settings = {"refill_budget": 2, "rest_iterations": 1, "max_policy_lag": lag, "nodes": nodes}
+    settings = {"refill_budget": 2, "rest_iterations": 2, "max_policy_lag": lag, "nodes": nodes}
     names = run("whole", disk, **settings)
     asked = sorted(disk.collections)
     chosen = range(len(names)) if every else places(names, ("read", -1), ("update", -1), ("save_checkpoint", -1))
@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, tmp_path, lag,
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not_been(run, tmp_path, lag, nodes, every):
     """After an iteration; while it waits for a round. Or at every moment before the last update."""
     disk = Disk()
-    settings = {"refill_budget": 2, "rest_iterations": 1, "max_policy_lag": lag, "nodes": nodes}
+    settings = {"refill_budget": 2, "rest_iterations": 2, "max_policy_lag": lag, "nodes": nodes}
     names = run("whole", disk, **settings)
     asked = sorted(disk.collections)
     chosen = places(names, ("save_checkpoint", 0), ("read", -1))
@@ -146,7 +146,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not_been(run, tmp_pat
 
 @pytest.mark.integration
 def test_two_ranks_replace_the_same_groups_learn_what_one_does_and_go_on_exactly(config, tmp_path):
-    work = Disk(seed=1), {"refill_budget": 2, "rest_iterations": 1, "max_policy_lag": 1}, 1
+    work = Disk(seed=1), {"refill_budget": 2, "rest_iterations": 2, "max_policy_lag": 1}, 1
     one, two, stopped = (tmp_path / name for name in ("one", "two", "stopped"))
     train_refilled_recorded(config, one, *work)
     names = on_ranks(2, train_refilled_recorded, config, two, *work)

@@ -1,99 +1,43 @@
 """Groups without signal are replaced, and their tasks rest: what is trained on, counted, and found again by a run that
-was killed at any moment."""
+was stopped or killed at any moment; and by each of two ranks."""
 
-import random
-import zlib
+import json
+import threading
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
-import loop_appworld
-from loop_formats.collection_request import CollectionEnd
 from loop_formats.ids import parse_collection_id
-from loop_recipes.rollouts.replay_source import ReplaySource
-from loop_recipes.rollouts.several_nodes import SeveralNodes
-from loop_recipes.rollouts.source import Collected
+from loop_formats.run_files import find_logs
+from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.run.metrics import read_metrics
-from support.small_runs import replay_config, stored_rollout, train
-
-TOKEN_ENV = "LOOP_TEST_TOKEN"
-TASKS = [f"task_{number}" for number in range(1, 9)]
-DULL = ("task_1", "task_3", "task_4", "task_8")
-"""The first half of them are always solved, the others never."""
+from loop_recipes.run.stop_request import StopRequest
+from support.counter_node import TOKEN, local_node
+from support.rank_records import records
+from support.ranks import on_ranks
+from support.refilled_runs import DULL, TOKEN_ENV, Disk, train_refilled, train_refilled_recorded
+from support.small_runs import config_over, replay_config, train
+from support.waiting import DEADLINE_S
 
 
 class Killed(BaseException):
     """As the end of a process: nothing that would tidy up catches it."""
 
 
-class Disk:
-    """What nodes keep: the rollouts of each collection, from which early stop has cut what chance would have it cut."""
-
-    def __init__(self):
-        self.collections, self.chance = {}, random.Random()
-
-    def read(self, request):
-        if request.id not in self.collections:
-            kept = self.chance.choices([2, 3, 4], k=len(request.tasks))
-            parts = zip(request.tasks, kept, strict=True)
-            self.collections[request.id] = [rollout(request, task, n) for task, count in parts for n in range(count)]
-        return self.collections[request.id]
-
-
-def rollout(request, task, index):
-    reward = (index % 2) if task not in DULL else float(DULL.index(task) < 2)
-    seed = zlib.crc32(f"{request.seed}/{task}/{index}".encode())
-    return stored_rollout(request.id, task, index, request.policy_version, float(reward), 300, seed)
-
-
-class Node(ReplaySource):
-    """Plays what it is asked for; the process ends at the ``killed_at``-th call of it."""
-
-    def __init__(self, logs, disk, killed_at=None):
-        super().__init__(logs)
-        self.disk, self.calls, self.killed_at = disk, 0, killed_at
-
-    def _call(self):
-        self.calls += 1
-        if self.calls == self.killed_at:
-            raise Killed
-
-    def tasks(self, split):
-        return "made-up", TASKS
-
-    def publish(self, version, folder, canary=None):
-        self._call()
-
-    def start(self, request):
-        self._call()
-
-    def read(self, request, deadline_s=0.0):
-        rollouts = self.disk.read(request)
-        self._call()
-        dropped = request.episodes - len(rollouts)
-        return Collected(rollouts, CollectionEnd("early_stop", len(rollouts), dropped, 10 * dropped, {}, 1.0), 0.0)
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN_ENV, "unused")
+    return replay_config(tmp_path, iterations=2)
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Trains into ``<tmp>/<name>`` on a node with this disk; returns the node."""
-    monkeypatch.setenv(TOKEN_ENV, "unused")
-    file = replay_config(tmp_path, iterations=2)
+def run(config, tmp_path):
+    """Trains into ``<tmp>/<name>`` on nodes with this disk; returns the moments that it reached."""
 
-    def trained(name, disk, killed_at=None, nodes=1, **collection):
-        cfg = OmegaConf.load(file)
-        cfg.output_dir = str(tmp_path / name)
-        cfg.rollout_node = {"url": "http://127.0.0.1:1", "launch": False, "token_env": TOKEN_ENV}
-        cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # nobody sampled these
-        cfg["update"] = {"minibatch_rollouts": 4, "micro_batch_tokens": 600}
-        cfg.resume_from_checkpoint = True
-        cfg.collection = OmegaConf.merge(cfg.collection, collection)
-        node = Node(tmp_path / "logs", disk, killed_at)
-        urls = [f"http://node{number}:1" for number in range(nodes)]
-        source = node if nodes == 1 else SeveralNodes(lambda url, stop: node, urls, lambda: False)
-        monkeypatch.setattr(loop_appworld, "open_source", lambda *_: source)
-        train(cfg)
-        return node
+    def trained(name, disk, nodes=1, at=None, end=None, **collection):
+        return train_refilled(config, tmp_path / name, disk, collection, nodes, at, end)
 
     return trained
 
@@ -144,21 +88,121 @@ def test_off_is_as_before(run, tmp_path):
     assert all(line["refilled_groups"] == line["resting_tasks"] == 0 for line in read_metrics(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(
-    ("lag", "nodes", "step"),
-    [(0, 1, 5), (1, 2, 9), *(pytest.param(lag, lag + 1, 1, marks=pytest.mark.drill) for lag in (0, 1))],
-)
-def test_a_run_killed_at_any_call_of_the_node_goes_on_as_if_it_had_not_been(run, tmp_path, lag, nodes, step):
-    """With the step 1 at every one of them; of two nodes, at a call of either."""
+def left(folder):
+    """All that the last checkpoint holds, but for the config."""
+    last = latest_checkpoint(folder / "checkpoints")
+    state = json.loads((last / "state.json").read_text())
+    return {**state, "config": None} | {file.name: file.read_bytes() for file in last.glob("*.safetensors")}
+
+
+def assert_the_same(one, other):
+    assert adapters(one) == adapters(other)
+    assert told(one) == told(other)
+    assert left(one) == left(other), "tasks that rest, among others"
+
+
+def places(names, *wanted):
+    """Of the chosen ones among moments of the same name, such as ``("read", -1)``, the last."""
+    return [[at for at, other in enumerate(names) if other == name][number] for name, number in wanted]
+
+
+EVERY = pytest.param(True, marks=pytest.mark.drill)
+
+
+@pytest.mark.parametrize("every", [False, EVERY])
+@pytest.mark.parametrize(("lag", "nodes"), [(0, 1), (1, 2)])
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(run, tmp_path, lag, nodes, every):
+    """In its last round; with all rounds collected; trained, with no checkpoint of it. Or at every moment."""
+
+    def kill():
+        raise Killed
+
     disk = Disk()
-    settings = {"refill_budget": 2, "rest_iterations": 1, "max_policy_lag": lag, "nodes": nodes}
-    whole = run("whole", disk, **settings)
-    asked = list(disk.collections)
-    for at in range(whole.calls - 1, 1, -step):
+    settings = {"refill_budget": 2, "rest_iterations": 2, "max_policy_lag": lag, "nodes": nodes}
+    names = run("whole", disk, **settings)
+    asked = sorted(disk.collections)
+    chosen = range(len(names)) if every else places(names, ("read", -1), ("update", -1), ("save_checkpoint", -1))
+    for at in chosen:
         with pytest.raises(Killed):
-            run(f"killed_{at}", disk, killed_at=at, **settings)
+            run(f"killed_{at}", disk, at=at, end=kill, **settings)
         run(f"killed_{at}", disk, **settings)
-        assert sorted(disk.collections) == sorted(asked), "it finds what it asked for before"
-        assert adapters(tmp_path / f"killed_{at}") == adapters(tmp_path / "whole")
-        assert told(tmp_path / f"killed_{at}") == told(tmp_path / "whole")
+        assert_the_same(tmp_path / f"killed_{at}", tmp_path / "whole")
+    assert sorted(disk.collections) == asked, "it finds what it asked for before"
     assert any(parse_collection_id(id_).refill for id_ in asked)
+
+
+@pytest.mark.parametrize("every", [False, EVERY])
+@pytest.mark.parametrize(("lag", "nodes"), [(0, 1), (1, 2)])
+def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not_been(run, tmp_path, lag, nodes, every):
+    """After an iteration; while it waits for a round. Or at every moment before the last update."""
+    disk = Disk()
+    settings = {"refill_budget": 2, "rest_iterations": 2, "max_policy_lag": lag, "nodes": nodes}
+    names = run("whole", disk, **settings)
+    asked = sorted(disk.collections)
+    chosen = places(names, ("save_checkpoint", 0), ("read", -1))
+    for at in range(chosen[-1] + 1) if every else chosen:
+        folder = tmp_path / f"stopped_{at}"
+        folder.mkdir()
+        run(folder.name, disk, at=at, end=(folder / "stop").touch, **settings)
+        assert not (folder / "checkpoints/iteration_0002").exists(), "it has stopped"
+        run(folder.name, disk, **settings)
+        assert_the_same(folder, tmp_path / "whole")
+    assert sorted(disk.collections) == asked
+
+
+@pytest.mark.integration
+def test_two_ranks_replace_the_same_groups_learn_what_one_does_and_go_on_exactly(config, tmp_path):
+    work = Disk(seed=1), {"refill_budget": 2, "rest_iterations": 2, "max_policy_lag": 1}, 1
+    one, two, stopped = (tmp_path / name for name in ("one", "two", "stopped"))
+    train_refilled_recorded(config, one, *work)
+    names = on_ranks(2, train_refilled_recorded, config, two, *work)
+
+    (alone,), shared = records(one), records(two)
+    assert shared[0] == shared[1], "they ask for the same, and give each rollout the same advantage"
+    assert [tasks for _, tasks in alone["asked"]] == [tasks for _, tasks in shared[0]["asked"]]
+    assert any(parse_collection_id(id_).refill for id_, _ in shared[0]["asked"])
+    for first, second in zip(told(one), told(two), strict=True):
+        for key in ("loss", "grad_norm", "reward", "groups", "kept_fraction", "refilled_groups", "resting_tasks"):
+            assert second[key] == pytest.approx(first[key], rel=1e-4, abs=1e-6), (first["iteration"], key)
+    for file in sorted(one.glob("policies/*/adapter_model.safetensors")):
+        torch.testing.assert_close(load_file(two / file.relative_to(one)), load_file(file), rtol=0.0, atol=1e-5)
+
+    (at,) = places(names, ("read", -1))
+    stopped.mkdir()
+    on_ranks(2, train_refilled_recorded, config, stopped, *work, at, (stopped / "stop").touch)
+    assert not (stopped / "checkpoints/iteration_0002").exists(), "it has stopped while it waits for a round"
+    on_ranks(2, train_refilled_recorded, config, stopped, *work)
+    assert_the_same(stopped, two)
+
+
+async def test_a_run_that_stops_while_a_node_samples_a_round_goes_on_with_it(policy, tmp_path, monkeypatch):
+    """Over HTTP; a run that never stopped takes what the node has on its disk by then."""
+    monkeypatch.setenv(TOKEN_ENV, TOKEN)
+    monkeypatch.setattr(StopRequest, "listen", lambda self: None)  # signals are for main threads
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    held, released = threading.Event(), threading.Event()
+
+    def answers(body):
+        if released.is_set() or "-i0003-r1-" not in body["request_id"]:
+            return True
+        if not held.is_set():  # asked of every request that waits, again and again
+            held.set()
+            (stopped / "stop").touch()
+        return False
+
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        local.vllm.answers = answers
+        cfg = OmegaConf.load(config_over(local.url, policy, tmp_path, TOKEN_ENV, DEADLINE_S))
+        cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
+        cfg.collection.tasks = [f"reach{goal}_{number}" for goal in (3, 5, 8, 12) for number in (1, 2, 3)]
+        cfg.collection |= {"tasks_per_iteration": 3, "refill_budget": 2, "rest_iterations": 2}
+        cfg["update"].min_abs_advantage = 0.3
+        cfg |= {"max_iterations": 3, "resume_from_checkpoint": True}
+        await local.call(train, OmegaConf.merge(cfg, {"output_dir": str(stopped)}))
+        assert latest_checkpoint(stopped / "checkpoints") == stopped / "checkpoints/iteration_0002"
+        released.set()
+        await local.call(train, OmegaConf.merge(cfg, {"output_dir": str(stopped)}))
+        asked, logs = len(local.vllm.requests), find_logs(tmp_path / "node")
+        await local.call(train, OmegaConf.merge(cfg, {"output_dir": str(whole)}))
+        assert (len(local.vllm.requests), find_logs(tmp_path / "node")) == (asked, logs)
+    assert_the_same(stopped, whole)

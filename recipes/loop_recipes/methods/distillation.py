@@ -125,9 +125,11 @@ async def _ask_all(
         async def logprobs_of(sample: Sample) -> list[float]:
             prompt = sample.token_ids.tolist()
             body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
-            async with at_once:
-                found = await client.ask({**body, **endpoint.request})
-            return _of_sampled_tokens(found, sample, endpoint)
+            try:
+                async with at_once:
+                    return _of_sampled_tokens(await client.ask({**body, **endpoint.request}), sample, endpoint)
+            except NoCompletion as error:
+                raise NoTeacher(f"distillation.endpoint: rollout {sample.rollout_id}: {error}") from error
 
         jobs = [asyncio.ensure_future(logprobs_of(sample)) for sample in samples]
         try:
@@ -139,8 +141,6 @@ async def _ask_all(
                         job.result()
                     if stop_requested():
                         raise StopRequested
-        except NoCompletion as error:
-            raise NoTeacher(f"distillation.endpoint: {error}") from error
         except TimeoutError:
             raise NoTeacher(
                 f"distillation.endpoint: {endpoint.model} had not answered for {len(waiting)} of {len(jobs)} rollouts "

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 
 import loop_appworld
 from loop_appworld import LoopAppWorldRecipe
+from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut
 from loop_recipes.algorithm.losses import Reinforce
@@ -26,6 +28,8 @@ from loop_recipes.methods.distillation import Distillation, NoTeacher, distillat
 from loop_recipes.run.metrics import read_metrics
 from loop_recipes.run.stop_request import StopRequested
 from support.learner_cases import VOCAB, make_samples, tiny_lora_model
+from support.rank_records import records, train_recorded
+from support.ranks import on_ranks
 from support.small_runs import random_adapter, replay_config, train
 from support.waiting import DEADLINE_S
 
@@ -152,7 +156,10 @@ async def teaching(answer):
 
     async def completions(request):
         asked.append(await request.json())
-        return web.json_response(answer(asked[-1]), dumps=json.dumps)
+        answered = answer(asked[-1])
+        if isinstance(answered, int):
+            return web.Response(status=answered, text="no")
+        return web.json_response(answered, dumps=json.dumps)
 
     application = web.Application()
     application.router.add_post("/v1/completions", completions)
@@ -226,6 +233,69 @@ def test_a_run_with_a_teacher_and_one_without(tmp_path):
     assert read_metrics(tmp_path / "of_base")[0]["teacher_kl"] == pytest.approx(0.0, abs=1e-6), (
         "a new adapter is the base"
     )
+
+
+def by_token(body):
+    """A teacher's answer that anybody can compute."""
+    return echoing([None, *(-token / 100 for token in body["prompt"][1:])])
+
+
+@pytest.fixture
+def taught(tmp_path):
+    """Trains two iterations into ``<tmp>/<name>``, on so many ranks, with a teacher at this URL."""
+
+    async def trained(url, name, ranks, **changes):
+        section = {"endpoint": {"url": url, "model": "teacher", "api_key_env": None}}
+        config = replay_config(tmp_path, iterations=2, distillation=section, **changes)
+        await asyncio.to_thread(on_ranks, ranks, train_recorded, config, tmp_path / name)
+        return records(tmp_path / name)
+
+    return trained
+
+
+@pytest.mark.integration
+async def test_two_ranks_ask_an_endpoint_once_for_each_rollout_and_learn_the_same(taught):
+    busy = [True]
+
+    def answer(body):
+        return 503 if busy and busy.pop() else by_token(body)
+
+    async with teaching(answer) as (url, asked):
+        (one,) = await taught(url, "one", 1)
+        of_one = asked.copy()
+        asked.clear()
+        two = await taught(url, "two", 2)
+    assert len(of_one) == 24 + 1, "a service that was busy is asked again"
+    every = {tuple(body["prompt"]) for body in of_one}
+    assert len(every) == len(asked) == 24
+    assert {tuple(body["prompt"]) for body in asked} == every
+    assert two[0] == two[1], "every rank has the same advantages"
+    for alone, shared in zip(one["learned"], two[0]["learned"], strict=True):
+        assert shared.keys() == alone.keys()
+        assert all(shared[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5) for name in alone)
+
+
+@pytest.mark.integration
+async def test_a_teacher_that_fails_for_one_rollout_ends_both_ranks_and_a_resumed_run_goes_on_exactly(taught, tmp_path):
+    failing = []
+
+    def answer(body):
+        return 400 if body["prompt"] in failing else by_token(body)
+
+    async with teaching(answer) as (url, _):
+        whole = await taught(url, "whole", 2)
+        spoilt = read_rollouts(tmp_path / "logs/made-up-i0002.jsonl")[5]
+        failing.append(spoilt.token_ids)
+        ended = [record["ended"] for record in await taught(url, "broken", 2)]
+        assert ended[0][0] == "NoTeacher"
+        assert re.search(rf"endpoint: rollout {spoilt.rollout_id}: \S+ answers 400: no", ended[0][1])
+        assert ended[1] == ["RemoteError", ended[0][1]], "the other rank ends with the same reason"
+        assert len(read_metrics(tmp_path / "broken")) == 1, "nothing is learned without it"
+        failing.clear()
+        again = await taught(url, "broken", 2, resume_from_checkpoint=True)
+    assert [record["learned"] for record in again] == [record["learned"][1:] for record in whole]
+    for file in sorted((tmp_path / "whole").glob("policies/*/adapter_model.safetensors")):
+        assert (tmp_path / "broken" / file.relative_to(tmp_path / "whole")).read_bytes() == file.read_bytes()
 
 
 def test_what_does_not_fit_is_refused_before_work(tmp_path):

@@ -326,7 +326,7 @@ class LearnerConfig:
     """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
     attention: Literal["auto", "fa2", "fa4"] = "auto"
     """For packed rows in half precision on CUDA: FlashAttention-2; or 4 with the kernels of vLLM's wheel for capability
-    9.x and 10.x, compared with fp32 at start; ``auto`` is 4 on Hopper where that works, else 2."""
+    9.x and 10.x, compared with fp32 at start; ``auto`` is 4 on Hopper for heads of 128, where that works, else 2."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share each packed row: a part of its tokens each, and in attention of its heads. A rank still takes
     ``update.micro_batch_tokens``."""

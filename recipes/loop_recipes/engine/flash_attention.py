@@ -35,8 +35,8 @@ from loop_recipes.engine.cuda_layers import HALF
 
 CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch takes these kernels."""
-RUN = (9,)
-"""Those on which this project has run them, so that ``auto`` takes them there."""
+RUN = ((9, 128),)
+"""Major compute capability and width of the heads with which this project has run them; ``auto`` tries no others."""
 LENGTHS = (300, 120)
 """Tokens of the documents that are compared: enough for the kernels of longer rows."""
 LARGEST_ERROR = 0.02
@@ -48,30 +48,29 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
     """Have this process compute packed rows as ``choice`` says: ``auto``, ``fa2`` or ``fa4``.
 
     The kernels of FlashAttention-4 are compiled for the model's heads, up to minutes, and compared with fp32. Where
-    that fails ``auto`` falls back on FlashAttention-2 with a warning; on GPUs that are not Hopper it does not try.
+    that fails ``auto`` falls back on FlashAttention-2 with a warning; it tries them on Hopper and heads of 128 alone.
 
     Raises:
         ConfigError: ``choice`` is ``fa4``, which cannot be had here or computes wrongly.
     """
-    if choice == "fa2":
-        return
-    problem = _missing(device, dtype, RUN if choice == "auto" else CAPABILITIES)
-    if choice == "auto" and problem is not None:
+    layer: Any = model.layers[0].attn
+    problem = _missing(device, dtype)
+    untried = problem is not None or (torch.cuda.get_device_capability(device)[0], layer.head_dim) not in RUN
+    if choice == "fa2" or (choice == "auto" and untried):
         return
     if problem is None:
-        layer: Any = model.layers[0].attn
         problem = _failure((layer.num_heads, layer.num_kv_heads, layer.head_dim), device, dtype)
     if problem is not None:
         require(choice == "auto", f"attention is fa4, but {problem}; give attention: fa2")
         warnings.warn(f"attention is FlashAttention-2, not 4: {problem}", stacklevel=2)
 
 
-def _missing(device: torch.device, dtype: torch.dtype, capabilities: tuple[int, ...]) -> str | None:
-    """Why FlashAttention-4 is not tried."""
+def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why FlashAttention-4 cannot be tried."""
     if device.type != "cuda" or dtype not in HALF:
         return f"FlashAttention-4 computes in half precision on CUDA, not in {dtype} on {device.type}"
     major, minor = torch.cuda.get_device_capability(device)
-    if major not in capabilities:
+    if major not in CAPABILITIES:
         return f"this GPU has compute capability {major}.{minor}, and FlashAttention-4 is for 9.x and 10.x"
     return None
 

@@ -73,6 +73,7 @@ def hopper(monkeypatch):
     """A device of capability 9.0, as far as this module asks; it computes on the CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_attention, "activate", lambda: None)
+    monkeypatch.setattr(flash_attention, "RUN", ((9, tiny_lora_model(True).layers[0].attn.head_dim),))
     return monkeypatch
 
 
@@ -83,7 +84,7 @@ def reason(choice="fa4", device=CUDA, dtype=BF16):
     return str(error.value)
 
 
-def test_auto_tries_the_kernels_on_hopper_alone_and_fa2_nowhere(hopper):
+def test_auto_tries_the_kernels_where_they_have_been_run_and_fa2_nowhere(hopper):
     compared = []
     hopper.setattr(flash_attention, "largest_error", lambda *args: compared.append(args) or 0.004)
     for choice, capability in (("fa2", (9, 0)), ("auto", (10, 0)), ("auto", (8, 0))):
@@ -94,6 +95,10 @@ def test_auto_tries_the_kernels_on_hopper_alone_and_fa2_nowhere(hopper):
     use_attention("auto", tiny_lora_model(True), CUDA, BF16)
     hopper.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     use_attention("fa4", tiny_lora_model(True), CUDA, BF16)
+    assert len(compared) == 2
+    hopper.setattr(flash_attention, "RUN", ((9, 128),))
+    hopper.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    use_attention("auto", tiny_lora_model(True), CUDA, BF16)
     assert len(compared) == 2
 
 

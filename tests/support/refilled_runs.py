@@ -4,6 +4,7 @@ and gone on with."""
 from __future__ import annotations
 
 import random
+import threading
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -65,10 +66,13 @@ class Moments:
     at: int | None = None
     end: Callable[[], None] = lambda: None
     names: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reach(self, name: str) -> None:
-        self.names.append(name)
-        if len(self.names) - 1 == self.at:
+        with self.lock:  # several nodes are called at once
+            self.names.append(name)
+            number = len(self.names) - 1
+        if number == self.at:
             self.end()
 
     def before(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

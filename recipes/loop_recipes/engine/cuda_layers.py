@@ -61,6 +61,15 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
             module.__class__ = ours
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int) -> Tensor:
+    """Attention [s, heads, width] of a packed row's documents, each causally to itself; k and v may have fewer heads.
+
+    ``borders`` [documents + 1], int32, are where they begin, and the end; ``longest`` is no less than their lengths.
+    """
+    out = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
+    return cast(Tensor, out)
+
+
 class PackedAttention(MultiHeadAttention):
     """An attention whose packed rows in half precision on CUDA go through ``varlen_attn``; torchtune's by itself."""
 
@@ -80,8 +89,8 @@ class PackedAttention(MultiHeadAttention):
         if documents.part.of > 1:
             q, k, v = documents.part.to_heads(q, k, v)
         longest, borders = documents.longest.shape[0], documents.borders
-        packed = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
-        packed = cast(Tensor, packed) if documents.part.of == 1 else documents.part.to_tokens(cast(Tensor, packed))
+        packed = causal_attention(q, k, v, borders, longest)
+        packed = packed if documents.part.of == 1 else documents.part.to_tokens(packed)
         return self.output_proj(packed.flatten(1)[None])
 
 

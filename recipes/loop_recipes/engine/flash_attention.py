@@ -15,7 +15,7 @@ from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +27,14 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 from torch.nn.attention._fa4 import register_flash_attention_fa4
-from torch.nn.attention.varlen import varlen_attn
 from torchtune.modules import TransformerDecoder
 
 from loop_formats.schema import require
-from loop_recipes.engine.cuda_layers import HALF
+from loop_recipes.engine.cuda_layers import HALF, causal_attention
 
 CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch takes these kernels."""
-RUN = ((9, 128),)
+TRIED = ((9, 128),)
 """Major compute capability and width of the heads with which this project has run them; ``auto`` tries no others."""
 LENGTHS = (300, 120)
 """Tokens of the documents that are compared: enough for the kernels of longer rows."""
@@ -53,10 +52,11 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
     Raises:
         ConfigError: ``choice`` is ``fa4``, which cannot be had here or computes wrongly.
     """
+    if choice == "fa2":
+        return
     layer: Any = model.layers[0].attn
     problem = _missing(device, dtype)
-    untried = problem is not None or (torch.cuda.get_device_capability(device)[0], layer.head_dim) not in RUN
-    if choice == "fa2" or (choice == "auto" and untried):
+    if choice == "auto" and (problem or (torch.cuda.get_device_capability(device)[0], layer.head_dim) not in TRIED):
         return
     if problem is None:
         problem = _failure((layer.num_heads, layer.num_kv_heads, layer.head_dim), device, dtype)
@@ -116,9 +116,7 @@ def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torc
     borders = torch.tensor([0, LENGTHS[0], sum(LENGTHS)], dtype=torch.int32, device=device)
 
     def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        longest = max(LENGTHS)
-        out = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
-        return cast(Tensor, out)
+        return causal_attention(q, k, v, borders, max(LENGTHS))
 
     def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pieces = zip(*(x.transpose(0, 1).split(LENGTHS, dim=1) for x in (q, k, v)), strict=True)

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import _fa4, _registry
 
 from loop_formats.schema import ConfigError
-from loop_recipes.engine import flash_attention
+from loop_recipes.engine import cuda_layers, flash_attention
 from loop_recipes.engine.flash_attention import largest_error, use_attention
 from support.learner_cases import flash_attention as on_cpu
 from support.learner_cases import tiny_lora_model
@@ -73,7 +73,7 @@ def hopper(monkeypatch):
     """A device of capability 9.0, as far as this module asks; it computes on the CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_attention, "activate", lambda: None)
-    monkeypatch.setattr(flash_attention, "RUN", ((9, tiny_lora_model(True).layers[0].attn.head_dim),))
+    monkeypatch.setattr(flash_attention, "TRIED", ((9, tiny_lora_model(True).layers[0].attn.head_dim),))
     return monkeypatch
 
 
@@ -96,7 +96,7 @@ def test_auto_tries_the_kernels_where_they_have_been_run_and_fa2_nowhere(hopper)
     hopper.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     use_attention("fa4", tiny_lora_model(True), CUDA, BF16)
     assert len(compared) == 2
-    hopper.setattr(flash_attention, "RUN", ((9, 128),))
+    hopper.setattr(flash_attention, "TRIED", ((9, 128),))
     hopper.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     use_attention("auto", tiny_lora_model(True), CUDA, BF16)
     assert len(compared) == 2
@@ -159,13 +159,13 @@ def test_the_comparison_lets_rounding_pass_and_sees_what_is_wrong(monkeypatch, h
     def other_heads(q, k, v, borders, *rest, **options):
         return on_cpu(q.flip(1), k, v, borders, borders, *rest[1:], **options).flip(1)
 
-    monkeypatch.setattr(flash_attention, "varlen_attn", packed)
+    monkeypatch.setattr(cuda_layers, "varlen_attn", packed)
     assert largest_error(heads, CPU, torch.float32) == 0
     assert 0 < largest_error(heads, CPU, BF16) < flash_attention.LARGEST_ERROR / 2
-    monkeypatch.setattr(flash_attention, "varlen_attn", over_borders)
+    monkeypatch.setattr(cuda_layers, "varlen_attn", over_borders)
     assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR
     if heads[1] > 1:
-        monkeypatch.setattr(flash_attention, "varlen_attn", other_heads)
+        monkeypatch.setattr(cuda_layers, "varlen_attn", other_heads)
         assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR
 
 

@@ -25,8 +25,8 @@ from support.waiting import COMMAND_S
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """Call ``work(*arguments)`` in every process of a job of so many ranks; returns what rank 0 returned.
 
-    ``work`` is a function of an importable module. It finds the environment that torchrun makes, and joins the process
-    group itself.
+    ``work`` is a function of an importable module. It finds this process's environment of now and what torchrun adds to
+    it, and joins the process group itself.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: a rank failed; with its traceback. The others are ended.
@@ -34,8 +34,9 @@ def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
     with mock.patch.dict(os.environ, {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"}):
         forkserver.set_forkserver_preload(["loop_appworld"])
         forkserver.ensure_running()
+        environ = dict(os.environ)  # the server has that of the test which started it
     results = multiprocessing.get_context("forkserver").SimpleQueue()
-    job = (ranks, free_port(), results, work, arguments)
+    job = (ranks, free_port(), environ, results, work, arguments)
     context = start_processes(_rank, job, nprocs=ranks, join=False, daemon=True, start_method="forkserver")
     give_up = time.monotonic() + COMMAND_S
     try:
@@ -48,9 +49,15 @@ def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _rank(
-    rank: int, ranks: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    ranks: int,
+    port: int,
+    environ: dict[str, str],
+    results: SimpleQueue[Any],
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
-    os.environ |= {
+    os.environ |= environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),

@@ -19,13 +19,14 @@ begin_attempt() {
     }
 }
 
-# start_step NAME HOST LOG COMMAND...: run COMMAND as a named background step on HOST; sets STEP_PID (srun's).
+# start_step NAME HOSTS LOG COMMAND...: run COMMAND on each of HOSTS (a,b) as a named background step; sets STEP_PID (srun's).
 start_step() {
-    local name=$1 host=$2 log=$3
+    local name=$1 hosts=$2 log=$3 commas=${2//[^,]/}
+    local count=$((${#commas} + 1))
     shift 3
     # --overlap: without it a second step on a node that is in use waits until the first ends.
     # shellcheck disable=SC2016 # the inner shell expands these, on the node
-    srun --job-name="$name" --nodes=1 --ntasks=1 --nodelist="$host" --overlap --cpu-bind=none \
+    srun --job-name="$name" --nodes="$count" --ntasks="$count" --nodelist="$hosts" --overlap --cpu-bind=none \
         --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --output="$log" --error="$log" --open-mode=append --kill-on-bad-exit=1 \
         bash -c '. "$LOOP_SLURM_DIR/site.sh"; loop_activate; cd "$LOOP_HOME" && exec "$@"' step "$@" &
     STEP_PID=$!

@@ -21,18 +21,20 @@ if ! { echo probe >"$probe" && rm "$probe"; }; then
     exit 1
 fi
 
-if ! python - <<PY; then
+for name in LOOP_NODE_PORT LOOP_TRAINER_PORT; do
+    if ! python - <<PY; then
 import socket, sys
 with socket.socket() as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        probe.bind(("0.0.0.0", $LOOP_NODE_PORT))
+        probe.bind(("0.0.0.0", ${!name}))
     except OSError as error:
-        sys.exit(f"port $LOOP_NODE_PORT: {error}")
+        sys.exit(f"port ${!name}: {error}")
 PY
-    echo "port $LOOP_NODE_PORT is taken: set another LOOP_NODE_PORT in slurm/site.sh"
-    exit 1
-fi
+        echo "port ${!name} is taken: set another $name in slurm/site.sh"
+        exit 1
+    fi
+done
 
 command -v curl >/dev/null || { echo "curl is not installed"; exit 1; }
 # The last line, because an import may print too.

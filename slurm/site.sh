@@ -8,8 +8,9 @@
 : "${LOOP_RUNS:=$LOOP_HOME/runs}"
 # GPUs a node must have; 0 on a cluster of CPUs (the tests' cluster is one).
 : "${LOOP_GPUS_PER_NODE:=8}"
-# Port of the rollout node. torchrun takes a free port by itself.
+# Port of the rollout node, and that on which trainers of several nodes meet; one on a single node takes a free one.
 : "${LOOP_NODE_PORT:=8700}"
+: "${LOOP_TRAINER_PORT:=29500}"
 # How often a job may requeue itself (USR1, sent before the time limit).
 : "${LOOP_MAX_REQUEUES:=20}"
 # Seconds a node has for its preflight: importing torch and vLLM from a cold shared file system can take minutes.
@@ -29,5 +30,5 @@ loop_activate() {
     export LOOP_HOME
 }
 
-export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_NODE_PORT LOOP_MAX_REQUEUES
+export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_NODE_PORT LOOP_TRAINER_PORT LOOP_MAX_REQUEUES
 export LOOP_PREFLIGHT_TIMEOUT LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT

@@ -147,6 +147,30 @@ def test_the_node_of_an_evaluation_takes_the_port_that_the_preflight_checks(prog
     assert " node.port=8701" in steps.read_text()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "trainers", "on"),
+    [("a", "1", [["a"], ["a"]]), ("a b c", "1", [["a"], ["b"], ["c"]]), ("a b c", "2", [["a"], ["b,c"]])],
+)
+def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, on):
+    steps = tmp_path / "steps"
+    programs(srun=f'echo "$*" >>{steps}', scontrol=f"printf '%s\\n' {nodes}", squeue="", curl="", sleep="")
+    batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_GPUS_PER_NODE="0", LOOP_TRAINER_NODES=trainers)
+    said = [line for line in steps.read_text().splitlines() if "--job-name=preflight" not in line]
+    assert sorted(re.findall(r"--nodelist=(\S+)", line) for line in said) == on
+    (trainer,) = [line for line in said if "--job-name=trainer" in line]
+    assert f"--nodes={trainers} --ntasks={trainers} " in trainer
+    meets = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint b:29500 --rdzv-id 7-0 --nproc_per_node 1 loop_appworld"
+    assert (meets if trainers == "2" else "--standalone --nnodes 1 --nproc_per_node 1 loop_appworld") in trainer
+
+
+@pytest.mark.parametrize(("nodes", "trainers"), [("a", "2"), ("a b", "2")])
+def test_trainers_on_all_nodes_are_refused(programs, nodes, trainers):
+    programs(scontrol=f"printf '%s\\n' {nodes}")
+    done = batch(SLURM / "train_loop.sbatch", "run", "config", LOOP_TRAINER_NODES=trainers)
+    assert done.returncode == 64
+    assert f"LOOP_TRAINER_NODES=2 of {len(nodes.split())} nodes leaves none for rollouts" in done.stdout
+
+
 @pytest.mark.parametrize("given", ["", "of the submitter"])
 def test_the_owner_of_a_training_job_can_know_its_token(programs, monkeypatch, tmp_path, given):
     used = tmp_path / "used"

@@ -1,4 +1,7 @@
-"""Two and four ranks under FSDP2 load their own parts, and give the loss, gradient and statistics of one process."""
+"""Two and four ranks under FSDP2 load their own parts, and give the loss, gradient and statistics of one process.
+
+Two ranks on each of two machines hold two copies of the model (HSDP).
+"""
 
 import pytest
 
@@ -9,10 +12,10 @@ from support.ranks import on_ranks
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_equal_one_process(ranks):
+@pytest.mark.parametrize(("ranks", "machines"), [(2, 1), (4, 1), (4, 2)])
+def test_ranks_equal_one_process(ranks, machines):
     """Tied and untied heads, padded and packed, with and without activation checkpointing; some ranks idle once."""
-    worst = on_ranks(ranks, differences)
+    worst = on_ranks(ranks, differences, machines=machines)
     assert worst["loss"] < 1e-5
     assert worst["gradient"] < 1e-5
     assert worst["statistics"] < 1e-5
@@ -29,10 +32,10 @@ def test_ranks_that_share_rows_equal_one_process(ranks, sharers):
     assert (worst["idle_calls"] > 0) == (ranks > sharers)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_each_rank_reads_its_own_part_and_one_collective_gathers_all(tmp_path, ranks):
-    said = on_ranks(ranks, load_and_gather, tmp_path / "model.safetensors")
+@pytest.mark.parametrize(("ranks", "machines"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+def test_each_rank_reads_its_own_part_and_one_collective_gathers_all(tmp_path, ranks, machines):
+    said = on_ranks(ranks, load_and_gather, tmp_path / "model.safetensors", machines=machines)
     assert said["equal"]
     assert said["placed_again"]
-    assert said["read"] < 1 / ranks + 0.15, "the kernel maps a file by up to 2 MiB at a time"
+    assert said["read"] < machines / ranks + 0.15, "the kernel maps a file by up to 2 MiB at a time"
     assert said["collectives"] == 1

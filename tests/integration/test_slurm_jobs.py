@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from loop_formats.run_files import only_logs
+from loop_recipes.engine.checkpoint import load_training_state
 from support.slurm_cluster import NODES, SlurmCluster, missing_for_cluster
 from support.small_jobs import CHECKOUT, SMALL, metrics
 from support.two_networks import inside
@@ -242,6 +243,29 @@ def test_two_rollout_nodes_share_the_tasks(jobs):
         assert [len(log.read_text().splitlines()) for log in logs] == [3, 3]
 
 
+def test_trainers_on_two_nodes_learn_what_one_does_requeue_and_end_together(cluster, jobs, undisturbed):
+    job, run = jobs.train("trainers", options=("--nodes=3",), LOOP_TRAINER_NODES="2")
+    jobs.until(lambda: metrics(run), job, timeout=500)
+    cluster.command("scancel", "-b", "-s", "USR1", job)
+    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=200)
+    assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
+    assert cluster.job(job)["Restarts"] == "1"
+    first, alone = metrics(run)[0], metrics(undisturbed)[0]
+    for key in ("loss", "grad_norm", "approx_kl"):
+        assert first[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-7), key
+    assert [row["iteration"] for row in metrics(run)] == [1, 2, 3]
+    assert sorted(load_training_state(run / "checkpoints/iteration_0003").rng) == ["rank0", "rank1"]
+
+
+def test_a_crash_of_one_of_two_nodes_that_train_ends_the_job(jobs):
+    job, run = jobs.train("half", "max_iterations=100", options=("--nodes=3",), LOOP_TRAINER_NODES="2")
+    jobs.until(lambda: metrics(run), job, timeout=500)
+    _kill("loop_appworld.py", run, most=1)
+    state, code = jobs.end(job, timeout=200)
+    assert state == "FAILED"
+    assert code not in (0, 69, 70, 75)
+
+
 def test_an_evaluation_requeues_on_usr1_and_repeats_nothing(cluster, jobs):
     policy = "policies=[{name: before, adapter: null}]"
     words = ("none", "eval_appworld/tiny_cpu", *SMALL_EVALUATION, policy, "split=test_normal")
@@ -321,10 +345,10 @@ def _lives(pid: int, start_time: str) -> bool:
     return fields[19] == start_time and fields[0] != "Z"
 
 
-def _kill(word: str, run: Path) -> None:
-    """SIGKILL to the processes whose command line names ``word`` and this run's folder."""
+def _kill(word: str, run: Path, most: int | None = None) -> None:
+    """SIGKILL to the processes whose command line names ``word`` and this run's folder, to ``most`` of them."""
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     found = [pid for pid in pids if word in (line := _command_line(pid)) and str(run) in line]
     assert found, f"no process of {word} for {run}"
-    for pid in found:
+    for pid in found[:most]:
         os.kill(pid, signal.SIGKILL)

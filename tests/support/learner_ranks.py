@@ -20,6 +20,7 @@ from loop_recipes.engine.batching import step_batches
 from loop_recipes.engine.cuda_layers import PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.sequence_parallel import Part
+from loop_recipes.engine.sharding import sharding_mesh
 from support.learner_cases import adapter_gradient, flash_attention, make_samples, tiny_lora_model
 
 BUDGET = 80
@@ -51,9 +52,10 @@ def differences() -> dict[str, float]:
         expected = run(whole, step_batches(samples, BUDGET, 0, packed), local := RatioStatistics())
 
         decoder = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
+        mesh = sharding_mesh(torch.device("cpu"))
         for number, layer in enumerate(decoder.layers):
-            decoder.layers[number] = fully_shard(checkpoint_wrapper(layer) if checkpointed else layer)
-        fully_shard(decoder)
+            decoder.layers[number] = fully_shard(checkpoint_wrapper(layer) if checkpointed else layer, mesh=mesh)
+        fully_shard(decoder, mesh=mesh)
         batches = step_batches(samples, BUDGET, 0, packed, ranks, rank)
         idle = sum(not batch.rollout_ids for batch in batches)
         total = torch.tensor([run(decoder, batches, shared := RatioStatistics()), idle])

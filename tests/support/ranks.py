@@ -22,11 +22,11 @@ from support.processes import IMPORT_PATH
 from support.waiting import COMMAND_S
 
 
-def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any, machines: int = 1) -> Any:
     """Call ``work(*arguments)`` in every process of a job of so many ranks; returns what rank 0 returned.
 
     ``work`` is a function of an importable module. It finds this process's environment of now and what torchrun adds to
-    it, and joins the process group itself.
+    it, as of ranks on so many ``machines``, and joins the process group itself.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: a rank failed; with its traceback. The others are ended.
@@ -36,7 +36,7 @@ def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
         forkserver.ensure_running()
         environ = dict(os.environ)  # the server has that of the test which started it
     results = multiprocessing.get_context("forkserver").SimpleQueue()
-    job = (ranks, free_port(), environ, results, work, arguments)
+    job = (ranks, ranks // machines, free_port(), environ, results, work, arguments)
     context = start_processes(_rank, job, nprocs=ranks, join=False, daemon=True, start_method="forkserver")
     give_up = time.monotonic() + COMMAND_S
     try:
@@ -51,6 +51,7 @@ def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
 def _rank(
     rank: int,
     ranks: int,
+    of_machine: int,
     port: int,
     environ: dict[str, str],
     results: SimpleQueue[Any],
@@ -59,9 +60,9 @@ def _rank(
 ) -> None:
     os.environ |= environ | {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % of_machine),
         "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(of_machine),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "tests",

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.components import build
 from loop_recipes.engine.batching import MicroBatch, StepBatch
+from loop_recipes.engine.sharding import sharding_mesh
 
 
 class Critic(nn.Module):
@@ -104,5 +104,5 @@ def place_critic(
         critic.load_state_dict(dict(weights))
     critic.to(device)
     if shard:
-        fully_shard(critic, mesh=dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),)))
+        fully_shard(critic, mesh=sharding_mesh(device))
     return critic

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import varlen  # noqa: F401 - registers its operator
@@ -72,7 +73,7 @@ def place_model(
         training.set_activation_checkpointing(model, auto_wrap_policy=layers, checkpoint_wrapper_fn=wrap)
     if shard:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
+        mesh = sharding_mesh(device)
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -89,6 +90,18 @@ def place_model(
                 module.rope_init()
     training.validate_no_params_on_meta_device(model)
     return model
+
+
+def sharding_mesh(device: torch.device) -> DeviceMesh:
+    """The ranks as FSDP2 takes them. The last dimension holds one copy of the model, in equal parts.
+
+    Each machine of several ranks has a copy of its own, so that layers are gathered inside it, and only the gradients
+    of what is trained go from one to another (HSDP). Machines of one rank hold one copy together.
+    """
+    ranks, here = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 1 < here < ranks:
+        return init_device_mesh(device.type, (ranks // here, here), mesh_dim_names=("machine", "rank"))
+    return init_device_mesh(device.type, (ranks,))
 
 
 def compile_each_layer(model: TransformerDecoder, backend: str | Callable[..., Any] | None = None) -> None:
@@ -108,7 +121,8 @@ def compile_each_layer(model: TransformerDecoder, backend: str | Callable[..., A
 def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The whole of tensors that may be sharded, as CPU copies of their own, in one collective for each dtype.
 
-    All ranks must call it with the same names. Sharded tensors are sharded by rows over one mesh, as FSDP2 does it.
+    All ranks must call it with the same names. Sharded tensors are sharded by rows over the last dimension of one mesh,
+    as FSDP2 does it.
     """
     sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     whole: dict[str, Tensor] = {}
@@ -121,7 +135,7 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
     """The whole of tensors of one dtype. Ranks send their rows one after the other, padded to the same number."""
     mesh = next(iter(sharded.values())).device_mesh
-    ranks = mesh.size()
+    ranks = mesh.size(-1)
     parts = []
     for tensor in sharded.values():
         rows = tensor.to_local()
@@ -130,7 +144,7 @@ def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
         parts.append(padded.flatten())
     mine = torch.cat(parts)
     everyones = mine.new_empty(ranks * len(mine))
-    dist.all_gather_single(everyones, mine, group=mesh.get_group())
+    dist.all_gather_single(everyones, mine, group=mesh.get_group(mesh.ndim - 1))
     columns = everyones.view(ranks, -1).cpu().split([len(part) for part in parts], dim=1)
     return {
         name: column.reshape(-1, *tensor.shape[1:])[: tensor.shape[0]].clone()
@@ -153,7 +167,7 @@ def _own_rows(full: Tensor, like: Tensor) -> Tensor:
     """The rows of ``full`` that this rank holds of a tensor sharded as ``like`` is; a view."""
     if not isinstance(like, DTensor):
         return full
-    parts, rank = full.chunk(like.device_mesh.size()), like.device_mesh.get_local_rank()
+    parts, rank = full.chunk(like.device_mesh.size(-1)), like.device_mesh.get_local_rank(like.device_mesh.ndim - 1)
     return parts[rank] if rank < len(parts) else full[:0]
 
 

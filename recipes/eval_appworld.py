@@ -9,21 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from agent_environments.description import Description
 from agent_environments.protocol import UnknownTask
@@ -64,6 +56,7 @@ from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.rollouts.broken import break_line
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
+from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.environment_file import write_description
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
@@ -161,20 +154,23 @@ class EvalAppWorldRecipe:
         missing = sum(len(self._store.missing(cell)) for group in cells.values() for cell in group)
         if missing < total:
             self._console.print(f"going on with {total - missing} of {total} rollouts from an earlier start")
-        with self._progress() as progress:
-            bar = progress.add_task("evaluating", total=total, completed=total - missing)
+        with Waiting("evaluating") as waiting:
+            done, began = total - missing, time.monotonic()
+
+            def ended(cell: Cell, result: TaskResult) -> None:
+                nonlocal done
+                done += 1
+                left = (time.monotonic() - began) * (total - done) / (done - total + missing) / 60
+                waiting.told(f"{cell.label}: {done} of {total} rollouts, left {left:.0f} min")
+                if result.broke is not None and not self._told_of_break:
+                    self._told_of_break = True
+                    text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"
+                    self._console.print(text, markup=False)
+
             for policy, group in cells.items():
                 if any(self._store.missing(cell) for cell in group):
-                    progress.update(bar, description=policy.name)
-                    self._run(policy, group, lambda cell, result: self._ended(result, progress, bar))
+                    self._run(policy, group, ended)
         return self._report([cell for group in cells.values() for cell in group])
-
-    def _ended(self, result: TaskResult, progress: Progress, bar: TaskID) -> None:
-        progress.advance(bar)
-        if result.broke is not None and not self._told_of_break:
-            self._told_of_break = True
-            text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"
-            progress.console.print(text, markup=False)
 
     def cleanup(self) -> None:
         """Stop a launched node and close files; safe to call at any point, and twice."""
@@ -281,16 +277,6 @@ class EvalAppWorldRecipe:
         """Difficulties where the dataset is on this machine; the real test splits may come without them."""
         root = self._config.metadata_root
         return {} if root is None else difficulties_of(self._environment.name, root, self._tasks)
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
 
 
 @parse(EvalConfig)

@@ -95,7 +95,7 @@ def test_a_sharded_critic_learns_what_a_whole_one_does(tmp_path):
 
 
 def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
-    """Old log-probs and entropy, a critic, and what is kept of each token; four ranks in twos."""
+    """Old log-probs and entropy, a critic, and what is kept of each token; four ranks in twos, two to a machine."""
     shared = {"packed": True, "micro_batch_tokens": 150, "minibatch_rollouts": 4, "exact_entropy": True}
     changes = {
         "update": {**shared, "token_statistics": True},
@@ -105,7 +105,7 @@ def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
     train_into(replay_config(tmp_path, iterations=2, **changes), tmp_path / "one")
     changes["update"]["micro_batch_tokens"] = 75
     config = replay_config(tmp_path, iterations=2, sequence_parallel=2, **changes)
-    on_ranks(4, train_into, config, tmp_path / "four")
+    on_ranks(4, train_into, config, tmp_path / "four", machines=2)
     for one, four in zip(lines(tmp_path / "one"), lines(tmp_path / "four"), strict=True):
         for key in ("loss", "value_loss", "grad_norm", "entropy", "gap_mean", "approx_kl", "ratio_p99"):
             assert four[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), (one["iteration"], key)
@@ -117,9 +117,9 @@ def test_ranks_that_share_rows_learn_what_one_does_and_resume_exactly(tmp_path):
     assert all(kept[1][name] == pytest.approx(ratios, abs=1e-3) for name, ratios in kept[0].items())
 
     begun = replay_config(tmp_path, iterations=2, sequence_parallel=2, **changes, max_iterations=1)
-    on_ranks(4, train_into, begun, tmp_path / "twice")
+    on_ranks(4, train_into, begun, tmp_path / "twice", machines=2)
     rest = replay_config(tmp_path, iterations=2, sequence_parallel=2, **changes, resume_from_checkpoint=True)
-    on_ranks(4, train_into, rest, tmp_path / "twice")
+    on_ranks(4, train_into, rest, tmp_path / "twice", machines=2)
     for file in sorted((tmp_path / "four/checkpoints/iteration_0002").glob("*.safetensors")):
         again = tmp_path / "twice/checkpoints/iteration_0002" / file.name
         assert file.read_bytes() == again.read_bytes(), file.name

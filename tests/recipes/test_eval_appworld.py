@@ -16,6 +16,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose
 from loop_recipes.evaluation.collect import EvaluationTimeout, NoScore
 from loop_recipes.evaluation.config import find_policies, read_eval_config
+from loop_recipes.rollouts.waiting import Waiting
 from support.counter_node import TOKEN, local_node
 from support.random_policy import write_adapter, write_model
 
@@ -69,7 +70,9 @@ def solve(target):
     return f"I assume nothing.\n```python\n{steps}\nfinish()\n```"
 
 
-async def test_a_whole_evaluation(policy, tmp_path):
+async def test_a_whole_evaluation(policy, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Waiting, "told", lambda self, line: told.append(line))
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         local.vllm.speak = lambda rng: solve(4)  # dev asks for 4, 6, 8 and 10, 12, 14: one task of six
         files = await asyncio.to_thread(run, config(policy, tmp_path, local.url))
@@ -78,6 +81,9 @@ async def test_a_whole_evaluation(policy, tmp_path):
         assert len(served) == 2
         temperatures = {request["sampling_params"]["temperature"] for request in local.vllm.requests}
         assert temperatures == {0.0, 1.0}
+        said = [line for line in told if " rollouts, left " in line]
+        assert len(said) == 48
+        assert said[-1] == "trained, T=1: 48 of 48 rollouts, left 0 min"
     results, report, markdown = reports(files)
     assert len(results) == 2 * (6 + 18)
     assert {(line["policy"], line["sampling"], line["run"]) for line in results} == {

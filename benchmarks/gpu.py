@@ -182,6 +182,7 @@ def heads(size: Size, device: torch.device, name: str) -> dict[str, float]:
 
 def attention(size: Size, device: torch.device, choice: str, tokens: int) -> dict[str, float]:
     """Error of a packed row's attention, and the seconds of one document's forward, and of forward and backward."""
+    from loop_recipes.engine.batching import Documents
     from loop_recipes.engine.cuda_layers import causal_attention
     from loop_recipes.engine.flash_attention import activate, largest_error
 
@@ -196,11 +197,11 @@ def attention(size: Size, device: torch.device, choice: str, tokens: int) -> dic
         torch.randn(tokens, count, width, device=device, dtype=dtype, requires_grad=True)
         for count in (queries, keys, keys)
     )
-    borders = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    documents = Documents.of([tokens]).to(device)
     upstream = torch.randn_like(q)
 
     def forward() -> Tensor:
-        return causal_attention(q, k, v, borders, tokens)
+        return causal_attention(q, k, v, documents)
 
     def both() -> None:
         torch.autograd.grad(forward(), (q, k, v), upstream)

@@ -243,12 +243,13 @@ def test_two_rollout_nodes_share_the_tasks(jobs):
         assert [len(log.read_text().splitlines()) for log in logs] == [3, 3]
 
 
+@pytest.mark.timeout(3000)
 def test_trainers_on_two_nodes_learn_what_one_does_requeue_and_end_together(cluster, jobs, undisturbed):
     job, run = jobs.train("trainers", options=("--nodes=3",), LOOP_TRAINER_NODES="2")
-    jobs.until(lambda: metrics(run), job, timeout=500)
+    jobs.until(lambda: metrics(run), job, timeout=900)
     cluster.command("scancel", "-b", "-s", "USR1", job)
-    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=200)
-    assert jobs.end(job) == ("COMPLETED", 0), jobs.logs()
+    jobs.until(lambda: list(run.glob("logs/*/attempt-1/trainer.log")), job, timeout=900)
+    assert jobs.end(job, timeout=900) == ("COMPLETED", 0), jobs.logs()
     assert cluster.job(job)["Restarts"] == "1"
     first, alone = metrics(run)[0], metrics(undisturbed)[0]
     for key in ("loss", "grad_norm", "approx_kl"):
@@ -257,11 +258,12 @@ def test_trainers_on_two_nodes_learn_what_one_does_requeue_and_end_together(clus
     assert sorted(load_training_state(run / "checkpoints/iteration_0003").rng) == ["rank0", "rank1"]
 
 
+@pytest.mark.timeout(3000)
 def test_a_crash_of_one_of_two_nodes_that_train_ends_the_job(jobs):
     job, run = jobs.train("half", "max_iterations=100", options=("--nodes=3",), LOOP_TRAINER_NODES="2")
-    jobs.until(lambda: metrics(run), job, timeout=500)
+    jobs.until(lambda: metrics(run), job, timeout=900)
     _kill("loop_appworld.py", run, most=1)
-    state, code = jobs.end(job, timeout=200)
+    state, code = jobs.end(job, timeout=600)
     assert state == "FAILED"
     assert code not in (0, 69, 70, 75)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 from torchtune.models.qwen2 import lora_qwen2
 
 from loop_recipes.algorithm.preferences import pair_names
@@ -43,6 +44,38 @@ def make_sample(number: int, length: int, generator: torch.Generator, group: int
 def make_samples(lengths: list[int], seed: int = 0) -> list[ScoredSample]:
     generator = torch.Generator().manual_seed(seed)
     return [make_sample(number, length, generator) for number, length in enumerate(lengths)]
+
+
+def make_episodes(turns: list[int], seed: int = 0) -> list[ScoredSample]:
+    """Episodes of so many turns, each of which is a sequence: what later ones leave out is the first half of a turn's
+    own tokens. One episode of a single sequence is among them."""
+    generator = torch.Generator().manual_seed(seed)
+    found = make_samples([17], seed)
+    for number, count in enumerate(turns, start=1):
+        kept = torch.randint(0, VOCAB, (6,), generator=generator)
+        for segment in range(count):
+            own = torch.randint(0, VOCAB, (8,), generator=generator)
+            ids = torch.cat([kept, own])
+            sampled = torch.arange(len(ids)) >= len(kept)
+            sample = make_sample(0, len(ids), generator)
+            found.append(
+                replace(
+                    sample,
+                    rollout_id=f"episode-{number}.{segment}",
+                    episode_id=f"episode-{number}",
+                    segment=segment,
+                    token_ids=ids,
+                    mask=sampled,
+                    turn_ids=torch.where(sampled, 0, -1),
+                    sampler_logprobs=-torch.rand(8, generator=generator),
+                    policy_versions=torch.zeros(8, dtype=torch.long),
+                    old_logprobs=-5.0 + 0.3 * torch.randn(8, generator=generator),
+                    episode_tokens=8 * count,
+                    episode_turns=count,
+                )
+            )
+            kept = torch.cat([kept, own[4:], torch.randint(0, VOCAB, (3,), generator=generator)])
+    return found
 
 
 def as_pairs(samples: list[ScoredSample], pairs: list[tuple[int, int]]) -> list[ScoredSample]:
@@ -85,12 +118,17 @@ def adapter_gradient(model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
 
-def flash_attention(q, k, v, borders, _, longest, __, window_size, enable_gqa):
-    """What varlen_attn computes, [s, h, d] each: every document causally, keys shared by groups of query heads."""
+def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa):
+    """What varlen_attn computes, [s, h, d] each: the queries of a document are the last of its keys; groups of query
+    heads share keys."""
     assert window_size == (-1, 0)
     assert enable_gqa
-    assert borders.dtype == torch.int32
-    assert longest == borders.diff().max()
-    pieces = zip(*(x.transpose(0, 1).split(borders.diff().tolist(), dim=1) for x in (q, k, v)), strict=True)
-    done = [F.scaled_dot_product_attention(*piece, is_causal=True, enable_gqa=True) for piece in pieces]
+    assert borders.dtype == seen.dtype == torch.int32
+    assert longest == seen.diff().max()
+    cut = zip((q, k, v), (borders, seen, seen), strict=True)
+    pieces = zip(*(x.transpose(0, 1).split(at.diff().tolist(), dim=1) for x, at in cut), strict=True)
+    done = [
+        F.scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[1], k.shape[1]), enable_gqa=True)
+        for q, k, v in pieces
+    ]
     return torch.cat(done, dim=1).transpose(0, 1)

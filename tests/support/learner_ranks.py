@@ -21,7 +21,7 @@ from loop_recipes.engine.cuda_layers import PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import sharding_mesh
-from support.learner_cases import adapter_gradient, flash_attention, make_samples, tiny_lora_model
+from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
 
 BUDGET = 80
 
@@ -105,7 +105,10 @@ def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     part, groups = Part.of_this_rank(sharers), (ranks // sharers, rank // sharers)
     # No two fit together, so that two groups of ranks have nothing to do for one call.
-    samples = [replace(sample, ref_logprobs=sample.old_logprobs - 0.1) for sample in make_samples([60, 55, 50, 47, 45])]
+    # Some that begin alike, which losses of a whole sequence take for episodes.
+    alike = [replace(sample, episode_tokens=8, episode_turns=1) for sample in make_episodes([4])[1:]]
+    samples = [*make_samples([60, 55, 50, 47]), *alike]
+    samples = [replace(sample, ref_logprobs=sample.old_logprobs - 0.1) for sample in samples]
     worst = {"loss": 0.0, "gradient": 0.0, "outputs": 0.0, "idle_calls": 0}
     with mock.patch.object(cuda_layers, "varlen_attn", flash_attention):
         for number, loss in enumerate(LOSSES):

@@ -19,30 +19,79 @@ from torch import Tensor
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
 from loop_recipes.engine.sequence_parallel import WHOLE, Part
+from loop_recipes.engine.shared_prefixes import lay_out, units
 from loop_recipes.engine.step_plan import StepPlan, plan_step
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Lengths of the rollouts that share one packed row, in order; takes the place of an attention mask.
+    """Lengths of the pieces of a packed row, in order; takes the place of an attention mask.
 
-    ``borders`` [b + 1], int32, are where they begin and end, on the micro-batch's device. ``longest`` is empty, of as
-    many rows as the longest has tokens: torch.compile takes the size of a tensor as one that changes, a number as one
-    that does not, of which it makes a new graph each time. ``part`` of the row is this rank's.
+    A piece is a rollout, or what one has after a beginning that it shares with another: its tokens then attend to that
+    beginning too. ``borders`` [b + 1], int32, are where pieces begin and end, on the micro-batch's device. ``longest``
+    is empty, of as many rows as the longest rollout has tokens: torch.compile takes the size of a tensor as one that
+    changes, a number as one that does not, of which it makes a new graph each time. ``part`` of the row is this rank's.
+
+    ``keys`` are what each piece attends to, causally from its end; None where that is the piece.
     """
 
     lengths: tuple[int, ...]
     borders: Tensor = field(compare=False, repr=False)
     longest: Tensor = field(compare=False, repr=False)
     part: Part = WHOLE
+    keys: Keys | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], part: Part = WHOLE) -> Documents:
-        borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        return cls(tuple(lengths), borders, torch.empty(max(lengths), 0), part)
+    def of(cls, lengths: Sequence[int], part: Part = WHOLE, keys: Sequence[Tensor] | None = None) -> Documents:
+        """``keys``: of each piece, the places in the row of what it attends to; its own are the last."""
+        longest = max(lengths if keys is None else map(len, keys))
+        known = None if keys is None else Keys.of(keys)
+        return cls(tuple(lengths), _borders(lengths), torch.empty(longest, 0), part, known)
 
     def to(self, device: torch.device | str) -> Documents:
-        return replace(self, borders=self.borders.to(device))
+        keys = None if self.keys is None else self.keys.to(device)
+        return replace(self, borders=self.borders.to(device), keys=keys)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of each piece, one after the other: how many, where they stand in the row [k], and their borders."""
+
+    lengths: tuple[int, ...]
+    places: Tensor = field(compare=False, repr=False)
+    borders: Tensor = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, places: Sequence[Tensor]) -> Keys:
+        lengths = tuple(map(len, places))
+        return cls(lengths, torch.cat(list(places)), _borders(lengths))
+
+    def to(self, device: torch.device | str) -> Keys:
+        return replace(self, places=self.places.to(device), borders=self.borders.to(device))
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """[s, ...] -> [k, ...]; gradients of what several pieces attend to are added up in fp32."""
+        return _Taken.apply(tensor, self.places)
+
+
+class _Taken(torch.autograd.Function):
+    """index_select, of which the gradient is summed in fp32: in bf16 the twentieth addend would be lost."""
+
+    @staticmethod
+    def forward(ctx, tensor, places):
+        ctx.save_for_backward(places)
+        ctx.rows = tensor.shape[0]
+        return tensor.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (places,) = ctx.saved_tensors
+        total = upstream.new_zeros(ctx.rows, *upstream.shape[1:], dtype=torch.float32)
+        return total.index_add_(0, places, upstream.float()).to(upstream.dtype), None
+
+
+def _borders(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -55,8 +104,8 @@ class MicroBatch:
         rollout_ids: b ids, in the order of every per-rollout tensor here.
         tokens: [r, s].
         input_pos: [r, s], each token's position in its own rollout.
-        documents: None for padded rows (causal attention; padding is on the right, where nothing looks); the lengths
-            of the rollouts in the one row when packed.
+        documents: None for padded rows (causal attention; padding is on the right, where nothing looks); the pieces
+            of the one row when packed.
         rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token; [m] of the
             ``own`` ones where ranks share the row.
         own: [m], index into the n sampled tokens of those predicted here; None where all are.
@@ -136,29 +185,14 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = W
     Args:
         part: of a packed row, which is filled up with padding tokens until its parts are equal.
     """
-    lengths = [sample.tokens for sample in samples] or [1]
-    if packed:
-        filling = -sum(lengths) % part.of
-        lengths += [filling] if filling else []
-        padding = torch.full((sum(lengths) - sum(sample.tokens for sample in samples),), pad_id)
-        tokens = torch.cat([*(sample.token_ids for sample in samples), padding])[None]
-        positions = torch.cat([torch.arange(length) for length in lengths])[None]
-        starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
-    else:
-        width = max(lengths)
-        tokens = torch.full((len(lengths), width), pad_id)
-        for row, sample in enumerate(samples):
-            tokens[row, : sample.tokens] = sample.token_ids
-        positions = torch.arange(width).expand(len(lengths), width).contiguous()
-        starts = [row * width for row in range(len(lengths))]
-
+    tokens, positions, documents, places = (_packed if packed else _padded)(samples, pad_id, part)
     turns_before = 0
     rows, targets, rollout_index, turn_index, turn_rollout = [], [], [], [], []
-    for number, (sample, start) in enumerate(zip(samples, starts, strict=False)):
+    for number, (sample, place) in enumerate(zip(samples, places, strict=True)):
         sampled = sample.mask.nonzero().squeeze(1)
         _, dense = torch.unique(sample.turn_ids[sampled], return_inverse=True)
         turns = int(dense.max()) + 1
-        rows.append(start + sampled - 1)
+        rows.append(place[sampled - 1])
         targets.append(sample.token_ids[sampled])
         rollout_index.append(torch.full_like(sampled, number))
         turn_index.append(turns_before + dense)
@@ -173,7 +207,7 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = W
         rollout_ids=tuple(sample.rollout_id for sample in samples),
         tokens=tokens[:, here],
         input_pos=positions[:, here],
-        documents=Documents.of(lengths, part) if packed else None,
+        documents=documents,
         rows=predicting,
         own=own,
         targets=_cat(targets, torch.long),
@@ -182,6 +216,37 @@ def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: Part = W
         turn_rollout=_cat(turn_rollout, torch.long),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
     )
+
+
+Rows = tuple[Tensor, Tensor, Documents | None, list[Tensor]]
+"""Tokens and positions [r, s], and of each sample the place [its tokens] of each token in the flattened rows."""
+
+
+def _packed(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
+    """One row, in which what sequences of an episode have in common at their beginning stands once."""
+    pieces = lay_out(samples)
+    own = [(samples[piece.number].token_ids, piece) for piece in pieces if piece.shared < len(piece.places)]
+    lengths, keys = [len(ids) - piece.shared for ids, piece in own], [piece.places for _, piece in own]
+    used = sum(lengths)
+    filling = -used % part.of if used else part.of
+    if filling:
+        lengths.append(filling)
+        keys.append(torch.arange(used, used + filling))
+    tokens = torch.cat([*(ids[piece.shared :] for ids, piece in own), torch.full((filling,), pad_id)])
+    positions = torch.cat([*(torch.arange(piece.shared, len(ids)) for ids, piece in own), torch.arange(filling)])
+    documents = Documents.of(lengths, part, keys if any(piece.shared for piece in pieces) else None)
+    places = {piece.number: piece.places for piece in pieces}
+    return tokens[None], positions[None], documents, [places[number] for number in range(len(samples))]
+
+
+def _padded(samples: Sequence[Sample], pad_id: int, part: Part) -> Rows:
+    """A row for each sequence, or one of padding."""
+    width = max([sample.tokens for sample in samples], default=1)
+    tokens = torch.full((max(1, len(samples)), width), pad_id)
+    for row, sample in enumerate(samples):
+        tokens[row, : sample.tokens] = sample.token_ids
+    positions = torch.arange(width).expand(tokens.shape).contiguous()
+    return tokens, positions, None, list(torch.arange(tokens.numel()).view(tokens.shape))[: len(samples)]
 
 
 def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, part: Part = WHOLE) -> StepBatch:
@@ -247,7 +312,8 @@ def step_batches(
 def _planned(
     samples: Sequence[AnySample], token_budget: int, packed: bool, world_size: int, rank: int
 ) -> list[list[AnySample]]:
-    lengths = [sample.tokens for sample in samples]
+    planned = units(samples, token_budget) if packed else [([sample], sample.tokens) for sample in samples]
+    lengths = [tokens for _, tokens in planned]
 
     def plan() -> StepPlan:
         return plan_step(lengths, world_size, token_budget, packed)
@@ -255,7 +321,7 @@ def _planned(
     # Floating-point numbers decide in it. Machines that round them otherwise would take other rollouts, or other
     # numbers of micro-batches, and wait for each other for ever.
     plans = on_main_rank(plan) if world_size > 1 else plan()
-    return [[samples[i] for i in call[rank]] for call in plans]
+    return [[sample for i in call[rank] for sample in planned[i][0]] for call in plans]
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -61,12 +61,16 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
             module.__class__ = ours
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     """Attention [s, heads, width] of a packed row's documents, each causally to itself; k and v may have fewer heads.
 
-    ``borders`` [documents + 1], int32, are where they begin, and the end; ``longest`` is no less than their lengths.
+    A document that goes on from another attends to its beginning too: flash attention takes the queries of a piece as
+    the last of its keys.
     """
-    out = varlen_attn(q, k, v, borders, borders, longest, longest, window_size=(-1, 0), enable_gqa=True)
+    borders, longest, seen = documents.borders, documents.longest.shape[0], documents.borders
+    if documents.keys is not None:
+        k, v, seen = documents.keys.take(k), documents.keys.take(v), documents.keys.borders
+    out = varlen_attn(q, k, v, borders, seen, longest, longest, window_size=(-1, 0), enable_gqa=True)
     return cast(Tensor, out)
 
 
@@ -88,8 +92,7 @@ class PackedAttention(MultiHeadAttention):
         q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
         if documents.part.of > 1:
             q, k, v = documents.part.to_heads(q, k, v)
-        longest, borders = documents.longest.shape[0], documents.borders
-        packed = causal_attention(q, k, v, borders, longest)
+        packed = causal_attention(q, k, v, documents)
         packed = packed if documents.part.of == 1 else documents.part.to_tokens(packed)
         return self.output_proj(packed.flatten(1)[None])
 

@@ -30,6 +30,7 @@ from torch.nn.attention._fa4 import register_flash_attention_fa4
 from torchtune.modules import TransformerDecoder
 
 from loop_formats.schema import require
+from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import HALF, causal_attention
 
 CAPABILITIES = (9, 10)
@@ -38,6 +39,8 @@ TRIED = ((9, 128),)
 """Major compute capability and width of the heads with which this project has run them; ``auto`` tries no others."""
 LENGTHS = (300, 120)
 """Tokens of the documents that are compared: enough for the kernels of longer rows."""
+SHARED = 200
+"""Those of the first that the second goes on from."""
 LARGEST_ERROR = 0.02
 """Of the largest value, in half precision against fp32; FlashAttention-2's is some thousandths."""
 KERNELS = "vllm.vllm_flash_attn.cute.interface"
@@ -113,15 +116,19 @@ def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torc
         torch.randn(sum(LENGTHS), count, width, generator=generator, device=device, dtype=dtype)
         for count in (queries, keys, keys, queries)
     ]
-    borders = torch.tensor([0, LENGTHS[0], sum(LENGTHS)], dtype=torch.int32, device=device)
+    first, second = torch.arange(sum(LENGTHS)).split(LENGTHS)
+    seen = [first, torch.cat([first[:SHARED], second])]
+    documents = Documents.of(LENGTHS, keys=seen).to(device)
 
     def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return causal_attention(q, k, v, borders, max(LENGTHS))
+        return causal_attention(q, k, v, documents)
 
     def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pieces = zip(*(x.transpose(0, 1).split(LENGTHS, dim=1) for x in (q, k, v)), strict=True)
         alone = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
-        done = [alone(*piece) for piece in pieces]
+        done = [
+            alone(*(x[places].transpose(0, 1) for x in (q, k, v)))[:, -own:]
+            for places, own in zip(seen, LENGTHS, strict=True)
+        ]
         return torch.cat(done, dim=1).transpose(0, 1)
 
     found, exact = (

@@ -311,7 +311,7 @@ class LogProbDecoder(TransformerDecoder):
         Raises:
             ValueError: a rollout is longer than ``max_seq_len``.
         """
-        longest = max(mask.lengths) if isinstance(mask, Documents) else tokens.shape[1]
+        longest = mask.longest.shape[0] if isinstance(mask, Documents) else tokens.shape[1]
         if longest > self.max_seq_len:
             raise ValueError(
                 f"a sequence of {longest} tokens is longer than the model's max_seq_len {self.max_seq_len}"

@@ -3,9 +3,9 @@ precision.
 
 Everything in a transformer but attention treats tokens one by one, so a packed row needs no mask there. For attention
 the row is cut at the rollouts' borders and each piece goes through torch's own ``scaled_dot_product_attention`` with
-``is_causal=True``, on a CPU its flash kernel. Nothing can leak, since
-a piece never meets its neighbours' keys; no [s, s] mask is built; and no work is spent on masked-out blocks. Rollouts
-are a thousand tokens and longer, so one kernel launch for each costs nothing that shows.
+``is_causal=True``, on a CPU its flash kernel. Nothing can leak, since a piece never meets its neighbours' keys; no
+[s, s] mask is built; and no work is spent on masked-out blocks. Rollouts are a thousand tokens and longer, so one
+kernel launch for each costs nothing that shows. A piece that goes on from another takes that one's keys before its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from torchtune.modules import MultiHeadAttention
 
@@ -38,15 +39,19 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         shared = mask.part.of > 1
         if shared:
             q, k, v = (x.transpose(0, 1)[None] for x in mask.part.to_heads(*(x[0].transpose(0, 1) for x in (q, k, v))))
-        pieces = zip(*(x.split(list(mask.lengths), dim=2) for x in (q, k, v)), strict=True)
-        done = torch.cat(
-            [
-                scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, is_causal=True)
-                for queries, keys, values in pieces
-            ],
-            dim=2,
-        )
+        seen = mask.lengths
+        if mask.keys is not None:
+            seen, (k, v) = mask.keys.lengths, (mask.keys.take(x.transpose(0, 2)).transpose(0, 2) for x in (k, v))
+        pieces = zip(q.split(list(mask.lengths), dim=2), *(x.split(list(seen), dim=2) for x in (k, v)), strict=True)
+        done = torch.cat([_attention(*piece, dropout_p) for piece in pieces], dim=2)
         return mask.part.to_tokens(done[0].transpose(0, 1)).transpose(0, 1)[None] if shared else done
 
     # A compiled layer calls it as it is: the number of rollouts changes, and each would be a graph of its own.
     return torch.compiler.disable(call)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Of queries that are the last of these positions."""
+    if q.shape[2] == k.shape[2]:
+        return scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+    return scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[2], k.shape[2]), dropout_p=dropout_p)

@@ -149,21 +149,26 @@ def test_a_compiler_that_fails_is_one_line_and_auto_on_other_devices_says_nothin
 
 @pytest.mark.parametrize("heads", [(8, 2, 16), (6, 1, 64), (12, 2, 128)])
 def test_the_comparison_lets_rounding_pass_and_sees_what_is_wrong(monkeypatch, heads):
-    def packed(q, k, v, borders, _, longest, __, window_size, enable_gqa):
-        return on_cpu(q, k, v, borders, borders, longest, longest, window_size, enable_gqa)
+    def over_borders(q, k, v, borders, seen, *rest, **options):
+        keys = int(seen[-1])
+        return on_cpu(q, k, v, borders[[0, -1]], seen[[0, -1]], keys, keys, (-1, 0), True)
 
-    def over_borders(q, k, v, borders, *rest, **options):
-        whole = borders[[0, -1]]
-        return on_cpu(q, k, v, whole, whole, int(whole[-1]), int(whole[-1]), (-1, 0), True)
+    def from_the_start(q, k, v, borders, seen, *rest, **options):
+        """Where a piece's queries are taken for the first of its keys."""
+        apart = zip(*(x.split(at.diff().tolist()) for x, at in ((q, borders), (k, seen), (v, seen))), strict=True)
+        first = [(x, *(y[: len(x)] for y in keys)) for x, *keys in apart]
+        q, k, v = (torch.cat(pieces) for pieces in zip(*first, strict=True))
+        return on_cpu(q, k, v, borders, borders, int(borders.diff().max()), 0, **options)
 
-    def other_heads(q, k, v, borders, *rest, **options):
-        return on_cpu(q.flip(1), k, v, borders, borders, *rest[1:], **options).flip(1)
+    def other_heads(q, k, v, *rest, **options):
+        return on_cpu(q.flip(1), k, v, *rest, **options).flip(1)
 
-    monkeypatch.setattr(cuda_layers, "varlen_attn", packed)
+    monkeypatch.setattr(cuda_layers, "varlen_attn", on_cpu)
     assert largest_error(heads, CPU, torch.float32) == 0
     assert 0 < largest_error(heads, CPU, BF16) < flash_attention.LARGEST_ERROR / 2
-    monkeypatch.setattr(cuda_layers, "varlen_attn", over_borders)
-    assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR
+    for wrong in (over_borders, from_the_start):
+        monkeypatch.setattr(cuda_layers, "varlen_attn", wrong)
+        assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR
     if heads[1] > 1:
         monkeypatch.setattr(cuda_layers, "varlen_attn", other_heads)
         assert largest_error(heads, CPU, BF16) > 5 * flash_attention.LARGEST_ERROR

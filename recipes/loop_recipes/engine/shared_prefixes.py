@@ -1,0 +1,92 @@
+"""Sequences of one episode that begin alike, laid into a packed row with their common beginning once.
+
+An agent whose thinking is left out of later prompts leaves a sequence for each turn. In AppWorld they have nine tenths
+of their tokens in common (benchmarks/thinking_modes.py). A transformer gives a token the same states in all sequences
+that are the same up to it, so one of them computes these tokens, and the others go on from there: their own tokens
+attend to the common ones and to themselves, and what is sampled after a common token is predicted from its one place.
+Losses see the sampled tokens of each sequence as before.
+
+Only sequences of one episode are looked at. The rollouts of a task share their prompt, which is less than a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from loop_recipes.engine.samples import AnySample, Sample
+
+MOST_KEYS = 8
+"""For each token that a unit computes: sequences that go on from others have keys copied, which memory is planned
+without. At 7B, 8 of them take a sixth of what the layer at work takes."""
+
+
+class Piece(NamedTuple):
+    """Sequence ``number`` in a packed row: its first ``shared`` tokens are an earlier one's, those after them its own.
+
+    ``places`` [tokens] are where all of them stand in the row.
+    """
+
+    number: int
+    shared: int
+    places: Tensor
+
+
+def lay_out(samples: Sequence[Sample]) -> list[Piece]:
+    """The pieces of a row, in which their own tokens follow each other; those of an episode together, longest first."""
+    pieces: list[Piece] = []
+    used = 0
+    for members in _episodes(samples):
+        laid: list[Piece] = []
+        for number in members:
+            other, shared = _beginning(samples[number], [samples[piece.number] for piece in laid])
+            own = torch.arange(used, used + samples[number].tokens - shared)
+            laid.append(Piece(number, shared, torch.cat([laid[other].places[:shared], own]) if shared else own))
+            used += len(own)
+        pieces += laid
+    return pieces
+
+
+def units(samples: Sequence[AnySample], token_budget: int) -> list[tuple[list[AnySample], int]]:
+    """What is planned as a whole, with the tokens that it takes in a row: a sequence, or those of an episode that share
+    a beginning, as many as the budget has room for; in the order of their first."""
+    found: list[tuple[list[AnySample], int]] = []
+    for members in _episodes(samples):
+        unit: list[AnySample] = []
+        tokens, keys = 0, 0
+        for sample in (samples[number] for number in members):
+            _, shared = _beginning(sample, unit)
+            more = sample.tokens - shared
+            over = tokens + more > token_budget or keys + sample.tokens > MOST_KEYS * (tokens + more)
+            if unit and (over or not shared):
+                found.append((unit, tokens))
+                unit, tokens, keys, more = [], 0, 0, sample.tokens
+            unit.append(sample)
+            tokens, keys = tokens + more, keys + sample.tokens
+        found.append((unit, tokens))
+    return found
+
+
+def _episodes(samples: Sequence[Sample]) -> list[list[int]]:
+    """The numbers of each episode's sequences, longest first."""
+    found: dict[str, list[int]] = {}
+    for number, sample in enumerate(samples):
+        found.setdefault(sample.episode, []).append(number)
+    return [sorted(members, key=lambda number: -samples[number].tokens) for members in found.values()]
+
+
+def _beginning(sample: Sample, others: Sequence[Sample]) -> tuple[int, int]:
+    """Which of the others has the longest beginning in common with ``sample``, and of how many tokens; -1 and 0."""
+    found = [(_in_common(sample.token_ids, other.token_ids), number) for number, other in enumerate(others)]
+    tokens, number = max(found, key=lambda each: each[0], default=(0, -1))
+    return number, tokens
+
+
+def _in_common(one: Tensor, other: Tensor) -> int:
+    """How many tokens two sequences have in common before the first that differs."""
+    shorter = min(len(one), len(other))
+    differ = one[:shorter] != other[:shorter]
+    return int(differ.int().argmax()) if bool(differ.any()) else shorter

@@ -4,11 +4,10 @@
 
 The node's own episode loop plays a script in a world that answers every turn with the same text; no model and no engine
 is needed. All three ways have each turn's code in common, and two of them its thinking, of a fixed number of words.
-Printed of an episode: its sequences, the tokens of all of them together, which the update computes, the tokens
-that are trained, those of them that are trained more than once, requests whose prompt and sampled ids are not the
-beginning of a sequence (these two must be 0), and of six such episodes of one task, which part after the prompt, the
-share of tokens that stand in a prefix which another sequence has too: what an update would save that computes each
-prefix once.
+Printed of an episode: its sequences, the tokens of all of them together, those that a packed update computes in
+micro-batches of 16,384, the tokens that are trained, those of them that are trained more than once, requests whose
+prompt and sampled ids are not the beginning of a sequence (these two must be 0), and of six such episodes of one task,
+which part after the prompt, the share of tokens that stand in a prefix which another sequence has too.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from agent_environments.protocol import Grade, Message, PoolStatus, StepResult
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
+from loop_recipes.engine.samples import Sample
+from loop_recipes.engine.shared_prefixes import units
 from model_families.chat.rendered import Rendered
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
@@ -51,7 +52,7 @@ CARD = TaskCard(
 )
 CODE = "```python\nfor page in range(5):\n    print(apis.venmo.show_transactions(access_token=t, page_index=page))\n```"
 OUTPUT = json.dumps({"transaction_id": 8216, "amount": 12.5, "created_at": "2023-05-02T10:11:12"}, indent=1)
-THOUGHT_WORDS, OUTPUTS, GROUP = 200, 4, 6
+THOUGHT_WORDS, OUTPUTS, GROUP, MICRO_BATCH = 200, 4, 6, 16_384
 
 
 class Script:
@@ -121,10 +122,12 @@ def figures(tokens: Rendered, turns: int) -> dict[str, float]:
     prompt = rollouts[0].turns[0].start
     every = sum(len(rollout.token_ids) for rollout in rollouts)
     common = GROUP * common_tokens([rollout.token_ids for rollout in rollouts]) + (GROUP - 1) * prompt
+    planned = units([Sample.from_rollout(rollout) for rollout in rollouts], MICRO_BATCH)
     return {
         "sequences": len(rollouts),
         "prompt_tokens": prompt,
         "tokens": every,
+        "computed_tokens": sum(count for _, count in planned),
         "longest_sequence": max(len(rollout.token_ids) for rollout in rollouts),
         "trained_tokens": sum(sum(rollout.mask) for rollout in rollouts),
         "tokens_trained_twice": sum((times - 1) * len(script.ids) for times in trained.values()),

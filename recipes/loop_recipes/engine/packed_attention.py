@@ -43,7 +43,7 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if mask.keys is not None:
             seen, (k, v) = mask.keys.lengths, (mask.keys.take(x.transpose(0, 2)).transpose(0, 2) for x in (k, v))
         pieces = zip(q.split(list(mask.lengths), dim=2), *(x.split(list(seen), dim=2) for x in (k, v)), strict=True)
-        done = torch.cat([_attention(*piece, dropout_p) for piece in pieces], dim=2)
+        done = torch.cat([_attention(q, k, v, dropout_p) for q, k, v in pieces], dim=2)
         return mask.part.to_tokens(done[0].transpose(0, 1)).transpose(0, 1)[None] if shared else done
 
     # A compiled layer calls it as it is: the number of rollouts changes, and each would be a graph of its own.

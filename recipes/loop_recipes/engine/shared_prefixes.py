@@ -51,8 +51,8 @@ def lay_out(samples: Sequence[Sample]) -> list[Piece]:
 
 
 def units(samples: Sequence[AnySample], token_budget: int) -> list[tuple[list[AnySample], int]]:
-    """What is planned as a whole, with the tokens that it takes in a row: a sequence, or those of an episode that share
-    a beginning, as many as the budget has room for; in the order of their first."""
+    """Return what is planned as a whole, with the tokens that it takes in a row: a sequence, or as many of an episode
+    that share a beginning as the budget has room for."""
     found: list[tuple[list[AnySample], int]] = []
     for members in _episodes(samples):
         unit: list[AnySample] = []
@@ -79,14 +79,14 @@ def _episodes(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def _beginning(sample: Sample, others: Sequence[Sample]) -> tuple[int, int]:
-    """Which of the others has the longest beginning in common with ``sample``, and of how many tokens; -1 and 0."""
+    """Find which of the others has the longest beginning in common with ``sample``, and its tokens; -1 and 0: none."""
     found = [(_in_common(sample.token_ids, other.token_ids), number) for number, other in enumerate(others)]
     tokens, number = max(found, key=lambda each: each[0], default=(0, -1))
     return number, tokens
 
 
 def _in_common(one: Tensor, other: Tensor) -> int:
-    """How many tokens two sequences have in common before the first that differs."""
+    """Count the tokens that two sequences have in common before the first that differs."""
     shorter = min(len(one), len(other))
     differ = one[:shorter] != other[:shorter]
     return int(differ.int().argmax()) if bool(differ.any()) else shorter

@@ -87,6 +87,7 @@ class Learner:
             dtype,
             activation_checkpointing=conf.enable_activation_checkpointing,
             keep_attention=conf.keep_attention,
+            activation_offloading=conf.enable_activation_offloading,
             compile_layers=conf.compile,
             shard=shard,
             attention=conf.attention if conf.update.packed else "fa2",

@@ -322,6 +322,8 @@ class LearnerConfig:
     """Precision of the adapters that are exported and served."""
     enable_activation_checkpointing: bool = False
     """Recomputes each layer's activations in the backward pass."""
+    enable_activation_offloading: bool = False
+    """The inputs that are kept for that wait in the host's memory."""
     keep_attention: bool = False
     """Recomputes all but attention, for one more tensor of the queries' width in each layer; not with ``compile``."""
     attention: Literal["auto", "fa2", "fa4"] = "auto"

@@ -86,6 +86,10 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
         "operation by operation, and a compiled layer is one",
     )
     require(
+        not config.enable_activation_offloading or config.enable_activation_checkpointing,
+        "enable_activation_offloading needs enable_activation_checkpointing: True, whose inputs of layers it moves",
+    )
+    require(
         config.attention != "fa4" or config.update.packed,
         "attention is fa4, which is checked for packed rows alone: give update.packed: True, or attention: fa2",
     )

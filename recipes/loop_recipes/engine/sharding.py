@@ -14,12 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import varlen  # noqa: F401 - registers its operator
-from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 from torchtune import training
 from torchtune.modules import TransformerDecoder, TransformerSelfAttentionLayer
 
@@ -44,6 +45,7 @@ def place_model(
     *,
     activation_checkpointing: bool = False,
     keep_attention: bool = False,
+    activation_offloading: bool = False,
     compile_layers: bool = False,
     shard: bool = False,
     attention: str = "fa2",
@@ -57,6 +59,7 @@ def place_model(
 
     Args:
         keep_attention: activation checkpointing keeps what attention computes, so that only the rest is computed again.
+        activation_offloading: what activation checkpointing keeps of a layer, its input, waits in the host's memory.
         attention: of packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
 
     Sharded, base and adapter compute in ``dtype`` while the adapter's masters, gradients and their reduction over
@@ -68,7 +71,8 @@ def place_model(
         compile_each_layer(model)
     if activation_checkpointing:
         contexts = partial(create_selective_checkpoint_contexts, ATTENTION) if keep_attention else noop_context_fn
-        wrap = partial(checkpoint_wrapper, context_fn=contexts)
+        keep = _checkpoint_on_host if activation_offloading else partial(checkpoint, use_reentrant=False)
+        wrap = partial(checkpoint_wrapper, checkpoint_fn=keep, context_fn=contexts)
         layers = {TransformerSelfAttentionLayer}
         training.set_activation_checkpointing(model, auto_wrap_policy=layers, checkpoint_wrapper_fn=wrap)
     if shard:
@@ -90,6 +94,12 @@ def place_model(
                 module.rope_init()
     training.validate_no_params_on_meta_device(model)
     return model
+
+
+def _checkpoint_on_host(layer: Callable[..., Any], *inputs: Tensor, **options: Any) -> Any:
+    """torch's ``checkpoint`` of a layer whose inputs wait in the host's memory, pinned where they come from a GPU."""
+    with save_on_cpu(pin_memory=inputs[0].is_cuda):
+        return checkpoint(layer, *inputs, use_reentrant=False, **options)
 
 
 def sharding_mesh(device: torch.device) -> DeviceMesh:

@@ -123,7 +123,8 @@ def _memory(
     except ConfigError as error:
         report.problems.append(str(error))
     tokens = max(-(-config.collection.limits.max_context // sharers), config.update.micro_batch_tokens)
-    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, config.keep_attention, sharers)
+    keeps, offloads = config.keep_attention, config.enable_activation_offloading
+    trainer = plan_trainer(shape, rank, tokens, ranks, machines.gpu_gib, keeps, sharers, offloads)
     server = plan_rollout_server(shape, node, machines.gpu_gib)
     for plan in (trainer, server):
         report.lines.append(plan.table())

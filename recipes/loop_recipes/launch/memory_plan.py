@@ -44,6 +44,7 @@ def plan_trainer(
     gpu_gib: float,
     keep_attention: bool = False,
     sharers: int = 1,
+    offloads: bool = False,
 ) -> MemoryPlan:
     """One rank of the trainer where it holds most, in the backward pass through a layer, of ``tokens`` at once.
 
@@ -53,6 +54,7 @@ def plan_trainer(
     peak six tensors of the feed-forward width (four activations of the MLP and two gradients on their way), six of the
     model's width and four of the keys' width. ``keep_attention`` keeps its output and fp32 normalisers of each layer.
     Where several ranks are ``sharers`` of each row, what attention exchanges is one more tensor of the queries' width.
+    A rank that ``offloads`` has two of the layers' inputs on its GPU, the one at work and one on its way.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
@@ -63,7 +65,7 @@ def plan_trainer(
         "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
         "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
-        "checkpointed inputs of the layers, bf16": shape.layers * tokens * shape.width * 2 / GIB,
+        "checkpointed inputs of the layers, bf16": (2 if offloads else shape.layers) * tokens * shape.width * 2 / GIB,
         "one layer recomputed and differentiated, bf16": layer * 2 / GIB,
     }
     if keep_attention:
@@ -72,13 +74,17 @@ def plan_trainer(
     need = sum(parts.values())
     over = None
     if need > gpu_gib * USABLE:
-        cure = "keep_attention: False, more GPUs" if keep_attention else "more GPUs"
+        cure = "" if offloads else "enable_activation_offloading: True, "
+        cure = f"keep_attention: False, {cure}more GPUs" if keep_attention else f"{cure}more GPUs"
         over = (
             f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use {cure}, or a lower "
             "update.micro_batch_tokens or collection.limits.max_context, whose rows sequence_parallel divides"
         )
     title = f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens"
-    return MemoryPlan(title if sharers == 1 else f"{title} a rank, rows of {sharers} ranks", gpu_gib, parts, over)
+    title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
+    inputs = shape.layers * tokens * shape.width * 2 / GIB
+    notes = (f"inputs of the layers on the host, pinned: {inputs:.1f} GiB for each rank",) if offloads else ()
+    return MemoryPlan(title, gpu_gib, parts, over, notes)
 
 
 def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> MemoryPlan:

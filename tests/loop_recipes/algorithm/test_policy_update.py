@@ -143,6 +143,11 @@ def test_attention_is_kept_where_all_else_is_recomputed_only(tmp_path, words):
         run(replay_config(tmp_path, iterations=1), "keep_attention=True", *words)
 
 
+def test_only_what_is_checkpointed_waits_on_the_host(tmp_path):
+    with pytest.raises(ConfigError, match="enable_activation_offloading needs enable_activation_checkpointing: True"):
+        run(replay_config(tmp_path, iterations=1), "enable_activation_offloading=True")
+
+
 def test_flash_attention_4_is_for_packed_rows_in_half_precision_on_cuda(tmp_path):
     with pytest.raises(ConfigError, match="attention is fa4, which is checked for packed rows alone"):
         run(replay_config(tmp_path, iterations=1), "attention=fa4")

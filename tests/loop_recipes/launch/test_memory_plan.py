@@ -63,8 +63,16 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_base(shape):
 def test_attention_that_is_kept_is_a_part_of_its_own_and_the_first_to_go(shape):
     without, kept = (plan_trainer(shape, 16, 32000, 8, 60.0, keep) for keep in (False, True))
     assert kept.sum - without.sum == pytest.approx(64 * 32000 * 40 * (128 * 2 + 4) / GIB)
-    assert "use keep_attention: False, more GPUs" in kept.over
+    assert "use keep_attention: False, enable_activation_offloading: True, more GPUs" in kept.over
     assert without.over is None
+
+
+def test_inputs_on_the_host_leave_two_on_the_gpu(shape):
+    here, there = (plan_trainer(shape, 16, 65536, 8, 79.0, offloads=offloads) for offloads in (False, True))
+    assert here.sum - there.sum == pytest.approx(62 * 65536 * 5120 * 2 / GIB)
+    assert "use enable_activation_offloading: True, more GPUs" in here.over
+    assert there.over is None
+    assert there.notes == ("inputs of the layers on the host, pinned: 40.0 GiB for each rank",)
 
 
 def test_ranks_that_share_rows_hold_one_more_tensor(shape):
@@ -75,7 +83,7 @@ def test_ranks_that_share_rows_hold_one_more_tensor(shape):
 
 def test_one_gpu_is_refused_with_the_cure(shape):
     plan = plan_trainer(shape, lora_rank=16, tokens=32000, ranks=1, gpu_gib=79.0)
-    assert "use more GPUs" in plan.over
+    assert "use enable_activation_offloading: True, more GPUs" in plan.over
 
 
 def test_a_server_on_four_gpus_holds_about_twenty_full_episodes_and_on_one_none(shape):

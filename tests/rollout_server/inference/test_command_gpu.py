@@ -24,6 +24,7 @@ SCRIPT = Path(__file__).parents[2] / "support/vllm_gpu_configs.py"
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(3600)  # where vLLM looks at its models for the first time, two more processes import all of it
 @pytest.mark.skipif(not os.access(GPU_PYTHON, os.X_OK), reason="GPU_PYTHON names no Python with vLLM's wheel for GPUs")
 def test_the_servers_of_every_config_for_gpus_are_what_the_configs_say(tmp_path):
     nodes = {name: described_node(compose(name)) for name in config_files()["machine"]}
@@ -46,7 +47,7 @@ def test_the_servers_of_every_config_for_gpus_are_what_the_configs_say(tmp_path)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=COMMAND_S,
+        timeout=3 * COMMAND_S,
     )
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     found = dict(zip(nodes, json.loads((tmp_path / "results").read_text()), strict=True))

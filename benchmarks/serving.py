@@ -68,11 +68,13 @@ class Requests:
         async with session.post(f"{self._server.url}/inference/v1/generate", json=body) as answer:
             said = await answer.json()
         if answer.status != 200 or len(said["choices"][0]["token_ids"]) != tokens:
-            raise SystemExit(f"HTTP {answer.status} instead of {tokens} tokens: {json.dumps(said)[:300]}")
+            raise RuntimeError(f"HTTP {answer.status} instead of {tokens} tokens: {json.dumps(said)[:300]}")
 
 
 async def measure(args: argparse.Namespace) -> dict[str, float]:
     node = described_node(compose(args.config, args.set))
+    if args.prompt + args.sampled > node.model.max_context:
+        raise SystemExit(f"{args.prompt} + {args.sampled} tokens are over model.max_context={node.model.max_context}")
     path = with_config({"path": node.model.path})["path"]
     gpus = None if node.servers.gpus is None else [list(range(node.servers.tensor_parallel_size))]
     extra = [*node.servers.extra_args, *([] if path == node.model.path else DRAWN)]

@@ -1,4 +1,4 @@
-"""Everything about the learner that one GPU can show, in one command: exactness, error, determinism, time, memory.
+"""What one GPU can show of the learner and of a server, in one command: exactness, error, determinism, time, memory.
 
     python benchmarks/gpu.py --json results.json                  # the paper's shapes, on one 80 GB GPU
     python benchmarks/gpu.py --json results.json --parts heads    # one part
@@ -17,10 +17,12 @@ Parts, each at most ten minutes long:
 - ``published``: prime-rl's case of its docs, Qwen3-4B, LoRA of rank 16, one micro-batch on one H100 with recomputation:
   6,230 tokens/s and 23.3 GiB at 16,384 tokens, 4,160 tokens/s at 65,536 (FlashAttention-3). Beside it
   ``keep_attention``, FlashAttention-4 and ``compile``.
+- ``vllm``: seconds until a server serves and until a new policy is served, prompt tokens and sampled tokens a second,
+  of a server that has the GPU for itself; its weights may be drawn (one case of serving.py each).
 
 Every case has a process of its own. With ``--json`` its rows are written when it is done, and the same command goes on
 after the last of them; a case that could not run is said, and tried again. torch, torchtune, torchao and safetensors
-are enough; only FlashAttention-4 needs vLLM's wheel.
+are enough; only FlashAttention-4 and the part ``vllm`` need vLLM's wheel.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ UNITS = {
     "forward_backward_seconds": "s",
     "recompute_seconds": "s",
     "update_seconds": "s",
+    "start_seconds": "s",
+    "publish_seconds": "s",
     "tokens_per_s": "tokens/s",
+    "prefill_tokens_per_s": "tokens/s",
+    "sampled_tokens_per_s": "tokens/s",
     "peak_mib": "MiB",
     "peak_gib": "GiB",
     "error": "nats",
@@ -78,9 +84,12 @@ class Size:
     published_config: str
     published_tokens: tuple[int, ...]
     published_words: tuple[tuple[str, ...], ...]
+    served_config: str
+    served_words: tuple[str, ...]
+    served_requests: tuple[tuple[int, int, int], ...]
 
 
-PARTS = ("heads", "heads_speed", "attention", "exactness", "update", "published")
+PARTS = ("heads", "heads_speed", "attention", "exactness", "update", "published", "vllm")
 HEADS = ("ours_tensor_cores", "ours_cce", "ours_tiled", "cce_released")
 SIZES = {
     "full": Size(
@@ -114,6 +123,13 @@ SIZES = {
             ("attention=fa4", "keep_attention=True"),
             ("compile=True",),
         ),
+        served_config="qwen3_4b_one_gpu",
+        served_words=(
+            "node.servers.max_num_seqs=64",
+            "node.servers.gpu_memory_utilization=0.9",
+            "node.servers.kv_cache_bytes=null",
+        ),
+        served_requests=((64, 1000, 256), (16, 15_000, 256)),
     ),
     "tiny": Size(
         config="loop_appworld/tiny_gpu",
@@ -132,6 +148,9 @@ SIZES = {
         published_config="tiny_gpu",
         published_tokens=(96,),
         published_words=(("attention=fa2",), ("attention=fa2", "keep_attention=True"), ("attention=fa4",)),
+        served_config="tiny_gpu",
+        served_words=(),
+        served_requests=((4, 100, 16),),
     ),
 }
 
@@ -296,6 +315,8 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
     update = [python, str(FOLDER / "large_model.py"), *device, *peak, "--case", "--heads", "auto"]
     large = [*update, "--config", size.config]
     one_pass = [*update, "--config", size.published_config, "--one-pass"]
+    serving = [python, str(FOLDER / "serving.py"), "--config", size.served_config]
+    serving += ["--set", *size.served_words] if size.served_words else []
     shape = f"{size.head_tokens} tokens, width {size.width}, vocabulary {size.vocabulary}"
     model = size.config.rpartition("/")[2]
     return {
@@ -328,6 +349,12 @@ def cases(size: Size, args: argparse.Namespace) -> dict[str, dict[str, list[str]
             ]
             for tokens in size.published_tokens
             for words in size.published_words
+        },
+        "vllm": {
+            f"vllm {size.served_config}, {requests} requests of {prompt} + {sampled} tokens": [
+                *serving, "--requests", str(requests), "--prompt", str(prompt), "--sampled", str(sampled)
+            ]
+            for requests, prompt, sampled in size.served_requests
         },
     }  # fmt: skip
 

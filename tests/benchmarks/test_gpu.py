@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import COMMAND_S
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -23,6 +25,11 @@ def gpu(monkeypatch):
     return module
 
 
+def run_tiny(gpu, monkeypatch, results, *words):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results), *words])
+    gpu.main()
+
+
 def test_a_case_runs_in_a_process_of_its_own_with_a_deadline(gpu):
     def measured(code, seconds=60.0):
         return gpu.measure([sys.executable, "-c", code], seconds)
@@ -32,7 +39,7 @@ def test_a_case_runs_in_a_process_of_its_own_with_a_deadline(gpu):
     assert measured("import time; time.sleep(600)", 0.0) == {"left_out": "the part's 600 s are over"}
 
 
-def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, tmp_path):
+def test_every_part_of_the_learner_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, tmp_path):
     """The cases' own programs, but in this process, which has torchtune already."""
     ran = []
 
@@ -48,10 +55,8 @@ def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, 
         return json.loads(printed.getvalue().splitlines()[-1])
 
     def main(*words):
-        monkeypatch.setattr(
-            sys, "argv", ["gpu.py", "--device", "cpu", "--size", "tiny", "--json", str(results), *words]
-        )
-        gpu.main()
+        parts = [part for part in gpu.PARTS if part != "vllm"]
+        run_tiny(gpu, monkeypatch, results, "--parts", *parts, *words)
         return capsys.readouterr().out
 
     results = tmp_path / "gpu.json"
@@ -83,3 +88,17 @@ def test_every_part_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, 
     assert len(ran) == 5, "those that were left out are tried again"
     assert main("--only", "^ours_tiled.*repeats$").count("tokens") == 1, "cases that the expression finds"
     assert json.loads(results.read_text()) == rows
+
+
+@pytest.mark.integration
+def test_the_part_of_the_server_runs(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "PART_SECONDS", COMMAND_S)
+    run_tiny(gpu, monkeypatch, tmp_path / "gpu.json", "--parts", "vllm")
+    rows = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["metric"]: row["unit"] for row in rows} == {
+        "start_seconds": "s",
+        "publish_seconds": "s",
+        "prefill_tokens_per_s": "tokens/s",
+        "sampled_tokens_per_s": "tokens/s",
+    }
+    assert all(row["value"] > 0 for row in rows)

@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from model_families import qwen2
+from model_families.base_model import LORA_MODULES, BaseModel
+
 # Heads of 32: vLLM on CPU knows no smaller ones.
 WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 2, 1, 128
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -29,6 +32,7 @@ MODEL_CONFIG = {
     "vocab_size": 300,
 }
 """What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
+OURS = BaseModel._described(MODEL_CONFIG, qwen2.FAMILY)
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -82,39 +86,16 @@ def write_model(folder: Path, seed: int = 0, tied: bool = True) -> None:
     model.save_pretrained(folder)
 
 
-def projections(model: Path | None) -> tuple[int, dict[str, tuple[int, int]]]:
-    """Layers, and (out, in) of every linear projection, of the Qwen2 in a folder; None: :func:`write_model`'s."""
-    width, layers, heads, kv_heads, feed_forward = WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD
-    if model is not None:
-        from transformers import Qwen2Config
-
-        config = Qwen2Config.from_pretrained(model)
-        width, layers, feed_forward = config.hidden_size, config.num_hidden_layers, config.intermediate_size
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    keys = width * kv_heads // heads
-    return layers, {
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (feed_forward, width),
-        "mlp.up_proj": (feed_forward, width),
-        "mlp.down_proj": (width, feed_forward),
-    }
-
-
 def write_adapter(
     folder: Path, seed: int, rank: int = 8, scale: float = 0.2, base: str = "base", model: Path | None = None
 ) -> None:
     """A random LoRA adapter in PEFT's format for the policy in ``model``; ``scale`` 0 gives B = 0."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    layers, shapes = projections(model)
-    for layer in range(layers):
-        for name, (rows, columns) in shapes.items():
-            key = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, columns, generator=generator) * 0.2
-            tensors[f"{key}.lora_B.weight"] = torch.randn(rows, rank, generator=generator) * scale
+    shapes = (BaseModel.read(model) if model is not None else OURS).adapter_shapes([*LORA_MODULES], rank)
+    tensors = {
+        name: torch.randn(shape, generator=generator) * (0.2 if ".lora_A." in name else scale)
+        for name, shape in shapes.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(folder / "adapter_model.safetensors"))
     config = {
@@ -126,7 +107,7 @@ def write_adapter(
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        "target_modules": sorted(name.split(".")[1] for name in shapes),
+        "target_modules": sorted(LORA_MODULES),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 

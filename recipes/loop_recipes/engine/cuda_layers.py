@@ -2,12 +2,14 @@
 
 - :class:`PackedAttention`: one call of flash attention for all rollouts of a packed row, keys and values not expanded
   to the number of query heads.
-- :class:`FoldedLoRALinear`: LoRA's scale multiplies the activation of width ``rank``, and its product is added by the
-  matrix multiplication itself: no pass over [s, out] for either.
+- :class:`FoldedLoRALinear`: LoRA's scale multiplies the activation of width ``rank``, and products are added by the
+  matrix multiplication itself, backward too: no pass over [s, out] or [s, in] for either.
+- :class:`RotatedRope`: heads are rotated in three kernels and turned back in three; torchtune's takes five and, for the
+  gradients of slices, eleven.
 - :class:`FusedRMSNorm`: one kernel in the input's precision, which computes in fp32 inside; torchtune's converts to
   fp32 first, and with a weight in half precision torch then falls back to a chain of elementwise kernels.
 
-An H100 has run all of it, uncompiled; the arithmetic is tested on a CPU.
+An H100 has run attention and norms, uncompiled; the arithmetic is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -106,11 +108,7 @@ class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
 
 
 class FoldedLoRA(torch.autograd.Function):
-    """``x W' + bias + (scale * x A') B'`` of rows x [s, in], where W and bias are frozen.
-
-    The product adds what it computes to the one before it, forward and for the gradient of x, so no pass over [s, out]
-    or [s, in] does it.
-    """
+    """``x W' + bias + (scale * x A') B'`` of rows x [s, in], where W and bias are frozen."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -122,7 +120,7 @@ class FoldedLoRA(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, narrow, weight, a, b = ctx.saved_tensors
         of_narrow = (gradient @ b) * ctx.scale
         of_x = None
@@ -140,7 +138,7 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class FoldedLoRALinear(LoRALinear):
-    """torchtune's LoRA layer; on CUDA as :class:`FoldedLoRA` computes it."""
+    """torchtune's LoRA layer; on CUDA, without dropout, as :class:`FoldedLoRA` computes it."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not on_cuda(x) or self._quantize_base or self.disabled or not isinstance(self.dropout, nn.Identity):
@@ -157,7 +155,7 @@ class RotatedHeads(torch.autograd.Function):
     """Rotary positions of halves: ``x cos + y sin``, where y is x [b, s, heads, width] with its halves changed over.
 
     ``cos`` and ``sin`` [b, s, 1, width]; the sines of the first half are negative. Backwards heads are turned back,
-    which takes as few passes; the gradients of slices would be copies among zeros.
+    which takes as few kernels; the gradients of slices would be copies among zeros.
     """
 
     @staticmethod
@@ -166,8 +164,9 @@ class RotatedHeads(torch.autograd.Function):
         return _turned(x, cos, sin, 1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _turned(gradient, *ctx.saved_tensors, -1), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradient, cos, sin, -1), None, None
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
@@ -175,7 +174,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
 
 
 class RotatedRope(Qwen2RotaryPositionalEmbeddings):
-    """torchtune's rotary positions of halves; on CUDA in three kernels."""
+    """torchtune's rotary positions of halves; on CUDA as :class:`RotatedHeads` computes them."""
 
     def forward(self, x: Tensor, input_pos: Tensor | None = None) -> Tensor:
         if not on_cuda(x) or input_pos is None:

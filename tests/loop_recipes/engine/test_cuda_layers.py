@@ -1,5 +1,6 @@
 """The layers for CUDA: on a CPU torchtune's own run; their arithmetic, run here, is that of torchtune's."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -211,7 +212,9 @@ def test_any_packing_is_compiled_into_three_graphs():
     assert counts == [3] * len(packings)
 
 
-def test_attention_that_is_kept_is_not_computed_again():
+# What stands for varlen_attn is none of the operators that are kept, so of it all is computed again.
+@pytest.mark.parametrize(("layers", "pieces"), [("torchtune's", 6), ("for CUDA", 0)])
+def test_attention_that_is_kept_is_not_computed_again(layers, pieces):
     samples, found = make_samples([31, 9, 50]), {}
     for keep in (None, False, True):
         model = tiny_lora_model(True)
@@ -220,10 +223,11 @@ def test_attention_that_is_kept_is_not_computed_again():
         model = attach_head(tiny_lora_model(True).to("meta"), TiledLogProbs())
         checkpointing = {"activation_checkpointing": keep is not None, "keep_attention": bool(keep)}
         model = place_model(model, base, adapter, torch.device("cpu"), torch.float32, **checkpointing)
-        with CountedCalls(*ATTENTION) as forward, CountedCalls(BACKWARD_OF_ATTENTION) as backward:
+        counted = CountedCalls(*ATTENTION), CountedCalls(BACKWARD_OF_ATTENTION)
+        kind = nullcontext() if layers == "torchtune's" else as_on_cuda(varlen_attn=flash_attention)
+        with kind, counted[0] as forward, counted[1] as backward:
             logprobs, gradient = loss_and_gradient(model, collate_step(samples, 0, packed=True))
         found[keep] = logprobs, gradient, forward.calls, backward.calls
-    pieces = len(samples) * len(model.layers)
     assert [found[keep][2:] for keep in found] == [(pieces, pieces), (2 * pieces, pieces), (pieces, pieces)]
     for keep in (False, True):
         assert torch.equal(found[keep][0], found[None][0])

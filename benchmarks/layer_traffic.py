@@ -105,9 +105,11 @@ class Traffic:
         """A matrix product, added to ``start``. What has columns of its own is copied first where it is not changed in
         place: cuBLAS only adds to what it writes."""
         kind = "lora" if any(self.rank in shape for shape, _ in factors) else "base"
-        added = [] if start is None or len(start[0]) < 2 else [out]
-        if start is not None and added and not inplace:
-            self.add(kind, start, out)
+        added: list[Operand] = []
+        if start is not None and len(start[0]) == 2:
+            added = [out]
+            if not inplace:
+                self.add(kind, start, out)
         self.add(kind, *factors, out, *added)
 
     def per_token(self, kind: str) -> float:
@@ -180,7 +182,7 @@ def h100() -> Iterator[None]:
         stack.enter_context(patch.dict(device_interface.device_interfaces, dict.fromkeys(devices, stand_in)))
         stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda device=None: H100))
         stack.enter_context(patch("torch._inductor.scheduler.has_triton", lambda: True))
-        # It copies between tensors to see whether their shapes fit, which a build for CPUs cannot do with CUDA's.
+        # Where a layer writes to slices it copies to see whether shapes fit, which torch's build for CPUs cannot do.
         scatter = "torch._inductor.fx_passes.reinplace._inplace_generalized_scatter"
         stack.enter_context(patch(scatter, lambda tensor, source, views: tensor))
         yield
@@ -285,12 +287,18 @@ def decoder_layer(config: dict[str, Any], rank: int, fakes: FakeTensorMode) -> n
 
 
 def layer_traffic(config: dict[str, Any], tokens: int, compiled: bool, rank: int = RANK) -> dict[str, Traffic]:
-    """Traffic of both passes of a layer over a packed row of two rollouts with ``tokens`` tokens together."""
+    """Traffic of both passes of a layer over a packed row of two rollouts with ``tokens`` tokens together.
+
+    Raises:
+        ValueError: ``tokens`` is a size of the layer's weights, which could not be told apart.
+    """
     traffics = {name: Traffic(tokens, rank) for name in PASSES}
     # As many positions as tokens: of the rotary table, too, what is read grows with them.
     config = {**config, "max_position_embeddings": tokens}
     fakes = FakeTensorMode()
     layer = decoder_layer(config, rank, fakes)
+    if any(tokens in parameter.shape for parameter in layer.parameters()):
+        raise ValueError(f"weights of the layer have a side of {tokens} too; give another number of tokens")
     with ExitStack() as stack:
         stack.enter_context(as_on_cuda())
         stack.enter_context(nullcontext() if compiled else norms_of_one_kernel())

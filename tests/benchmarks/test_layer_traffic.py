@@ -123,6 +123,11 @@ def test_a_layer(benchmark):
     assert found["backward"].kernels == {"elementwise": 25, "base": 7, "lora": 28, "attention": 1}
 
 
+def test_tokens_that_are_a_width_are_refused(benchmark):
+    with pytest.raises(ValueError, match="a side of 96 too"):
+        benchmark.layer_traffic(small("Qwen2.5-1.5B"), tokens=96, compiled=False, rank=RANK)
+
+
 class Gated(torch.nn.Module):
     def __init__(self):
         super().__init__()

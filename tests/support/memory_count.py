@@ -129,6 +129,10 @@ def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> f
     return bytes_.peak / GIB
 
 
+def any_device(*_: Any) -> None:
+    """Refuses none. A mock would keep the tensors that it is called with."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="BUILDER:RANKS:LAYERS:TOKENS")
@@ -139,7 +143,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             for context in (as_on_cuda(), norms_of_one_kernel()):
                 stack.enter_context(context)
-            stack.enter_context(mock.patch.object(logprobs, "_require_half_on_cuda", return_value=None))
+            stack.enter_context(mock.patch.object(logprobs, "_require_half_on_cuda", any_device))
             # Made outside, since a fake tensor holds no ranks.
             stack.enter_context(mock.patch.object(dist.device_mesh, "init_device_mesh", return_value=mesh))
             gib = count(builder, int(ranks), int(layers), int(tokens), int((sharers or ["1"])[0]))

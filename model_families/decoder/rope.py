@@ -75,9 +75,10 @@ def turns_neighbours(rope: nn.Module | None) -> bool:
     Raises:
         ValueError: they are of a kind of which that is not known.
     """
-    halves: tuple[type, ...] = (Qwen2RotaryPositionalEmbeddings, ScaledRope)
-    if type(rope) not in (*halves, RotaryPositionalEmbeddings, Llama3ScaledRoPE):
+    if isinstance(rope, Qwen2RotaryPositionalEmbeddings):
+        return False
+    if type(rope) not in (RotaryPositionalEmbeddings, Llama3ScaledRoPE):
         raise ValueError(
             f"attention with positions of {type(rope).__name__} cannot be exported to Hugging Face's order"
         )
-    return type(rope) not in halves
+    return True

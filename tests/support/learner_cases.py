@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 from torchtune.models.qwen2 import lora_qwen2
 
 from loop_recipes.algorithm.preferences import pair_names
@@ -127,8 +126,9 @@ def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa
     assert longest == seen.diff().max()
     cut = zip((q, k, v), (borders, seen, seen), strict=True)
     pieces = zip(*(x.transpose(0, 1).split(at.diff().tolist(), dim=1) for x, at in cut), strict=True)
-    done = [
-        F.scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[1], k.shape[1]), enable_gqa=True)
-        for q, k, v in pieces
-    ]
+    done = []
+    for q, k, v in pieces:
+        own, keys = q.shape[1], k.shape[1]
+        last = {"is_causal": True} if own == keys else {"attn_mask": torch.ones(own, keys).tril(keys - own) > 0}
+        done.append(F.scaled_dot_product_attention(q, k, v, **last, enable_gqa=True))
     return torch.cat(done, dim=1).transpose(0, 1)

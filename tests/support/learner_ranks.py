@@ -6,7 +6,6 @@ In :func:`differences` the ranks have rollouts of their own, in :func:`differenc
 import itertools
 from contextlib import nullcontext
 from dataclasses import replace
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,13 +14,12 @@ from torch.distributed.fsdp import fully_shard
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
 from loop_recipes.algorithm.sampler_correction import TruncatedWeights
-from loop_recipes.engine import cuda_layers
 from loop_recipes.engine.batching import step_batches
-from loop_recipes.engine.cuda_layers import PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import sharding_mesh
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
+from support.on_cuda import as_on_cuda
 
 BUDGET = 80
 
@@ -95,10 +93,6 @@ def step(decoder, batches, loss, counts=True):
     return total, found
 
 
-def for_cuda(self, x, y=None, *, mask, input_pos):
-    return self.packed(x, mask, input_pos)
-
-
 def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
     """The largest that were found, where so many ranks share each row, as parts of what is compared."""
     dist.init_process_group("gloo")
@@ -110,28 +104,26 @@ def differences_where_rows_are_shared(sharers: int) -> dict[str, float]:
     samples = [*make_samples([60, 55, 50, 47]), *alike]
     samples = [replace(sample, ref_logprobs=sample.old_logprobs - 0.1) for sample in samples]
     worst = {"loss": 0.0, "gradient": 0.0, "outputs": 0.0, "idle_calls": 0}
-    with mock.patch.object(cuda_layers, "varlen_attn", flash_attention):
-        for number, loss in enumerate(LOSSES):
-            kv_heads = (1, 2, 4)[number % 3]
-            whole = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
-            expected, outputs = step(whole, step_batches(samples, BUDGET, 0, True), loss)
-            decoder = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
-            for place, layer in enumerate(decoder.layers):
-                decoder.layers[place] = fully_shard(checkpoint_wrapper(layer) if number % 2 else layer)
-            fully_shard(decoder)
-            batches = step_batches(samples, BUDGET // sharers, 0, True, *groups, part)
-            layers = mock.patch.object(PackedAttention, "forward", for_cuda) if number % 4 else nullcontext()
-            with layers:
-                found, own = step(decoder, batches, loss, part.leads)
-            total = torch.tensor([found, len(own), sum(not batch.rollout_ids for batch in batches)])
-            dist.all_reduce(total)
-            gradient = torch.cat([p.grad.full_tensor().flatten() for p in decoder.parameters() if p.requires_grad])
-            there = adapter_gradient(whole)
-            worst["loss"] = max(worst["loss"], abs(total[0].item() / expected - 1))
-            off = (gradient * groups[0] - there).abs().max() / there.abs().max()
-            worst["gradient"] = max(worst["gradient"], off.item())
-            worst["outputs"] = max([worst["outputs"], *((own[id_] - outputs[id_]).abs().max().item() for id_ in own)])
-            assert total[1] == len(samples), "each is counted once"
-            worst["idle_calls"] += int(total[2])
+    for number, loss in enumerate(LOSSES):
+        kv_heads = (1, 2, 4)[number % 3]
+        whole = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
+        expected, outputs = step(whole, step_batches(samples, BUDGET, 0, True), loss)
+        decoder = attach_head(tiny_lora_model(True, kv_heads=kv_heads), TiledLogProbs(16, 32))
+        for place, layer in enumerate(decoder.layers):
+            decoder.layers[place] = fully_shard(checkpoint_wrapper(layer) if number % 2 else layer)
+        fully_shard(decoder)
+        batches = step_batches(samples, BUDGET // sharers, 0, True, *groups, part)
+        with as_on_cuda(varlen_attn=flash_attention) if number % 4 else nullcontext():
+            found, own = step(decoder, batches, loss, part.leads)
+        total = torch.tensor([found, len(own), sum(not batch.rollout_ids for batch in batches)])
+        dist.all_reduce(total)
+        gradient = torch.cat([p.grad.full_tensor().flatten() for p in decoder.parameters() if p.requires_grad])
+        there = adapter_gradient(whole)
+        worst["loss"] = max(worst["loss"], abs(total[0].item() / expected - 1))
+        off = (gradient * groups[0] - there).abs().max() / there.abs().max()
+        worst["gradient"] = max(worst["gradient"], off.item())
+        worst["outputs"] = max([worst["outputs"], *((own[id_] - outputs[id_]).abs().max().item() for id_ in own)])
+        assert total[1] == len(samples), "each is counted once"
+        worst["idle_calls"] += int(total[2])
     dist.destroy_process_group()
     return worst

@@ -30,12 +30,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from loop_recipes.engine import cuda_layers, logprobs
+from loop_recipes.engine import logprobs
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.diagnostics import made_up
 from loop_recipes.engine.model import adapter_parameters, meta_model
 from loop_recipes.engine.sequence_parallel import Part
 from loop_recipes.engine.sharding import local_part, place_model
+from support.on_cuda import as_on_cuda, norms_of_one_kernel
 
 GIB = 2**30
 LONGEST = 16_384
@@ -89,34 +90,6 @@ class LiveBytes(TorchDispatchMode):
         self.live -= size[0]
 
 
-class _FusedNorm(torch.autograd.Function):
-    """What CUDA's fused RMSNorm keeps: its input and one fp32 number a token."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return torch.empty_like(upstream), None
-
-
-def as_on_cuda(stack: contextlib.ExitStack) -> None:
-    """Have the recipe's layers take their passes for CUDA on any device."""
-
-    def packed(self, x, y=None, *, mask, input_pos):
-        return self.packed(x, mask, input_pos)
-
-    for owner, name, value in (
-        (cuda_layers.PackedAttention, "forward", packed),
-        (cuda_layers.FoldedLoRALinear, "forward", lambda self, x: self.folded(x)),
-        (cuda_layers.FusedRMSNorm, "forward", lambda self, x: _FusedNorm.apply(x, self.scale)),
-        (logprobs, "_require_half_on_cuda", lambda *_: None),
-    ):
-        stack.enter_context(mock.patch.object(owner, name, value))
-
-
 def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> float:
     """Peak GiB of the second step of one of ``ranks``, on its ``tokens`` of a packed row, nearly all sampled.
 
@@ -156,6 +129,10 @@ def count(builder: str, ranks: int, layers: int, tokens: int, sharers: int) -> f
     return bytes_.peak / GIB
 
 
+def any_device(*_: Any) -> None:
+    """Refuses none. A mock would keep the tensors that it is called with."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="BUILDER:RANKS:LAYERS:TOKENS")
@@ -164,7 +141,9 @@ def main() -> None:
         dist.init_process_group("fake", rank=0, world_size=int(ranks), store=FakeStore())
         mesh = dist.device_mesh.init_device_mesh("cpu", (int(ranks),))
         with contextlib.ExitStack() as stack:
-            as_on_cuda(stack)
+            for context in (as_on_cuda(), norms_of_one_kernel()):
+                stack.enter_context(context)
+            stack.enter_context(mock.patch.object(logprobs, "_require_half_on_cuda", any_device))
             # Made outside, since a fake tensor holds no ranks.
             stack.enter_context(mock.patch.object(dist.device_mesh, "init_device_mesh", return_value=mesh))
             gib = count(builder, int(ranks), int(layers), int(tokens), int((sharers or ["1"])[0]))

@@ -2,12 +2,14 @@
 
 - :class:`PackedAttention`: one call of flash attention for all rollouts of a packed row, keys and values not expanded
   to the number of query heads.
-- :class:`FoldedLoRALinear`: LoRA's scale multiplies the activation of width ``rank``, and its product is added by the
-  matrix multiplication itself: no pass over [s, out] for either.
+- :class:`FoldedLoRALinear`: LoRA's scale multiplies the activation of width ``rank``, and products are added by the
+  matrix multiplication itself, backward too: no pass over [s, out] or [s, in] for either.
+- :class:`RotatedRope`: heads are rotated in three kernels and turned back in three; torchtune's takes five and, for the
+  gradients of slices, eleven.
 - :class:`FusedRMSNorm`: one kernel in the input's precision, which computes in fp32 inside; torchtune's converts to
   fp32 first, and with a weight in half precision torch then falls back to a chain of elementwise kernels.
 
-An H100 has run all of it, uncompiled; the arithmetic is tested on a CPU.
+An H100 has run attention and norms, uncompiled; the arithmetic is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import MultiHeadAttention, RMSNorm, TransformerDecoder
 from torchtune.modules.peft import LoRALinear
 
 from loop_formats.schema import require
 from loop_recipes.engine.batching import Documents
 from model_families.decoder.attention import NormFirstAttention, heads
+from model_families.decoder.rope import ScaledRope
 
 HALF = (torch.bfloat16, torch.float16)
 VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
@@ -61,6 +65,11 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
             module.__class__ = ours
 
 
+def on_cuda(x: Tensor) -> bool:
+    """Whether layers compute as CUDA wants it; replaced where that is looked at without a GPU."""
+    return x.is_cuda
+
+
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     """Attention [s, heads, width] of a packed row's documents, each causally to itself; k and v may have fewer heads.
 
@@ -81,7 +90,7 @@ class PackedAttention(MultiHeadAttention):
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
     ) -> Tensor:
         dropout = self.training and self.attn_dropout > 0
-        if not (VARLEN and isinstance(mask, Documents) and x.is_cuda and x.dtype in HALF) or dropout:
+        if not (VARLEN and isinstance(mask, Documents) and on_cuda(x) and x.dtype in HALF) or dropout:
             return super().forward(x, y, mask=mask, input_pos=input_pos)
         return self.packed(x, mask, input_pos)
 
@@ -101,26 +110,95 @@ class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
     """The same of the attention that normalises queries and keys before it rotates them."""
 
 
+class FoldedLoRA(torch.autograd.Function):
+    """``x W' + bias + (scale * x A') B'`` of rows x [s, in], where W and bias are frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        narrow = F.linear(x, a) * scale
+        out = F.linear(x, weight, bias)
+        add_product(out, narrow, b.T)
+        ctx.save_for_backward(x, narrow, weight, a, b)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, narrow, weight, a, b = ctx.saved_tensors
+        of_narrow = (gradient @ b) * ctx.scale
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = gradient @ weight
+            add_product(of_x, of_narrow, a)
+        return of_x, None, None, of_narrow.T @ x, gradient.T @ narrow, None
+
+
+@torch.library.custom_op("loop_recipes::add_product", mutates_args=("out",))
+def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``out``. A compiler takes it as it is; of ``addmm_`` it would make a product that is not
+    in place, for which torch first copies ``out``."""
+    out.addmm_(left, right)
+
+
 class FoldedLoRALinear(LoRALinear):
-    """torchtune's LoRA layer; on CUDA ``x W' + (scale * x A') B'`` with the addition inside the last product."""
+    """torchtune's LoRA layer; on CUDA, without dropout, as :class:`FoldedLoRA` computes it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda or self._quantize_base or self.disabled:
+        if not on_cuda(x) or self._quantize_base or self.disabled or not isinstance(self.dropout, nn.Identity):
             return super().forward(x)
         return self.folded(x)
 
     def folded(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2)
-        out = F.linear(rows, self.weight, self.bias)
-        narrow = self.lora_a(self.dropout(rows)) * (self.alpha / self.rank)
-        return out.addmm_(narrow, self.lora_b.weight.T).unflatten(0, x.shape[:-1])
+        lora = self.lora_a.weight, self.lora_b.weight, self.alpha / self.rank
+        out = cast(Tensor, FoldedLoRA.apply(x.flatten(0, -2), self.weight, self.bias, *lora))
+        return out.unflatten(0, x.shape[:-1])
+
+
+class RotatedHeads(torch.autograd.Function):
+    """Rotary positions of halves: ``x cos + y sin``, where y is x [b, s, heads, width] with its halves changed over.
+
+    ``cos`` and ``sin`` [b, s, 1, width]; the sines of the first half are negative. Backwards heads are turned back,
+    which takes as few kernels; the gradients of slices would be copies among zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradient, cos, sin, -1), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin, value=direction)
+
+
+class RotatedRope(Qwen2RotaryPositionalEmbeddings):
+    """torchtune's rotary positions of halves; on CUDA as :class:`RotatedHeads` computes them."""
+
+    def forward(self, x: Tensor, input_pos: Tensor | None = None) -> Tensor:
+        if not on_cuda(x) or input_pos is None:
+            return super().forward(x, input_pos)
+        return self.rotated(x, input_pos)
+
+    def rotated(self, x: Tensor, input_pos: Tensor) -> Tensor:
+        cos, sin = self.cache[input_pos].to(x.dtype).unsqueeze(-2).chunk(2, dim=-1)
+        first, second = sin.chunk(2, dim=-1)
+        return cast(Tensor, RotatedHeads.apply(x, cos, torch.cat((-first, second), dim=-1)))
+
+
+class RotatedScaledRope(RotatedRope, ScaledRope):
+    """The same with scaled frequencies."""
 
 
 class FusedRMSNorm(RMSNorm):
     """torchtune's RMSNorm; on CUDA in one kernel where input and weight are of one precision."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda or x.dtype != self.scale.dtype:
+        if not on_cuda(x) or x.dtype != self.scale.dtype:
             return super().forward(x)
         return F.rms_norm(x, self.normalized_shape, self.scale, self.eps)
 
@@ -129,5 +207,7 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     MultiHeadAttention: PackedAttention,
     NormFirstAttention: PackedNormFirstAttention,
     LoRALinear: FoldedLoRALinear,
+    Qwen2RotaryPositionalEmbeddings: RotatedRope,
+    ScaledRope: RotatedScaledRope,
     RMSNorm: FusedRMSNorm,
 }

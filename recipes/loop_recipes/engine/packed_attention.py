@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from torchtune.modules import MultiHeadAttention
 
@@ -52,6 +51,9 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
     """Of queries that are the last of these positions."""
-    if q.shape[2] == k.shape[2]:
+    own, seen = q.shape[2], k.shape[2]
+    if own == seen:
         return scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
-    return scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[2], k.shape[2]), dropout_p=dropout_p)
+    # torch's own causal_lower_right is a kind of tensor that selective checkpointing does not know.
+    mask = q.new_ones(own, seen, dtype=torch.bool).tril(seen - own)
+    return scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_p)

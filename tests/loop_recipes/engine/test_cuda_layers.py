@@ -1,11 +1,16 @@
 """The layers for CUDA: on a CPU torchtune's own run; their arithmetic, run here, is that of torchtune's."""
 
+from contextlib import nullcontext
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import MultiHeadAttention, RMSNorm
+from torchtune.modules.peft import LoRALinear
 
 from loop_formats.schema import ConfigError
 from loop_recipes.engine import cuda_layers
@@ -15,10 +20,15 @@ from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.model import meta_model, new_adapter, share_rope_cache
 from loop_recipes.engine.sharding import ATTENTION, compile_each_layer, place_model
 from model_families.base_model import BaseModel
+from model_families.decoder.rope import ScaledRope, turns_neighbours
 from model_families.decoder.weights import load_weights
+from model_families.family import Rope
 from support.families import ONE_EACH, section, small, write_model
 from support.learner_cases import adapter_gradient, flash_attention, make_samples, tiny_lora_model
+from support.on_cuda import as_on_cuda
 from support.small_runs import random_adapter
+
+BACKWARD_OF_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def loss_and_gradient(model, batch):
@@ -27,6 +37,18 @@ def loss_and_gradient(model, batch):
     gradient = adapter_gradient(model).clone()
     model.zero_grad()
     return logprobs.detach(), gradient
+
+
+class CountedCalls(TorchDispatchMode):
+    """How often these operators were called."""
+
+    def __init__(self, *operators):
+        super().__init__()
+        self.operators, self.calls = operators, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func in self.operators
+        return func(*args, **(kwargs or {}))
 
 
 def policy(folder, name):
@@ -50,28 +72,73 @@ def test_packed_padded_and_one_by_one_are_the_same(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [None, *ONE_EACH])
-def test_the_arithmetic_for_cuda_is_that_of_the_cpu(monkeypatch, tmp_path, name):
+def test_the_arithmetic_for_cuda_is_that_of_the_cpu(tmp_path, name):
     batch = collate_step(make_samples([31, 9, 50, 17]), 0, packed=True)
     model = attach_head(tiny_lora_model(True), TiledLogProbs()) if name is None else policy(tmp_path, name)
     expected = loss_and_gradient(model, batch)
-    called = []
-
-    def packed(self, x, y=None, *, mask, input_pos):
-        called.append("attention")
-        return self.packed(x, mask, input_pos)
-
-    def folded(self, x):
-        called.append("lora")
-        return self.folded(x)
-
-    monkeypatch.setattr(cuda_layers, "varlen_attn", flash_attention)
-    monkeypatch.setattr(PackedAttention, "forward", packed)
-    monkeypatch.setattr(FoldedLoRALinear, "forward", folded)
-    found = loss_and_gradient(model, batch)
-    assert set(called) == {"attention", "lora"}
+    with as_on_cuda(varlen_attn=flash_attention), CountedCalls(torch.ops.loop_recipes.add_product.default) as products:
+        found = loss_and_gradient(model, batch)
+    # Twice for each linear; the embedding needs no gradient, and so the first layer's q, k and v no gradient of theirs.
+    assert products.calls == 14 * len(model.layers) - 3
     tolerance = 2e-6 if name is None else 2e-5
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=tolerance)
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=tolerance * expected[1].abs().max().item())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
+def test_lora_in_its_own_products_is_torchtunes(dtype, tolerance):
+    """Output and gradients, in parts of the largest value, against float64; and no worse than torchtune's."""
+    torch.manual_seed(0)
+    layer = LoRALinear(48, 80, rank=4, alpha=6, use_bias=True)
+    layer.lora_b.weight.data.normal_(std=0.3)
+    layer.weight.requires_grad_(False), layer.bias.requires_grad_(False)
+    x, upstream = torch.randn(2, 33, 48), torch.randn(2, 33, 80)
+
+    def computed(kind, dtype):
+        layer.__class__ = kind
+        own = deepcopy(layer).to(dtype)
+        rows = x.to(dtype, copy=True).requires_grad_()
+        out = own(rows)
+        out.backward(upstream.to(dtype))
+        return [value.double() for value in (out, rows.grad, own.lora_a.weight.grad, own.lora_b.weight.grad)]
+
+    def errors(found):
+        return [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, exact, strict=True)]
+
+    layer.to(dtype)  # the same weights for all
+    x, upstream = x.to(dtype), upstream.to(dtype)
+    exact = computed(LoRALinear, torch.float64)
+    theirs = errors(computed(LoRALinear, dtype))
+    with as_on_cuda():
+        ours = errors(computed(FoldedLoRALinear, dtype))
+    assert max(ours) < tolerance
+    assert all(a <= 1.2 * b + 1e-7 for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
+
+
+def test_lora_with_dropout_is_torchtunes_own():
+    layer = LoRALinear(8, 8, rank=2, alpha=4, dropout=0.5)
+    layer.__class__ = FoldedLoRALinear
+    with as_on_cuda(), CountedCalls(torch.ops.loop_recipes.add_product.default) as products:
+        layer(torch.randn(3, 8))
+    assert products.calls == 0
+
+
+@pytest.mark.parametrize("rope", [None, Rope(1e4, "yarn", {"factor": 4.0, "original_max_position_embeddings": 16})])
+def test_heads_are_rotated_as_torchtune_rotates_them(rope):
+    theirs = Qwen2RotaryPositionalEmbeddings(16, 64) if rope is None else ScaledRope(rope, 16, 64)
+    ours = deepcopy(theirs)
+    ours.__class__ = cuda_layers.OURS[type(theirs)]
+    positions, found = torch.cat((torch.arange(40), torch.arange(23)))[None], {}
+    generator = torch.Generator().manual_seed(0)
+    values, upstream = (torch.randn(1, 63, 3, 16, generator=generator) for _ in range(2))
+    for called, module in (("theirs", theirs), ("ours", ours)):
+        x = values.clone().requires_grad_()
+        with as_on_cuda():
+            out = module(x, input_pos=positions)
+        out.backward(upstream)
+        found[called] = torch.stack((out.detach(), x.grad))
+    torch.testing.assert_close(found["ours"], found["theirs"], rtol=0, atol=1e-6)
+    assert not turns_neighbours(ours)
 
 
 def test_an_older_torch_is_named_once_and_packed_rows_go_the_other_way(monkeypatch):
@@ -122,18 +189,13 @@ def _(q, k, v, borders, longest):
     return torch.empty_like(q)
 
 
-def test_any_packing_is_compiled_into_three_graphs(monkeypatch):
+def test_any_packing_is_compiled_into_three_graphs():
     """Without gradient, with it, and of the first layer, whose input has none; all other layers share theirs."""
     varlen.register_autograd(lambda ctx, gradient: (gradient, None, None, None, None))
 
     def opaque(q, k, v, borders, _, longest, __, **options):
         return varlen(q, k, v, borders, longest)
 
-    def packed(self, x, y=None, *, mask, input_pos):
-        return self.packed(x, mask, input_pos)
-
-    monkeypatch.setattr(cuda_layers, "varlen_attn", opaque)
-    monkeypatch.setattr(PackedAttention, "forward", packed)
     model = attach_head(tiny_lora_model(True), TiledLogProbs())
     share_rope_cache(model)
     counter = CompileCounter()
@@ -142,27 +204,17 @@ def test_any_packing_is_compiled_into_three_graphs(monkeypatch):
     counts = []
     for lengths in packings:
         batch = collate_step(make_samples(lengths), 0, packed=True)
-        with torch.no_grad():
-            model(**batch.inputs())
-        model(**batch.inputs()).logprobs.sum().backward()
+        with as_on_cuda(varlen_attn=opaque):
+            with torch.no_grad():
+                model(**batch.inputs())
+            model(**batch.inputs()).logprobs.sum().backward()
         counts.append(counter.frame_count)
     assert counts == [3] * len(packings)
 
 
-class CountedCalls(TorchDispatchMode):
-    """How often attention was computed, forward and backward."""
-
-    def __init__(self):
-        super().__init__()
-        self.forward = self.backward = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.forward += func in ATTENTION
-        self.backward += func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        return func(*args, **(kwargs or {}))
-
-
-def test_attention_that_is_kept_is_not_computed_again():
+# What stands for varlen_attn is none of the operators that are kept, so of it all is computed again.
+@pytest.mark.parametrize(("layers", "pieces"), [("torchtune's", 6), ("for CUDA", 0)])
+def test_attention_that_is_kept_is_not_computed_again(layers, pieces):
     samples, found = make_samples([31, 9, 50]), {}
     for keep in (None, False, True):
         model = tiny_lora_model(True)
@@ -171,10 +223,11 @@ def test_attention_that_is_kept_is_not_computed_again():
         model = attach_head(tiny_lora_model(True).to("meta"), TiledLogProbs())
         checkpointing = {"activation_checkpointing": keep is not None, "keep_attention": bool(keep)}
         model = place_model(model, base, adapter, torch.device("cpu"), torch.float32, **checkpointing)
-        with CountedCalls() as calls:
+        counted = CountedCalls(*ATTENTION), CountedCalls(BACKWARD_OF_ATTENTION)
+        kind = nullcontext() if layers == "torchtune's" else as_on_cuda(varlen_attn=flash_attention)
+        with kind, counted[0] as forward, counted[1] as backward:
             logprobs, gradient = loss_and_gradient(model, collate_step(samples, 0, packed=True))
-        found[keep] = logprobs, gradient, calls.forward, calls.backward
-    pieces = len(samples) * len(model.layers)
+        found[keep] = logprobs, gradient, forward.calls, backward.calls
     assert [found[keep][2:] for keep in found] == [(pieces, pieces), (2 * pieces, pieces), (pieces, pieces)]
     for keep in (False, True):
         assert torch.equal(found[keep][0], found[None][0])

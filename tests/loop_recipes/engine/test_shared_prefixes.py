@@ -1,8 +1,8 @@
 """What an episode's sequences have in common is computed once, and changes no log-prob, loss or gradient."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from unittest import mock
 
 import pytest
 import torch
@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.engine import cuda_layers
 from loop_recipes.engine.batching import Keys, collate, collate_step, micro_batches, step_batches
-from loop_recipes.engine.cuda_layers import PackedAttention
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
 from loop_recipes.engine.shared_prefixes import MOST_KEYS, lay_out, units
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
+from support.on_cuda import as_on_cuda
 
 texts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size=1, max_size=8)
 
@@ -96,9 +95,9 @@ def results(model, batches):
     return total, adapter_gradient(model).clone(), logprobs
 
 
-@pytest.mark.parametrize("as_on_cuda", [False, True])
+@pytest.mark.parametrize("on_cuda", [False, True])
 @pytest.mark.parametrize(("budget", "sequences_alone"), [(1, True), (40, False), (500, False)])
-def test_any_budget_gives_the_loss_and_gradient_of_sequences_one_by_one(as_on_cuda, budget, sequences_alone):
+def test_any_budget_gives_the_loss_and_gradient_of_sequences_one_by_one(on_cuda, budget, sequences_alone):
     samples = make_episodes([5, 1, 4])
     model = attach_head(tiny_lora_model(True), TiledLogProbs(16, 32))
     total, gradient, logprobs = results(model, [collate_step([sample], 0, packed=False) for sample in samples])
@@ -108,15 +107,8 @@ def test_any_budget_gives_the_loss_and_gradient_of_sequences_one_by_one(as_on_cu
     if budget == 500:
         assert (computed, sum(sample.tokens for sample in samples)) == (beginnings(samples), 269) == (164, 269)
 
-    def packed(self, x, y=None, *, mask, input_pos):
-        return self.packed(x, mask, input_pos)
-
-    with mock.patch.object(cuda_layers, "varlen_attn", flash_attention):
-        if as_on_cuda:
-            with mock.patch.object(PackedAttention, "forward", packed):
-                found = results(model, batches)
-        else:
-            found = results(model, batches)
+    with as_on_cuda(varlen_attn=flash_attention) if on_cuda else nullcontext():
+        found = results(model, batches)
     assert found[0] == pytest.approx(total, abs=2e-5)
     torch.testing.assert_close(found[1], gradient, rtol=1e-4, atol=2e-6)
     for name, expected in logprobs.items():

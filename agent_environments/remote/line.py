@@ -44,6 +44,10 @@ class Line:
         """Cut the line, and with it what happens at the other side, at once."""
         raise NotImplementedError
 
+    async def last_words(self) -> str:
+        """Return what the other side said when it ended; empty where it says nothing then."""
+        return ""
+
     def _ended(self) -> None:
         """To be called where it is seen that the other side ended. Between two requests that is no command's doing."""
         if not self._turn.locked():
@@ -71,7 +75,8 @@ class Line:
     async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
         async with self._in_turn():
             if not self.alive:
-                raise WorldLost("the other side had ended before it was asked", Loss.GONE)
+                words = await self.last_words()
+                raise WorldLost(f"the other side had ended before it was asked{': ' * bool(words)}{words}", Loss.GONE)
             try:
                 return await self._in_time(deadline_s, request)
             except TimeoutError as error:

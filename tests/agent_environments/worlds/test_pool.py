@@ -305,9 +305,18 @@ async def test_what_is_missing_is_named(make_pool, tmp_path):
         await make_pool(max_worlds=0)
 
 
-async def test_a_worker_that_cannot_start_says_why(make_pool):
+@pytest.mark.parametrize("first", ["asked", "ended"])
+async def test_a_worker_that_cannot_start_says_why(make_pool, first):
+    """Also where it has ended before it could be asked."""
+
     class Broken(FakePool):
         kind = WorldKind("broken", Path("/no/such/worker.py"))
+
+        async def _start_worker(self):
+            worker = await super()._start_worker()
+            if first == "ended":
+                await worker._process.wait()
+            return worker
 
     with pytest.raises(EnvironmentCrashed, match=r"broken does not start.*No such file"):
         await Broken(word_spans, sys.executable).open()

@@ -59,7 +59,6 @@ ELSEWHERE = {
         "agent_environments/hidden_information",
     ],
     "integration/test_learner_ranks.py": ["engine/packed_attention", "engine/sequence_parallel"],
-    "loop_recipes/engine/test_peft_export.py": ["engine/sharding"],
     "integration/test_recipe_ranks.py": ["rollouts/shared_source", "engine/process_group"],
     "integration/test_recipe_loop.py": ["run/stop_request"],
     "integration/test_packaging.py": ["paths"],

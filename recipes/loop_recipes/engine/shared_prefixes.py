@@ -1,10 +1,10 @@
 """Sequences of one episode that begin alike, laid into a packed row with their common beginning once.
 
-An agent whose thinking is left out of later prompts leaves a sequence for each turn. In AppWorld they have nine tenths
-of their tokens in common (benchmarks/thinking_modes.py). A transformer gives a token the same states in all sequences
-that are the same up to it, so one of them computes these tokens, and the others go on from there: their own tokens
-attend to the common ones and to themselves, and what is sampled after a common token is predicted from its one place.
-Losses see the sampled tokens of each sequence as before.
+An agent whose thinking is left out of later prompts leaves a sequence for each turn, which may have nine tenths of its
+tokens in common with others (benchmarks/thinking_modes.py). A transformer gives a token the same states in all
+sequences that are the same up to it. So one of them computes these tokens, and the others go on from there: their own
+tokens attend to the common ones and to themselves, and what is sampled after a common token is predicted from its one
+place. Losses see the sampled tokens of each sequence as before.
 
 Only sequences of one episode are looked at. The rollouts of a task share their prompt, which is less than a third.
 """

@@ -24,7 +24,7 @@ from model_families.decoder.rope import ScaledRope, turns_neighbours
 from model_families.decoder.weights import load_weights
 from model_families.family import Rope
 from support.families import ONE_EACH, section, small, write_model
-from support.learner_cases import adapter_gradient, flash_attention, make_samples, tiny_lora_model
+from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
 from support.on_cuda import as_on_cuda
 from support.small_runs import random_adapter
 
@@ -179,22 +179,22 @@ def test_every_layer_of_a_decoder_is_ours():
 
 
 @torch.library.custom_op("tests::varlen", mutates_args=())
-def varlen(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int) -> Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, seen: Tensor, longest: int) -> Tensor:
     """As torch's own is to a compiler: an operator that it cannot see into."""
-    return flash_attention(q, k, v, borders, borders, longest, longest, (-1, 0), True)
+    return flash_attention(q, k, v, borders, seen, longest, longest, (-1, 0), True)
 
 
 @varlen.register_fake
-def _(q, k, v, borders, longest):
+def _(q, k, v, borders, seen, longest):
     return torch.empty_like(q)
 
 
-def test_any_packing_is_compiled_into_three_graphs():
+def test_any_packing_is_compiled_into_three_graphs_and_three_where_sequences_begin_alike():
     """Without gradient, with it, and of the first layer, whose input has none; all other layers share theirs."""
-    varlen.register_autograd(lambda ctx, gradient: (gradient, None, None, None, None))
+    varlen.register_autograd(lambda ctx, gradient: (gradient, *[None] * 5))
 
-    def opaque(q, k, v, borders, _, longest, __, **options):
-        return varlen(q, k, v, borders, longest)
+    def opaque(q, k, v, borders, seen, longest, __, **options):
+        return varlen(q, k, v, borders, seen, longest)
 
     model = attach_head(tiny_lora_model(True), TiledLogProbs())
     share_rope_cache(model)
@@ -202,14 +202,15 @@ def test_any_packing_is_compiled_into_three_graphs():
     compile_each_layer(model, counter)
     packings = [[31, 9], [50], [17, 8, 40], [12, 12, 12, 12], [60, 3], [9, 9, 9, 9, 9], [44], [5, 6, 7, 8, 9, 10]]
     counts = []
-    for lengths in packings:
-        batch = collate_step(make_samples(lengths), 0, packed=True)
+    alike = [make_episodes(turns) for turns in ([3], [2, 4], [5, 1], [2, 2, 2])]
+    for samples in [*map(make_samples, packings), *alike]:
+        batch = collate_step(samples, 0, packed=True)
         with as_on_cuda(varlen_attn=opaque):
             with torch.no_grad():
                 model(**batch.inputs())
             model(**batch.inputs()).logprobs.sum().backward()
         counts.append(counter.frame_count)
-    assert counts == [3] * len(packings)
+    assert counts == [3] * len(packings) + [6] * len(alike)
 
 
 # What stands for varlen_attn is none of the operators that are kept, so of it all is computed again.

@@ -165,6 +165,7 @@ class EvalAppWorldRecipe:
                 if result.broke is not None and not self._told_of_break:
                     self._told_of_break = True
                     text = f"task {result.task_id}: {break_line([result.broke], 1)}; mend it before reading scores"
+                    waiting.clear()
                     self._console.print(text, markup=False)
 
             for policy, group in cells.items():

@@ -21,7 +21,9 @@ if ! { echo probe >"$probe" && rm "$probe"; }; then
     exit 1
 fi
 
-for name in LOOP_NODE_PORT LOOP_TRAINER_PORT; do
+PORTS=(LOOP_NODE_PORT)
+[ "$LOOP_TRAINER_NODES" -gt 1 ] && PORTS+=(LOOP_TRAINER_PORT)
+for name in "${PORTS[@]}"; do
     if ! python - <<PY; then
 import socket, sys
 with socket.socket() as probe:

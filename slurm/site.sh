@@ -8,6 +8,8 @@
 : "${LOOP_RUNS:=$LOOP_HOME/runs}"
 # GPUs a node must have; 0 on a cluster of CPUs (the tests' cluster is one).
 : "${LOOP_GPUS_PER_NODE:=8}"
+# How many of a training job's nodes train, each with a copy of the model.
+: "${LOOP_TRAINER_NODES:=1}"
 # Port of the rollout node, and that on which trainers of several nodes meet; one on a single node takes a free one.
 : "${LOOP_NODE_PORT:=8700}"
 : "${LOOP_TRAINER_PORT:=29500}"
@@ -30,5 +32,5 @@ loop_activate() {
     export LOOP_HOME
 }
 
-export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_NODE_PORT LOOP_TRAINER_PORT LOOP_MAX_REQUEUES
+export LOOP_HOME LOOP_RUNS LOOP_GPUS_PER_NODE LOOP_TRAINER_NODES LOOP_NODE_PORT LOOP_TRAINER_PORT LOOP_MAX_REQUEUES
 export LOOP_PREFLIGHT_TIMEOUT LOOP_READY_TIMEOUT LOOP_SAVE_TIMEOUT

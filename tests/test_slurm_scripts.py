@@ -83,6 +83,17 @@ def test_a_node_with_gpus_needs_the_cuda_builds_and_what_triton_compiles_with(
 
 
 @pytest.mark.parametrize(
+    ("trainers", "said"), [("1", "good"), ("2", "port 29500 is taken: set another LOOP_TRAINER_PORT in slurm/site.sh")]
+)
+def test_the_port_where_trainers_meet_is_asked_for_where_there_are_several(programs, tmp_path, trainers, said):
+    programs(python='case "$1" in -) ! grep -q 29500 ;; *) echo None ;; esac')
+    environment = {**os.environ, "LOOP_GPUS_PER_NODE": "0", "LOOP_TRAINER_NODES": trainers}
+    command = ["bash", SLURM / "preflight.sh", tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
+    assert done.stdout.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(
     ("array", "name"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3")]
 )
 def test_a_task_of_an_array_acts_on_itself_alone(programs, tmp_path, array, name):

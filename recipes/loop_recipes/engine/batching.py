@@ -19,7 +19,7 @@ from torch import Tensor
 from loop_recipes.engine.process_group import on_main_rank
 from loop_recipes.engine.samples import AnySample, CreditedSample, Sample
 from loop_recipes.engine.sequence_parallel import WHOLE, Part
-from loop_recipes.engine.shared_prefixes import lay_out, units
+from loop_recipes.engine.shared_prefixes import Keys, borders_of, lay_out, units
 from loop_recipes.engine.step_plan import StepPlan, plan_step
 
 
@@ -43,55 +43,18 @@ class Documents:
 
     @classmethod
     def of(cls, lengths: Sequence[int], part: Part = WHOLE, keys: Sequence[Tensor] | None = None) -> Documents:
-        """``keys``: of each piece, the places in the row of what it attends to; its own are the last."""
+        """Describe a row of pieces of these lengths.
+
+        Args:
+            keys: of each piece, the places in the row of what it attends to; its own are the last.
+        """
         longest = max(lengths if keys is None else map(len, keys))
         known = None if keys is None else Keys.of(keys)
-        return cls(tuple(lengths), _borders(lengths), torch.empty(longest, 0), part, known)
+        return cls(tuple(lengths), borders_of(lengths), torch.empty(longest, 0), part, known)
 
     def to(self, device: torch.device | str) -> Documents:
         keys = None if self.keys is None else self.keys.to(device)
         return replace(self, borders=self.borders.to(device), keys=keys)
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys of each piece, one after the other: how many, where they stand in the row [k], and their borders."""
-
-    lengths: tuple[int, ...]
-    places: Tensor = field(compare=False, repr=False)
-    borders: Tensor = field(compare=False, repr=False)
-
-    @classmethod
-    def of(cls, places: Sequence[Tensor]) -> Keys:
-        lengths = tuple(map(len, places))
-        return cls(lengths, torch.cat(list(places)), _borders(lengths))
-
-    def to(self, device: torch.device | str) -> Keys:
-        return replace(self, places=self.places.to(device), borders=self.borders.to(device))
-
-    def take(self, tensor: Tensor) -> Tensor:
-        """[s, ...] -> [k, ...]; gradients of what several pieces attend to are added up in fp32."""
-        return _Taken.apply(tensor, self.places)
-
-
-class _Taken(torch.autograd.Function):
-    """index_select, of which the gradient is summed in fp32: in bf16 the twentieth addend would be lost."""
-
-    @staticmethod
-    def forward(ctx, tensor, places):
-        ctx.save_for_backward(places)
-        ctx.rows = tensor.shape[0]
-        return tensor.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        (places,) = ctx.saved_tensors
-        total = upstream.new_zeros(ctx.rows, *upstream.shape[1:], dtype=torch.float32)
-        return total.index_add_(0, places, upstream.float()).to(upstream.dtype), None
-
-
-def _borders(lengths: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 @dataclass(frozen=True)

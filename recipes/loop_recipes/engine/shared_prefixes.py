@@ -12,6 +12,7 @@ Only sequences of one episode are looked at. The rollouts of a task share their 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,48 @@ from loop_recipes.engine.samples import AnySample, Sample
 MOST_KEYS = 8
 """For each token that a unit computes: sequences that go on from others have keys copied, which memory is planned
 without. At 7B, 8 of them take a sixth of what the layer at work takes."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of each piece, one after the other: how many, where they stand in the row [k], and their borders."""
+
+    lengths: tuple[int, ...]
+    places: Tensor = field(compare=False, repr=False)
+    borders: Tensor = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, places: Sequence[Tensor]) -> Keys:
+        lengths = tuple(map(len, places))
+        return cls(lengths, torch.cat(list(places)), borders_of(lengths))
+
+    def to(self, device: torch.device | str) -> Keys:
+        return replace(self, places=self.places.to(device), borders=self.borders.to(device))
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """[s, ...] -> [k, ...]; gradients of what several pieces attend to are added up in fp32."""
+        return _Taken.apply(tensor, self.places)
+
+
+class _Taken(torch.autograd.Function):
+    """index_select, of which the gradient is summed in fp32: in bf16 the twentieth addend would be lost."""
+
+    @staticmethod
+    def forward(ctx, tensor, places):
+        ctx.save_for_backward(places)
+        ctx.rows = tensor.shape[0]
+        return tensor.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (places,) = ctx.saved_tensors
+        total = upstream.new_zeros(ctx.rows, *upstream.shape[1:], dtype=torch.float32)
+        return total.index_add_(0, places, upstream.float()).to(upstream.dtype), None
+
+
+def borders_of(lengths: Sequence[int]) -> Tensor:
+    """Return where pieces of these lengths begin and end in a row [pieces + 1], int32."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 class Piece(NamedTuple):

@@ -59,13 +59,14 @@ def plan_trainer(
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
     queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    inputs = tokens * shape.width * 2 / GIB  # of one layer
     layer = tokens * (6 * shape.width + 6 * shape.feed_forward + 4 * keys + (queries if sharers > 1 else 0))
     parts = {
         "base weights, bf16, sharded": shape.parameters * 2 / ranks / GIB,
         "adapter, gradient, Adam moments, fp32, sharded": shape.adapter_parameters(lora_rank) * 16 / ranks / GIB,
         "embedding and head gathered, bf16": shape.outer_parameters * 2 / GIB,
         "layers gathered, bf16": min(ranks, 2) * shape.layer_parameters * 2 / GIB,
-        "checkpointed inputs of the layers, bf16": (2 if offloads else shape.layers) * tokens * shape.width * 2 / GIB,
+        "checkpointed inputs of the layers, bf16": inputs * (2 if offloads else shape.layers),
         "one layer recomputed and differentiated, bf16": layer * 2 / GIB,
     }
     if keep_attention:
@@ -74,16 +75,16 @@ def plan_trainer(
     need = sum(parts.values())
     over = None
     if need > gpu_gib * USABLE:
-        cure = "" if offloads else "enable_activation_offloading: True, "
-        cure = f"keep_attention: False, {cure}more GPUs" if keep_attention else f"{cure}more GPUs"
+        cures = ["keep_attention: False"] * keep_attention + ["enable_activation_offloading: True"] * (not offloads)
+        cure = ", ".join([*cures, "more GPUs"])
         over = (
             f"a trainer rank needs about {need:.0f} GiB of {gpu_gib:.0f}: use {cure}, or a lower "
             "update.micro_batch_tokens or collection.limits.max_context, whose rows sequence_parallel divides"
         )
     title = f"trainer, one of {ranks} ranks, micro-batches of {tokens} tokens"
     title += "" if sharers == 1 else f" a rank, rows of {sharers} ranks"
-    inputs = shape.layers * tokens * shape.width * 2 / GIB
-    notes = (f"inputs of the layers on the host, pinned: {inputs:.1f} GiB for each rank",) if offloads else ()
+    host = f"inputs of the layers on the host, pinned: {shape.layers * inputs:.1f} GiB for each rank"
+    notes = (host,) if offloads else ()
     return MemoryPlan(title, gpu_gib, parts, over, notes)
 
 

@@ -32,6 +32,12 @@ class Waiting:
         """Take the line that says what is in the way now, or why the last try was in vain."""
         self._detail = line
 
+    def clear(self) -> None:
+        """Make room on a terminal for a line that stays; the wait's own comes back below it."""
+        if self._stream.isatty():
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
     def __enter__(self) -> Waiting:
         self._shows.start()
         return self
@@ -51,6 +57,4 @@ class Waiting:
                 self._stream.write(f"{line}\n")
                 due = 2 * seconds
             self._stream.flush()
-        if terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+        self.clear()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_recipes.algorithm.losses import ClippedPolicyLoss
-from loop_recipes.engine.batching import Keys, collate, collate_step, micro_batches, step_batches
+from loop_recipes.engine.batching import collate, collate_step, micro_batches, step_batches
 from loop_recipes.engine.logprobs import TiledLogProbs, attach_head
-from loop_recipes.engine.shared_prefixes import MOST_KEYS, lay_out, units
+from loop_recipes.engine.shared_prefixes import MOST_KEYS, Keys, lay_out, units
 from support.learner_cases import adapter_gradient, flash_attention, make_episodes, make_samples, tiny_lora_model
 from support.on_cuda import as_on_cuda
 

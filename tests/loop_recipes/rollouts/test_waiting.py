@@ -30,6 +30,17 @@ def test_a_terminal_keeps_one_line_and_clears_it():
     assert "\n" not in stream.getvalue()
 
 
+def test_a_line_that_stays_has_a_line_of_the_terminal_to_itself():
+    stream = Terminal()
+    with Waiting("evaluating", stream) as shown:
+        block_until(lambda: "evaluating: 0 s\x1b[K" in stream.getvalue())
+        shown.clear()
+        assert "evaluating: 0 s\x1b[K\r\x1b[K" in stream.getvalue()
+    log = io.StringIO()
+    Waiting("evaluating", log).clear()
+    assert log.getvalue() == ""
+
+
 def test_a_log_gets_a_line_for_what_takes_long_and_then_fewer():
     stream = io.StringIO()
     with Waiting("waiting for the rollout node", stream) as shown:

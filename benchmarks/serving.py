@@ -3,6 +3,7 @@
     python benchmarks/serving.py                                    # qwen3_4b_one_gpu, on one GPU
     python benchmarks/serving.py --requests 16 --prompt 15000       # long prompts
     python benchmarks/serving.py --config tiny_cpu --requests 4 --prompt 100 --sampled 16
+    python benchmarks/serving.py --config cpu --prompt 60 --sampled 16 --transformers
 
 Needs vLLM for the device (`make setup GPU=1` for a GPU), and no weights: where the folder that the config names is not
 there, they are drawn, and the server takes no tokenizer. The server is the first of the config's. ``--set`` changes
@@ -12,7 +13,8 @@ keys of the config.
 an adapter of the config's rank: checked, copied, loaded and proven. Then all requests are sent at once, as token ids
 that no request had before, under that policy: for one token each, twice, the second time for
 ``prefill_tokens_per_s``, and for ``--sampled`` tokens each for ``sampled_tokens_per_s``, of which the seconds of their
-prompts are a part.
+prompts are a part. ``transformers_tokens_per_s`` is the same of transformers' ``generate`` with the adapter by PEFT, in
+one batch, once the server has ended.
 """
 
 from __future__ import annotations
@@ -97,12 +99,34 @@ async def measure(args: argparse.Namespace) -> dict[str, float]:
             whole = await requests.seconds(args.sampled)
         finally:
             await group.stop()
-    return {
-        "start_seconds": start_seconds,
-        "publish_seconds": policy.seconds,
-        "prefill_tokens_per_s": args.requests * args.prompt / prefill,
-        "sampled_tokens_per_s": args.requests * args.sampled / whole,
-    }
+        figures = {
+            "start_seconds": start_seconds,
+            "publish_seconds": policy.seconds,
+            "prefill_tokens_per_s": args.requests * args.prompt / prefill,
+            "sampled_tokens_per_s": args.requests * args.sampled / whole,
+        }
+        if args.transformers:
+            seconds = generating(path, folder / "adapter1", policies.vocabulary, args)
+            figures["transformers_tokens_per_s"] = args.requests * args.sampled / seconds
+        return figures
+
+
+def generating(path: str, adapter: Path, vocabulary: int, args: argparse.Namespace) -> float:
+    """Seconds of the second of two batches that transformers samples, with the KV cache that is its default."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, adapter).eval()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        prompts = torch.randint(vocabulary, (args.requests, args.prompt))
+        length = {"min_new_tokens": args.sampled, "max_new_tokens": args.sampled}
+        started = time.perf_counter()
+        model.generate(input_ids=prompts, do_sample=True, top_k=0, top_p=1.0, pad_token_id=0, **length)
+        seconds = time.perf_counter() - started
+    return seconds
 
 
 def main() -> None:
@@ -112,6 +136,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=1000, help="tokens")
     parser.add_argument("--sampled", type=int, default=256, help="tokens")
+    parser.add_argument("--transformers", action="store_true", help="for models that are there, on a CPU")
     print(json.dumps(asyncio.run(measure(parser.parse_args()))))
 
 

@@ -9,6 +9,8 @@ the old log-probs without gradient, then take one epoch of clipped steps (AdamW)
 - ``ours_padded``: the same with padded micro-batches.
 - ``peft_one_by_one``: transformers + peft, one rollout at a time, all logits.
 - ``peft_logits_to_keep``: the same, with logits of the rows alone that predict sampled tokens.
+- ``trl``: ``GRPOTrainer``'s own log-probs and loss, padded batches of eight. Measured if the variable ``TRL_PYTHON``
+  names an interpreter that has TRL 1.16, with its own transformers and peft, beside this project.
 
 The rollouts are random tokens in the shape of agent episodes: a prompt shared within a task, then turns of sampled
 tokens with longer observations between them. ``tokens_per_s`` counts all tokens of the rollouts once, against the wall
@@ -21,10 +23,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -41,6 +45,7 @@ from loop_recipes.engine.samples import CreditedSample, Sample, ScoredSample, sc
 from model_families.weight_names import peft_name
 
 ROLLOUTS, GROUP, MINIBATCH, EPS, RANK, ALPHA, LR = 48, 6, 16, 0.1, 16, 32, 1e-3
+PROMPT, TRL_ROWS = 300, 8
 
 
 def make_rollouts(vocab: int) -> list[CreditedSample]:
@@ -53,8 +58,8 @@ def make_rollouts(vocab: int) -> list[CreditedSample]:
     samples = []
     for number in range(ROLLOUTS):
         if number % GROUP == 0:
-            prompt = torch.randint(0, vocab, (300,), generator=generator)
-        pieces, turn_ids = [prompt], [torch.full((300,), -1)]
+            prompt = torch.randint(0, vocab, (PROMPT,), generator=generator)
+        pieces, turn_ids = [prompt], [torch.full((PROMPT,), -1)]
         for turn in range(integer(3, 8)):
             for length, label in ((integer(25, 90), turn), (integer(50, 250), -1)):
                 pieces.append(torch.randint(0, vocab, (length,), generator=generator))
@@ -192,11 +197,80 @@ def one_by_one(args: argparse.Namespace, keep_all: bool) -> tuple[nn.Module, Cal
     return model, old_logprobs, gradient
 
 
+def trl(args: argparse.Namespace) -> tuple[nn.Module, Callable, Callable]:
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = Tokenizer(models.WordLevel({"pad": 0, "eos": 1}, unk_token="pad"))
+    trainer = GRPOTrainer(
+        peft_model(args),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=GRPOConfig(
+            output_dir=tempfile.mkdtemp(prefix="trl-"),
+            per_device_train_batch_size=TRL_ROWS,
+            gradient_accumulation_steps=MINIBATCH // TRL_ROWS,
+            loss_type="grpo",
+            epsilon=EPS,
+            beta=0.0,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "eos"}] * MINIBATCH),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad", eos_token="eos"),
+    )
+    trainer.current_gradient_accumulation_steps = MINIBATCH // TRL_ROWS
+
+    def inputs(samples: Sequence[CreditedSample]) -> dict[str, Tensor]:
+        """What TRL makes of rollouts with observations: a prompt, and all that follows it as completion."""
+        rows = {
+            "completion_ids": [sample.token_ids[PROMPT:] for sample in samples],
+            "completion_mask": [torch.ones(sample.tokens - PROMPT, dtype=torch.long) for sample in samples],
+            "tool_mask": [sample.mask[PROMPT:].long() for sample in samples],
+        }
+        padded = {name: nn.utils.rnn.pad_sequence(row, batch_first=True) for name, row in rows.items()}
+        prompts = torch.stack([sample.token_ids[:PROMPT] for sample in samples])
+        advantages = torch.tensor([sample.advantage for sample in samples])
+        return padded | {"prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts), "advantages": advantages}
+
+    def old_logprobs(samples: list[CreditedSample]) -> list[ScoredSample]:
+        every = []
+        for start in range(0, len(samples), TRL_ROWS):
+            batch = samples[start : start + TRL_ROWS]
+            given = inputs(batch)
+            ids = torch.cat([given["prompt_ids"], given["completion_ids"]], dim=1)
+            attended = torch.cat([given["prompt_mask"], given["completion_mask"]], dim=1)
+            with torch.no_grad():
+                found, *_ = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, ids, attended, given["completion_ids"].shape[1]
+                )
+            every += [scored(s, row[: s.tokens - PROMPT][s.mask[PROMPT:]]) for s, row in zip(batch, found, strict=True)]
+        return every
+
+    def gradient(samples: list[ScoredSample]) -> float:
+        total = 0.0
+        for start in range(0, len(samples), TRL_ROWS):
+            batch = samples[start : start + TRL_ROWS]
+            given = inputs(batch)
+            old = torch.zeros(given["completion_ids"].shape)
+            old[given["tool_mask"].bool()] = torch.cat([sample.old_logprobs for sample in batch])
+            value = trainer._compute_loss(trainer.model, given | {"old_per_token_logps": old})
+            value.backward()
+            total += value.item()
+        return total
+
+    return trainer.model, old_logprobs, gradient
+
+
 CASES: dict[str, Callable[[argparse.Namespace], tuple[nn.Module, Callable, Callable]]] = {
     "ours": lambda args: ours(args, packed=True),
     "ours_padded": lambda args: ours(args, packed=False),
     "peft_logits_to_keep": lambda args: one_by_one(args, keep_all=False),
     "peft_one_by_one": lambda args: one_by_one(args, keep_all=True),
+    "trl": trl,
 }
 
 
@@ -249,8 +323,11 @@ def main() -> None:
     print(f"{args.layers} layers, float32, torch {torch.__version__}, {torch.get_num_threads()} thread(s)")
     print(f"{'case':<20}{'tokens/s':>10}{'tokens/CPU s':>14}{'peak MiB':>10}")
     rows, results = [], {}
-    for case in CASES:
-        command = [sys.executable, __file__, "--case", case]
+    interpreters = dict.fromkeys(CASES, sys.executable) | {"trl": os.environ.get("TRL_PYTHON")}
+    for case, interpreter in interpreters.items():
+        if interpreter is None:
+            continue
+        command = [interpreter, __file__, "--case", case]
         for name in ("vocab", "width", "layers", "micro_batch_tokens"):
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=True)

@@ -437,10 +437,10 @@ class LoopAppWorldRecipe:
         tokens = max(self._config.update.micro_batch_tokens, self._config.longest_rollout)
         return out_of_memory(error, tokens, self._device)
 
-    def stopped(self) -> None:
-        """Say that the run was asked to stop while it waited for the node; every rank ends for that."""
+    def stopped(self, waiting_for: str) -> None:
+        """Say that the run was asked to stop while it waited; every rank ends for that."""
         if self._rank == 0:
-            print("loop_appworld: stopped while waiting for the rollout node; a resumed run goes on", file=sys.stderr)
+            print(f"loop_appworld: stopped while waiting for {waiting_for}; a resumed run goes on", file=sys.stderr)
             self._stop.done()
         self._together = True
 
@@ -462,9 +462,9 @@ def recipe_main(cfg: DictConfig) -> int | str:
         recipe.train()
     except (ConfigError, NonFiniteLoss, NoTeacher, WriteFailed, *SOURCE_ERRORS) as error:
         return f"loop_appworld: {error}"
-    except StopRequested:
+    except StopRequested as error:
         assert recipe is not None, "nothing is waited for before it is there"
-        recipe.stopped()
+        recipe.stopped(str(error) or "the rollout node")
     except RemoteError:
         return 1
     except torch.OutOfMemoryError as error:

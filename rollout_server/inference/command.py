@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_families.base_model import BaseModel
+from model_families.base_model import LORA_MODULES, BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 
 VLLM_RELEASE = "0.32"
@@ -84,6 +84,8 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     if servers.gpu_memory_utilization is not None:
         options["--gpu-memory-utilization"] = servers.gpu_memory_utilization
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--enable-lora"]
+    # Else vLLM holds an adapter of the head too, and multiplies its zeros with every sampled token.
+    flags += ["--lora-target-modules", *LORA_MODULES]
     base = BaseModel.read(model.path)
     overrides: dict[str, object] = {} if model.dtype == "float32" else {"head_dtype": "float32"}
     if base.rope.positions:  # vLLM takes the number beside them for all that there are

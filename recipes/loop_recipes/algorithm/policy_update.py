@@ -156,13 +156,9 @@ class PolicyUpdate:
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
         credited = every if per_token or distil is not None else self._with_signal(every)
-        kept: list[ScoredSample] = []
-        entropy: dict[str, float] = {}
-        step_logprobs: dict[str, Tensor] | None = None
-        if not per_token and spread is None and distil is None and self._is_on_policy(credited, version):
-            step_logprobs = {}
-        else:
-            kept, entropy = self._scored(credited, version)
+        itself = not per_token and spread is None and distil is None
+        first = self._scores_itself(credited, version, iteration) if itself else set()
+        kept, entropy = self._scored([sample for sample in credited if sample.rollout_id not in first], version)
         if per_token:
             kept = _with_token_advantages(kept, self._token_advantages(kept))
         if spread is not None:
@@ -172,11 +168,13 @@ class PolicyUpdate:
             advantages, of_teacher = distil(kept)
             kept = _with_token_advantages(kept, advantages)
         recomputed = time.perf_counter()
-        step_samples, numbers = (
-            self.train(kept or credited, iteration, step_logprobs) if credited else ([], {"steps": 0})
-        )
+        step_logprobs: dict[str, Tensor] | None = {} if first else None
+        known = {sample.rollout_id: sample for sample in kept}
+        together = [known.get(sample.rollout_id, sample) for sample in credited]
+        step_samples, numbers = self.train(together, iteration, step_logprobs) if together else ([], {"steps": 0})
         if step_logprobs is not None:
-            kept = [scored(sample, step_logprobs[sample.rollout_id]) for sample in credited]
+            known |= {s.rollout_id: scored(s, step_logprobs[s.rollout_id]) for s in credited if s.rollout_id in first}
+            kept = [known[sample.rollout_id] for sample in credited]
         metrics = _signal_metrics(every, kept) | entropy | of_teacher
         metrics["policy_lag"] = version - min((int(s.policy_versions.min()) for s in kept), default=version)
         metrics |= numbers
@@ -196,18 +194,18 @@ class PolicyUpdate:
         kept = self._with_signal(self._credited(samples))
         return {sample.task_id for sample in kept if sample.advantage}
 
-    def _is_on_policy(self, samples: Sequence[CreditedSample], version: int) -> bool:
-        """Whether the policy of every token's only step is, to the last bit, the one that sampled it.
+    def _scores_itself(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
+        """The rollouts of the first step, if its policy is, to the last bit, the one that sampled all their tokens, and
+        no later step takes them.
 
-        Then the old log-probs are those that the step computes anyway, and a pass over all rollouts is saved.
+        Then their old log-probs are those that the step computes anyway, and a pass over them is saved.
         """
-        return (
-            self.config.epochs == 1
-            and self.config.minibatch_rollouts is None
-            and all(bool((sample.policy_versions == version).all()) for sample in samples)
-            and not (self.loss.needs_reference or self.loss.compares_pairs or self.config.exact_entropy)
-            and not drops_out(self.model)
-        )
+        loss, config = self.loss, self.config
+        if config.epochs > 1 or config.exact_entropy or loss.needs_reference or loss.compares_pairs or not samples:
+            return set()
+        first = self._planned(samples, iteration)[0]
+        own = all(bool((sample.policy_versions == version).all()) for sample in first) and not drops_out(self.model)
+        return {sample.rollout_id for sample in first} if own else set()
 
     def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
         """The samples of a fixed set that carry signal, for :meth:`train`, whoever sampled them.
@@ -337,8 +335,8 @@ class PolicyUpdate:
         """All steps of an iteration; returns the samples of those taken, in order, and metrics.
 
         Args:
-            step_logprobs: where one step is taken by the policy that sampled; is given its log-probs [n], by rollout
-                id, which are the old ones.
+            step_logprobs: where the first step is that of the policy that sampled; is given its log-probs [n], by
+                rollout id, which are the old ones.
 
         Raises:
             ValueError: a sample with hidden information, for any loss but a critic's.
@@ -348,14 +346,10 @@ class PolicyUpdate:
         if informed is not None and not self.loss.sees_hidden_information:
             raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
         self.model.train()
-        planned: list[list[CreditedSample]] = []
-        for epoch in range(self.config.epochs):
-            seed = (self.seed * 1_000_003 + iteration) * 1_009 + epoch
-            full = self.config.minibatch_sizes == "full"
-            planned += minibatches(samples, self.config.minibatch_rollouts, seed, full)
+        planned = self._planned(samples, iteration)
         statistics, outcomes = RatioStatistics(), list[StepOutcome]()
-        for minibatch in planned:
-            outcome = self._step(minibatch, statistics, iteration, step_logprobs)
+        for number, minibatch in enumerate(planned):
+            outcome = self._step(minibatch, statistics, iteration, None if number else step_logprobs)
             if outcome is None:
                 break
             outcomes.append(outcome)
@@ -372,6 +366,12 @@ class PolicyUpdate:
             if self.critic is not None:
                 metrics["value_loss"] = sum(value_losses) / len(value_losses)
         return list(itertools.chain(*planned[: len(outcomes)])), metrics | statistics.summary()
+
+    def _planned(self, samples: Sequence[CreditedSample], iteration: int) -> list[list[CreditedSample]]:
+        """The minibatches of an iteration, one a step."""
+        seeds = [(self.seed * 1_000_003 + iteration) * 1_009 + epoch for epoch in range(self.config.epochs)]
+        rollouts, full = self.config.minibatch_rollouts, self.config.minibatch_sizes == "full"
+        return [each for seed in seeds for each in minibatches(samples, rollouts, seed, full)]
 
     def _step(
         self,

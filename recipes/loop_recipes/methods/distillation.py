@@ -140,7 +140,7 @@ async def _ask_all(
                     for job in done:
                         job.result()
                     if stop_requested():
-                        raise StopRequested
+                        raise StopRequested("the teacher")
         except TimeoutError:
             raise NoTeacher(
                 f"distillation.endpoint: {endpoint.model} had not answered for {len(waiting)} of {len(jobs)} rollouts "

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class StopRequested(Exception):
-    """The run was asked to stop while it waited for rollouts."""
+    """The run was asked to stop while it waited for rollouts, or for what the message names."""
 
 
 class StopRequest:

@@ -399,9 +399,12 @@ def test_returns_to_go_want_a_loss_by_token_and_no_critic(tmp_path, change, mess
         run(config, change)
 
 
+@pytest.mark.parametrize("minibatch", [None, 6])
 @pytest.mark.parametrize("loss", ["Reinforce", "ClippedPolicyLoss"])
-def test_one_step_of_the_policy_that_sampled_has_its_log_probs_from_that_step(tmp_path, monkeypatch, loss):
-    """The same step, gap and token statistics as with a pass before it, which a step in two halves has to make."""
+def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_rollouts(
+    tmp_path, monkeypatch, loss, minibatch
+):
+    """The same steps, gap and token statistics as with a pass over all rollouts before the first."""
     passes = []
     recompute = policy_update.PolicyUpdate._scored
 
@@ -410,15 +413,19 @@ def test_one_step_of_the_policy_that_sampled_has_its_log_probs_from_that_step(tm
         return recompute(self, samples, version)
 
     monkeypatch.setattr(policy_update.PolicyUpdate, "_scored", counted)
-    update = {"minibatch_rollouts": None, "epochs": 1, "micro_batch_tokens": 150, "token_statistics": True}
+    update = {"minibatch_rollouts": minibatch, "epochs": 1, "micro_batch_tokens": 150, "token_statistics": True}
     component = {"_component_": f"loop_recipes.algorithm.losses.{loss}"}
     config = replay_config(tmp_path, iterations=1, loss=component, update=update)
     [once] = run(config, f"output_dir={tmp_path / 'once'}")
-    assert passes == []
-    monkeypatch.setattr(policy_update.PolicyUpdate, "_is_on_policy", lambda *_: False)
+    monkeypatch.setattr(policy_update.PolicyUpdate, "_scores_itself", lambda *_: set())
     [twice] = run(config, f"output_dir={tmp_path / 'twice'}")
-    assert len(passes) == 1
-    assert (once["approx_kl"], once["ratio_max"]) == (0.0, 1.0)
+    if minibatch is None:
+        assert passes[0] == 0 < passes[1]
+        assert (once["approx_kl"], once["ratio_max"]) == (0.0, 1.0)
+    else:
+        assert once["steps"] > 1
+        assert 0 < passes[0] < passes[1]
+        assert once["approx_kl"] == pytest.approx(twice["approx_kl"], rel=1e-2, abs=1e-7)
     for key in ("loss", "grad_norm", "kept_fraction", "advantage_std", "gap_mean", "gap_max", "steps", "policy_lag"):
         assert once[key] == pytest.approx(twice[key], rel=1e-5, abs=1e-7), key
     assert once["gap_mean"] > 0
@@ -438,7 +445,7 @@ def test_one_step_of_the_policy_that_sampled_has_its_log_probs_from_that_step(tm
 
 @pytest.mark.parametrize(
     "words",
-    [["update.epochs=2"], ["update.minibatch_rollouts=6"], ["update.exact_entropy=true"], ["loss.kl_coefficient=0.1"]],
+    [["update.epochs=2"], ["update.exact_entropy=true"], ["loss.kl_coefficient=0.1"]],
 )
 def test_more_than_that_step_needs_the_log_probs_before_it(tmp_path, monkeypatch, words):
     scored = []

@@ -216,7 +216,7 @@ async def test_a_teacher_that_says_nothing_is_waited_for_only_so_long_and_not_af
         with pytest.raises(NoTeacher, match=r"teacher had not answered for 1 of 1 rollouts after 0 s \(collection\."):
             await asyncio.to_thread(asking(url, deadline_s=0.1), make_samples([20]))
         monkeypatch.setattr("loop_recipes.methods.distillation.STOP_ASKED_EVERY_S", 0.01)
-        with pytest.raises(StopRequested):
+        with pytest.raises(StopRequested, match="the teacher"):
             await asyncio.to_thread(asking(url, stop=lambda: True), make_samples([20]))
 
 

@@ -49,11 +49,8 @@ class GroupedLora(PunicaWrapperCPU):
         for slot, tokens in self._tokens_of.items():
             inputs, begin = x[tokens], 0
             for lora_a, lora_b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                low = inputs.float() @ lora_a[slot, 0].T.float()
-                part = y[tokens, begin : begin + width]  # of all tokens a view, else a copy
-                part.addmm_(low.to(y.dtype), lora_b[slot, 0].T.to(y.dtype), alpha=scale)
-                if isinstance(tokens, Tensor):
-                    y[tokens, begin : begin + width] = part
+                low = scale * (inputs.float() @ lora_a[slot, 0].T.float())
+                y[tokens, begin : begin + width] += low.to(y.dtype) @ lora_b[slot, 0].T.to(y.dtype)
                 begin += width
 
 

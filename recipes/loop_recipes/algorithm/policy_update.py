@@ -156,8 +156,8 @@ class PolicyUpdate:
         per_token = self.critic is not None or isinstance(self.advantage, TokenAdvantage)
         started = time.perf_counter()
         credited = every if per_token or distil is not None else self._with_signal(every)
-        itself = not per_token and spread is None and distil is None
-        first = self._scores_itself(credited, version, iteration) if itself else set()
+        needs_scores = per_token or spread is not None or distil is not None
+        first = set() if needs_scores else self._scored_by_their_step(credited, version, iteration)
         kept, entropy = self._scored([sample for sample in credited if sample.rollout_id not in first], version)
         if per_token:
             kept = _with_token_advantages(kept, self._token_advantages(kept))
@@ -194,7 +194,7 @@ class PolicyUpdate:
         kept = self._with_signal(self._credited(samples))
         return {sample.task_id for sample in kept if sample.advantage}
 
-    def _scores_itself(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
+    def _scored_by_their_step(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
         """The rollouts of the first step, if its policy is, to the last bit, the one that sampled all their tokens, and
         no later step takes them.
 

@@ -417,7 +417,7 @@ def test_the_first_step_of_the_policy_that_sampled_gives_the_log_probs_of_its_ro
     component = {"_component_": f"loop_recipes.algorithm.losses.{loss}"}
     config = replay_config(tmp_path, iterations=1, loss=component, update=update)
     [once] = run(config, f"output_dir={tmp_path / 'once'}")
-    monkeypatch.setattr(policy_update.PolicyUpdate, "_scores_itself", lambda *_: set())
+    monkeypatch.setattr(policy_update.PolicyUpdate, "_scored_by_their_step", lambda *_: set())
     [twice] = run(config, f"output_dir={tmp_path / 'twice'}")
     if minibatch is None:
         assert passes[0] == 0 < passes[1]

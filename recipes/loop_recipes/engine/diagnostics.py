@@ -101,10 +101,19 @@ def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device
     free = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
     return (
         f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
-        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB"
+        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB{_held_beside_us(device)}"
         f"{f' ({free[0]})' if free else ''}: lower update.micro_batch_tokens, then collection.limits.max_context; "
         "`loop check` shows what takes how much"
     )
+
+
+def _held_beside_us(device: torch.device) -> str:
+    """How much of the device is not this trainer's: beside a full one no key of its config helps."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    return f" of {total / 2**30:.1f}, of which CUDA and other programs hold {others / 2**30:.1f}"
 
 
 def stress(

@@ -49,7 +49,7 @@ KERNELS = "vllm.vllm_flash_attn.cute.interface"
 def use_attention(choice: str, model: TransformerDecoder, device: torch.device, dtype: torch.dtype) -> None:
     """Have this process compute packed rows as ``choice`` says: ``auto``, ``fa2`` or ``fa4``.
 
-    The kernels of FlashAttention-4 are compiled for the model's heads, up to minutes, and compared with fp32. Where
+    The kernels of FlashAttention-4 are compiled for the model's heads, in ten seconds, and compared with fp32. Where
     that fails ``auto`` falls back on FlashAttention-2 with a warning; it tries them on Hopper and heads of 128 alone.
 
     Raises:

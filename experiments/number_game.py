@@ -5,10 +5,12 @@
     loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_control seed=1 \\
         advantage=loop_recipes.algorithm.advantages.Shuffled
     python experiments/number_game.py runs/game_1 runs/game_control [--json experiments/results/number_game.json]
+    python experiments/number_game.py runs/loop_1 runs/loop_2 --against runs/grpo_1 runs/grpo_2
 
-Of a run that still goes on, the table is of what is there. The last rows load the base model with PEFT and the adapter
-that sampled the last whole iteration, and recompute the log-probs of its stored tokens: the difference to what vLLM
-said when it sampled them.
+Of a run that still goes on, the table is of what is there. The last rows of a run load the base model with PEFT and the
+adapter that sampled the last whole iteration, if it was kept, and recompute the log-probs of its stored tokens: the
+difference to what vLLM said when it sampled them. ``--against`` names runs of the same seeds, which drew the same
+tasks: the difference of training rewards, task by task, over all iterations and over the last ones.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from transformers import AutoModelForCausalLM
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
+from loop_recipes.evaluation.statistics import paired_difference
 from loop_recipes.run.metrics import read_metrics
 from model_families.chat.tokenizer import TextTokens, read_tokenizer
 
@@ -129,16 +132,51 @@ def table(run: Path) -> list[dict[str, Any]]:
     model = Path(OmegaConf.load(run / "config.yaml").model.path)
     iterations = sampled(run)[: len(read_metrics(run))]
     rollouts = [rollout for iteration in iterations for rollout in iteration]
-    last = iterations[-1][:COMPARED]
-    return [*curve(run), *scores(run), *tokens(run, rollouts, model), *in_transformers(run, last, model)]
+    rows = [*curve(run), *scores(run), *tokens(run, rollouts, model)]
+    if (run / "policies").exists():
+        rows += in_transformers(run, iterations[-1][:COMPARED], model)
+    return rows
+
+
+def task_rewards(run: Path, window: int | None) -> dict[str, float]:
+    """Each task's mean reward in each of the iterations, or in the last ``window`` of them."""
+    found: dict[str, list[float]] = {}
+    iterations = list(enumerate(sampled(run)))
+    for index, rollouts in iterations[-window if window else 0 :]:
+        for rollout in rollouts:
+            found.setdefault(f"{index} {rollout.task_id}", []).append(rollout.reward)
+    return {name: statistics.mean(rewards) for name, rewards in found.items()}
+
+
+def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of the mean difference to runs of the same seeds, in percentage points; a cluster is a task."""
+    case = f"{', '.join(run.name for run in runs)} against {', '.join(run.name for run in others)}"
+    rows = []
+    for name, window in (("all", None), (f"last_{WINDOW}", WINDOW)):
+        pairs = {}
+        for run, other in zip(runs, others, strict=True):
+            theirs = task_rewards(other, window)
+            ours = task_rewards(run, window)
+            pairs |= {f"{run.name} {key}": ours[key] - theirs[key] for key in ours if key in theirs}
+        found = paired_difference(pairs, lambda key: key.rpartition(" ")[2]).scaled(100)
+        interval = found.interval
+        ends = {"": interval.estimate, "_low": interval.low, "_high": interval.high}
+        rows += [number(case, f"reward_difference_{name}{end}", value, "%") for end, value in ends.items()]
+        rows.append(number(case, f"reward_difference_{name}_p", 1e4 * found.p_value, "1e-4"))
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folder of a training run")
+    parser.add_argument("--against", type=Path, nargs="+", default=[], help="a run of each one's seed")
     parser.add_argument("--json", type=Path, help="write the rows there")
     options = parser.parse_args()
+    if options.against and len(options.against) != len(options.runs):
+        parser.error(f"--against names {len(options.against)} runs, but there are {len(options.runs)}")
     rows = [row for run in options.runs for row in table(run)]
+    if options.against:
+        rows += differences_of_reward(options.runs, options.against)
     print("| case | figure | |\n|---|---|---|")
     for row in rows:
         print(f"| {row['case']} | {row['metric']} | {row['value']:.4g} {row['unit']} |")

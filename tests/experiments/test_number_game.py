@@ -62,3 +62,19 @@ def test_a_version_that_acts_otherwise_is_seen(game, run):
     mean, _, without = game.in_transformers(run, changed, MODEL)
     assert mean["value"] == pytest.approx(without["value"], abs=1000)
     assert mean["value"] > 5e5
+
+
+def test_runs_of_one_seed_are_compared_task_by_task(game, run, tmp_path):
+    other = tmp_path / "other"
+    lost = [dataclasses.replace(one, reward=0.25) for one in game.sampled(run)[0]]
+    write_rollouts(other / "node/collections", "other-i0001", lost)
+    rows = {row["metric"]: row for row in game.differences_of_reward([run], [other])}
+    assert rows["reward_difference_all"]["case"] == "game against other"
+    assert rows["reward_difference_all"]["value"] == rows["reward_difference_last_5"]["value"] == 75.0
+    assert rows["reward_difference_all_low"]["value"] < 75.0
+    assert rows["reward_difference_all_p"]["value"] == 1e4  # one task, whose sign may be either
+
+
+def test_a_run_whose_policies_were_not_kept_has_the_other_rows(game, run):
+    (run / "policies").rename(run / "elsewhere")
+    assert {row["case"] for row in game.table(run)} == {"game", "game after greedy"}

@@ -153,7 +153,7 @@ def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[
     case = f"{', '.join(run.name for run in runs)} against {', '.join(run.name for run in others)}"
     rows = []
     for name, window in (("all", None), (f"last_{WINDOW}", WINDOW)):
-        pairs = {}
+        pairs: dict[str, float] = {}
         for run, other in zip(runs, others, strict=True):
             theirs = task_rewards(other, window)
             ours = task_rewards(run, window)

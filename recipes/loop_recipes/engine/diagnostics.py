@@ -108,7 +108,7 @@ def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device
 
 
 def _held_beside_us(device: torch.device) -> str:
-    """How much of the device is not this trainer's: beside a full one no key of its config helps."""
+    """The memory of the device that is not this trainer's: where others fill it, no key of its config helps."""
     if device.type != "cuda":
         return ""
     free, total = torch.cuda.mem_get_info(device)

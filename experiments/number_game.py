@@ -138,31 +138,31 @@ def table(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def task_rewards(run: Path, window: int | None) -> dict[str, float]:
-    """Each task's mean reward in each of the iterations, or in the last ``window`` of them."""
-    found: dict[str, list[float]] = {}
-    iterations = list(enumerate(sampled(run)))
-    for index, rollouts in iterations[-window if window else 0 :]:
+def task_rewards(run: Path) -> dict[tuple[int, str], float]:
+    """The mean reward of each task in each iteration, by the iteration's number, from 0, and the task's id."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for iteration, rollouts in enumerate(sampled(run)):
         for rollout in rollouts:
-            found.setdefault(f"{index} {rollout.task_id}", []).append(rollout.reward)
-    return {name: statistics.mean(rewards) for name, rewards in found.items()}
+            found.setdefault((iteration, rollout.task_id), []).append(rollout.reward)
+    return {key: statistics.mean(rewards) for key, rewards in found.items()}
 
 
 def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[dict[str, Any]]:
     """Rows of the mean difference to runs of the same seeds, in percentage points; a cluster is a task."""
     case = f"{', '.join(run.name for run in runs)} against {', '.join(run.name for run in others)}"
+    pairs: dict[tuple[str, int, str], float] = {}
+    for run, other in zip(runs, others, strict=True):
+        theirs = task_rewards(other)
+        pairs |= {(run.name, *key): ours - theirs[key] for key, ours in task_rewards(run).items() if key in theirs}
+    last = max(iteration for _, iteration, _ in pairs)
     rows = []
-    for name, window in (("all", None), (f"last_{WINDOW}", WINDOW)):
-        pairs: dict[str, float] = {}
-        for run, other in zip(runs, others, strict=True):
-            theirs = task_rewards(other, window)
-            ours = task_rewards(run, window)
-            pairs |= {f"{run.name} {key}": ours[key] - theirs[key] for key in ours if key in theirs}
-        found = paired_difference(pairs, lambda key: key.rpartition(" ")[2]).scaled(100)
+    for name, first in (("all", 0), (f"last_{WINDOW}", last - WINDOW + 1)):
+        chosen = {" ".join(map(str, key)): value for key, value in pairs.items() if key[1] >= first}
+        found = paired_difference(chosen, lambda key: key.rpartition(" ")[2]).scaled(100)
         interval = found.interval
         ends = {"": interval.estimate, "_low": interval.low, "_high": interval.high}
         rows += [number(case, f"reward_difference_{name}{end}", value, "%") for end, value in ends.items()]
-        rows.append(number(case, f"reward_difference_{name}_p", 1e4 * found.p_value, "1e-4"))
+        rows.append(number(case, f"reward_difference_{name}_p", 1e4 * found.p_value, "1e-4"))  # four digits are kept
     return rows
 
 

@@ -101,13 +101,13 @@ def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device
     free = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
     return (
         f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
-        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB{_held_beside_us(device)}"
+        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB{_held_by_others(device)}"
         f"{f' ({free[0]})' if free else ''}: lower update.micro_batch_tokens, then collection.limits.max_context; "
         "`loop check` shows what takes how much"
     )
 
 
-def _held_beside_us(device: torch.device) -> str:
+def _held_by_others(device: torch.device) -> str:
     """The memory of the device that is not this trainer's: where others fill it, no key of its config helps."""
     if device.type != "cuda":
         return ""

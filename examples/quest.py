@@ -1,0 +1,54 @@
+"""A second game in plain text: a chest is to be opened, and its key lies in another room.
+
+    loop train examples/quest.py --model models/SmolLM2-135M-Instruct
+
+The key's room and then the chest's are two turns; there are five. A third room is told too, and the order changes.
+"""
+
+import random
+import re
+
+from agent_environments.tools import reply, reward
+
+TURNS = 5
+ROOMS = re.findall(r"\w+", "kitchen garden cellar attic library hall barn tower stable workshop chapel bedroom")
+ASK = "Which room do you go to?"
+
+
+class House:
+    def reset(self, task):
+        self.things = {room: thing for thing, room in task["rooms"].items()}
+        self.turns = 0
+        self.key = False
+        self.opened = False
+
+    @reply
+    def go(self, text: str) -> str | None:
+        """Answer a turn: the agent goes to the first room that its reply names, and stays where that is none."""
+        said = re.search("|".join(ROOMS), text.lower())
+        thing = self.things.get(said[0]) if said else None
+        self.turns += 1
+        self.opened = thing == "chest" and self.key
+        self.key = self.key or thing == "key"
+        if self.opened or self.turns == TURNS:
+            return None
+        if not said:
+            return f"You stay. {ASK}"
+        found = {"chest": "The chest is locked.", "key": "You take the key.", "cat": "The cat is here."}
+        return f"You are in the {said[0]}. {found.get(thing, 'Nothing is here.')} {ASK}"
+
+
+@reward
+def half_for_the_key(instance: House) -> float:
+    return (instance.key + instance.opened) / 2
+
+
+def task(seed: int) -> dict:
+    draw = random.Random(seed)
+    rooms = dict(zip(("chest", "key", "cat"), draw.sample(ROOMS, 3), strict=True))
+    told = [f"The {thing} is in the {room}." for thing, room in rooms.items()]
+    draw.shuffle(told)
+    return {"id": str(seed), "question": f"Open the chest. {' '.join(told)} {ASK}", "rooms": rooms}
+
+
+TASKS = [task(seed) for seed in range(200)]

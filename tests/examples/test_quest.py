@@ -1,0 +1,53 @@
+"""The second game: who fetches the key opens each chest, and who only names rooms, or none, does not."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[2] / "examples/quest.py"
+SPEC = importlib.util.spec_from_file_location("quest", FILE)
+quest = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(quest)
+
+
+def play(task: dict, things: str) -> tuple[float, list[str | None]]:
+    """The reward of an agent that goes where these things are, again and again, and what it was answered."""
+    game = quest.House()
+    game.reset(task)
+    answers = []
+    for turn in range(quest.TURNS):
+        thing = things.split()[turn % len(things.split())]
+        answers.append(game.go(f"I go to the {task['rooms'].get(thing, 'sea')}."))
+        if answers[-1] is None:
+            break
+    return quest.half_for_the_key(game), answers
+
+
+@pytest.mark.parametrize(
+    ("things", "reward", "turns"),
+    [
+        ("key chest", 1.0, 2),
+        ("chest cat key nothing chest", 1.0, 5),
+        ("key cat", 0.5, 5),
+        ("chest", 0.0, 5),
+        ("nothing", 0.0, 5),
+    ],
+)
+def test_a_game(things, reward, turns):
+    for task in quest.TASKS:
+        earned, answers = play(task, things)
+        assert (earned, len(answers)) == (reward, turns)
+        assert answers[-1] is None
+
+
+def test_what_is_told():
+    task = quest.TASKS[0]
+    _, (locked, cat, taken, away, last) = play(task, "chest cat key nothing chest")
+    rooms = task["rooms"]
+    assert locked == f"You are in the {rooms['chest']}. The chest is locked. {quest.ASK}"
+    assert cat == f"You are in the {rooms['cat']}. The cat is here. {quest.ASK}"
+    assert taken == f"You are in the {rooms['key']}. You take the key. {quest.ASK}"
+    assert away == f"You stay. {quest.ASK}"
+    assert last is None
+    assert all(f"The {thing} is in the {room}." in task["question"] for thing, room in rooms.items())

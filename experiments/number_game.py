@@ -1,4 +1,4 @@
-"""What runs of `loop train` on the game of `loop init` came to, and whether transformers sees the policy that vLLM saw.
+"""What runs of `loop train` on a game came to, and whether transformers sees the policy that vLLM saw.
 
     loop init my_game
     loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_1 seed=1

@@ -26,7 +26,7 @@ class House:
     def go(self, text: str) -> str | None:
         """Answer a turn: the agent goes to the first room that its reply names, and stays where that is none."""
         said = re.search("|".join(ROOMS), text.lower())
-        thing = self.things.get(said[0]) if said else None
+        thing = self.things.get(said[0], "nothing") if said else ""
         self.turns += 1
         self.opened = thing == "chest" and self.key
         self.key = self.key or thing == "key"

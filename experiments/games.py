@@ -4,8 +4,9 @@
     loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_1 seed=1
     loop train my_game.py --model models/SmolLM2-135M-Instruct output_dir=runs/game_control seed=1 \\
         advantage=loop_recipes.algorithm.advantages.Shuffled
-    python experiments/number_game.py runs/game_1 runs/game_control [--json experiments/results/number_game.json]
-    python experiments/number_game.py runs/loop_1 runs/loop_2 --against runs/grpo_1 runs/grpo_2
+    loop train examples/quest.py --model models/SmolLM2-135M-Instruct output_dir=runs/quest_1 seed=1 max_iterations=15
+    python experiments/games.py runs/game_1 runs/game_control [--json experiments/results/number_game.json]
+    python experiments/games.py runs/loop_1 runs/loop_2 --against runs/grpo_1 runs/grpo_2
 
 Of a run that still goes on, the table is of what is there. The last rows of a run load the base model with PEFT and the
 adapter that sampled the last whole iteration, if it was kept, and recompute the log-probs of its stored tokens: the

@@ -1,4 +1,4 @@
-"""experiments/number_game.py: the rows of a run that is made up, whose policy is the base model with an adapter."""
+"""experiments/games.py: the rows of a run that is made up, whose policy is the base model with an adapter."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ MODEL = loop_package("tiny_policy")
 
 @pytest.fixture(scope="module")
 def game():
-    return load_experiment("number_game")
+    return load_experiment("games")
 
 
 @pytest.fixture

@@ -186,48 +186,43 @@ class ToolPool:
     ) -> None:
         if max_worlds < 1 or observation_max_tokens < 1:
             raise ValueError("max_worlds and observation_max_tokens must be at least 1")
-        self._module = load_module(module, tasks)
-        asking = [reward.name for reward in self._module.rewards if reward.takes_judge]
+        self.module = load_module(module, tasks)
+        asking = [reward.name for reward in self.module.rewards if reward.takes_judge]
         if judge is not None:
             ChatEndpoint.of("judge", judge)
         elif asking:
             raise ValueError(f"reward {asking[0]} asks a judge: name its url and model under environment.judge")
         if held_out is not None:
-            self._module.tasks.hold_out(held_out, self.description.group_of)
-        self.dataset = dataset or self._module.name
+            self.module.tasks.hold_out(held_out, self.description.group_of)
+        self.dataset = dataset or self.module.name
         self._instances = InstancePool(
             _server(module, tasks, instance_deadline_s, judge), max_worlds, instance_deadline_s
         )
-        self._made_at_once = 1 if self._module.instance_class is None else max_worlds
+        self._made_at_once = 1 if self.module.instance_class is None else max_worlds
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
 
     async def open(self) -> None:
         for server in self._servers:
-            self._module = self._module.with_tools(await server.open())
+            self.module = self.module.with_tools(await server.open())
         await self._instances.open(self._made_at_once)
 
-    @property
-    def moves(self) -> str:
-        """Say in a line what an agent does here."""
-        return self._module.moves
-
     def splits(self) -> list[str]:
-        return self._module.tasks.splits
+        return self.module.tasks.splits
 
     def tasks(self, split: str) -> list[str]:
-        return self._module.tasks.split(split)
+        return self.module.tasks.split(split)
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         for task_id in task_ids:
-            self._module.tasks[task_id]
+            self.module.tasks[task_id]
 
     async def acquire(self, episode_id: str) -> ToolEnvironment:
-        return ToolEnvironment(self._module, await self._instances.acquire(), *self._cut)
+        return ToolEnvironment(self.module, await self._instances.acquire(), *self._cut)
 
     def status(self) -> PoolStatus:
         pool = self._instances
-        details = {} if self._module.instance_class is None else {"instances": pool.instances}
+        details = {} if self.module.instance_class is None else {"instances": pool.instances}
         return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced, details=details)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
+from agent_environments.tools.module import ToolModule
 from loop_formats.run_files import newest_adapter, write_whole
 from loop_formats.schema import ConfigError, made_folder, require
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
@@ -34,9 +35,13 @@ MOST_HELD_OUT = 100
 TASKS_PER_ITERATION = 8
 IDLE_TASKS = 3
 """Tasks in which nothing is done, to see that the reward can be asked."""
-LAPTOP, ONE_GPU = "cpu", "qwen2_5_1_5b_one_gpu"
-SMALL_EPISODES = {"limits": {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}}
-"""In place of the long episodes that the GPU's machine is made for."""
+LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "gpu", "qwen2_5_1_5b_one_gpu"
+SMALL_MODEL = 10**9
+"""Parameters below which a model is one for ``gpu``."""
+SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
+"""In place of the long episodes that ``qwen2_5_1_5b_one_gpu`` is made for."""
+CALLS = {"max_tokens_per_turn": 128}
+"""In place of what a move in plain text takes: the shortest call of a tool takes 30."""
 NO_MODEL = (
     "give --model FOLDER, the folder of a Hugging Face model: `make smollm2` makes models/SmolLM2-135M-Instruct, and "
     "docs/add_a_model.md says which others there are"
@@ -44,18 +49,15 @@ NO_MODEL = (
 
 
 class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
-    @property
-    def moves(self) -> str: ...
+    module: ToolModule
 
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A file of functions that was read: what an agent does there, ``splits`` by name, and the groups of tasks in
-    ``train``.
-    """
+    """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``."""
 
     file: Path
-    moves: str
+    module: ToolModule
     splits: dict[str, list[str]]
     groups: int
 
@@ -75,7 +77,7 @@ class OwnTask:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
-        return cls(file.resolve(), pool.moves, splits, len(set(map(group_of, splits[TRAINED]))))
+        return cls(file.resolve(), pool.module, splits, len(set(map(group_of, splits[TRAINED]))))
 
     @property
     def held_out_groups(self) -> int | None:
@@ -140,9 +142,11 @@ def check_model(folder: str | Path | None) -> Path:
     return path.resolve()
 
 
-def found_machine(devices: Path = Path("/dev")) -> str:
-    """The name of the machine's config that fits what is here: a GPU of NVIDIA's, or none."""
-    return ONE_GPU if any(devices.glob("nvidia[0-9]*")) else LAPTOP
+def found_machine(model: Path, devices: Path = Path("/dev")) -> str:
+    """The name of the machine's config that fits the model and what is here: a GPU of NVIDIA's, or none."""
+    if not any(devices.glob("nvidia[0-9]*")):
+        return LAPTOP
+    return SMALL_GPU if BaseModel.read(model).parameters < SMALL_MODEL else ONE_GPU
 
 
 def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any]:
@@ -162,7 +166,7 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
     for kind in KINDS:  # a path is relative to the file that holds it
         if isinstance(name := given.get(kind), str) and Path(name).is_file():
             given[kind] = str(Path(name).resolve())
-    machine = given.pop("machine", None) or found_machine()
+    machine = given.pop("machine", None) or found_machine(model)
     trained = task.groups - (task.held_out_groups or 0)
     chosen: dict[str, Any] = {
         "output_dir": str(loop_home() / "runs" / task.file.stem),
@@ -173,7 +177,9 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
         "eval": {"split": task.scored_split},
     }
     if machine == ONE_GPU:
-        chosen["collection"] |= SMALL_EPISODES
+        chosen["collection"]["limits"] = SMALL_EPISODES
+    elif machine in (LAPTOP, SMALL_GPU) and task.module.tools:
+        chosen["collection"]["limits"] = CALLS
     tree = OmegaConf.to_container(OmegaConf.merge(chosen, given))
     assert isinstance(tree, dict), "of two mappings"
     tree["output_dir"] = str(Path(tree["output_dir"]).absolute())
@@ -255,7 +261,7 @@ def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> l
     model = Path(config["model"]["path"])
     return [
         f"task:     {task.file.name}, {tasks}",
-        f"a turn:   {task.moves}",
+        f"a turn:   {task.module.moves}",
         f"model:    {model}, {BaseModel.read(model).parameters / 1e6:.0f}M parameters",
         f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
         f"nothing:  {worth_of_nothing(idle)}",

@@ -52,7 +52,9 @@ def hopeless_lines(rollouts: Sequence[Rollout], description: Description) -> lis
     lines = [f"{told}; they end with: {shown}"]
     called = [calls for rollout in first if (calls := _calls(rollout, description)) is not None]
     if called and not any(called):
-        lines.append(f"no reply of {len(first)} rollouts holds a call that could be read; they end with: {shown}")
+        ends = [turn.finish_reason for rollout in first for turn in rollout.turns]
+        cut = f" ({ends.count('length')} of {len(ends)} turns ran into max_tokens_per_turn)" if "length" in ends else ""
+        lines.append(f"no reply of {len(first)} rollouts holds a call that could be read{cut}; they end with: {shown}")
     return lines
 
 

@@ -31,6 +31,8 @@ MACHINES = tuple(FILES["machine"])
 PARAMETERS = {
     "tiny_cpu": 1.52e6,
     "tiny_gpu": 1.52e6,
+    "cpu": 139e6,
+    "gpu": 139e6,
     "tiny_cpu world=agent": 1.52e6,
     "tiny_cpu world=babyai": None,
     "tiny_cpu world=colbench": None,
@@ -163,7 +165,7 @@ def test_models_build_and_are_loop_token(name):
     assert config.advantage["_component_"].endswith("LeaveOneOut")
     if PARAMETERS[name] is None:
         return
-    model = meta_model(with_config(config.model), torch.float32 if name == "tiny_cpu" else torch.bfloat16)
+    model = meta_model(with_config(config.model), torch.float32 if name in ("tiny_cpu", "cpu") else torch.bfloat16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == pytest.approx(PARAMETERS[name], rel=0.03)
 

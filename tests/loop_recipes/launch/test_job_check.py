@@ -28,6 +28,7 @@ SIZES = {  # layers, width, feed-forward, heads, KV heads, vocabulary, tied
 
 SHARDS = {"7b": 4, "32b": 17}
 PUBLISHED_AS = {
+    "smollm2": "SmolLM2-135M",
     "qwen3_4b": "Qwen3-4B-Instruct-2507",
     "qwen3_8b": "Qwen3-8B",
     "qwen3_14b": "Qwen3-14B",
@@ -132,6 +133,7 @@ def test_overrides_are_those_of_tune_run(check_32b):
 CONFIGS = {
     "tiny_cpu": "tiny",
     "tiny_gpu": "tiny",
+    "gpu": "smollm2",
     "qwen2_5_1_5b_one_gpu": "1_5b",
     "qwen2_5_7b_one_gpu": "7b",
     "qwen2_5_7b": "7b",
@@ -146,6 +148,7 @@ CONFIGS = {
 SOUND = {
     "tiny_cpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "tiny_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
+    "gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "qwen2_5_1_5b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "qwen2_5_7b_one_gpu": {(nodes, gpus) for nodes in (1, 2, 3) for gpus in (1, 2, 4, 8)},
     "qwen2_5_7b": {(1, 8), (2, 8), (3, 8)},
@@ -173,7 +176,8 @@ def test_any_number_of_gpus_and_nodes_gets_an_answer(check_config, config):
 
 
 @pytest.mark.parametrize(
-    ("config", "gpu_gib", "gpus"), [("qwen2_5_1_5b_one_gpu", 23.5, 1), ("qwen2_5_7b_one_gpu", 79.0, 1)]
+    ("config", "gpu_gib", "gpus"),
+    [("gpu", 7.5, 1), ("qwen2_5_1_5b_one_gpu", 23.5, 1), ("qwen2_5_7b_one_gpu", 79.0, 1)],
 )
 def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpus):
     words = ("--nodes", "1", "--gpus", gpus, "--gpu-gib", gpu_gib)

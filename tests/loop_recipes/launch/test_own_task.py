@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,14 +17,16 @@ from loop_recipes.launch import own_task
 from loop_recipes.launch.own_task import OwnTask, check_model, config_of, found_machine, show, train, write_config
 from loop_recipes.launch.recipe_cli import train as train_verb
 from loop_recipes.paths import loop_package
+from support.families import with_config
 from support.tool_modules import PRODUCTS
 
 MODEL = loop_package("tiny_policy")
+QUEST = Path(__file__).parents[3] / "examples/quest.py"
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(own_task, "found_machine", lambda: "cpu")
+    monkeypatch.setattr(own_task, "found_machine", lambda model: "cpu")
 
 
 @pytest.fixture
@@ -90,14 +93,27 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path):
 
 def test_the_machine_is_what_is_there(tmp_path):
     (tmp_path / "nvidiactl").touch()
-    assert found_machine(tmp_path) == "cpu"
+    assert found_machine(MODEL, tmp_path) == "cpu"
     (tmp_path / "nvidia0").touch()
-    assert found_machine(tmp_path) == "qwen2_5_1_5b_one_gpu"
+    assert found_machine(MODEL, tmp_path) == "gpu"
+    large = with_config({"path": tmp_path / "Qwen2.5-1.5B-Instruct"})["path"]
+    assert found_machine(Path(large), tmp_path) == "qwen2_5_1_5b_one_gpu"
 
 
-@pytest.mark.parametrize("machine", ["cpu", "qwen2_5_1_5b_one_gpu"])
+@pytest.mark.parametrize(
+    ("machine", "in_text", "with_tools"), [("cpu", 16, 128), ("gpu", 16, 128), ("tiny_cpu", 128, 128)]
+)
+def test_a_turn_is_as_long_as_a_move_or_a_call(products, tmp_path, machine, in_text, with_tools):
+    for file, tokens in ((QUEST, in_text), (products, with_tools)):
+        words = [f"machine={machine}", f"output_dir={tmp_path / file.stem}"]
+        written = str(write_config(config_of(OwnTask.read(file), MODEL, words)))
+        assert read_config(compose(written), LoopConfig).collection.limits.max_tokens_per_turn == tokens
+        assert read_config(compose(written, (), "eval_appworld"), EvalConfig).limits.max_tokens_per_turn == tokens
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu", "qwen2_5_1_5b_one_gpu"])
 def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machine, monkeypatch):
-    monkeypatch.setattr(own_task, "found_machine", lambda: machine)
+    monkeypatch.setattr(own_task, "found_machine", lambda model: machine)
     task = OwnTask.read(products)
     file = write_config(config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]))
     assert file == tmp_path / "run/train.yaml"

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 
 from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
-from agent_environments.tools.module import ToolModule
 from loop_formats.run_files import newest_adapter, write_whole
 from loop_formats.schema import ConfigError, made_folder, require
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
@@ -48,8 +47,15 @@ NO_MODEL = (
 )
 
 
+class _Module(Protocol):
+    @property
+    def moves(self) -> str: ...
+    @property
+    def tools(self) -> Mapping[str, object]: ...
+
+
 class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
-    module: ToolModule
+    module: _Module
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class OwnTask:
     """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``."""
 
     file: Path
-    module: ToolModule
+    module: _Module
     splits: dict[str, list[str]]
     groups: int
 
@@ -198,9 +204,8 @@ def write_config(config: Mapping[str, Any]) -> Path:
         before = read_file(file) if file.exists() else {}
         keys = [key for key in {**before, **config} if before.get(key) != config.get(key) and key != "max_iterations"]
         require(not keys, f"{folder} holds a run with another {', '.join(keys)}; give the same, or another output_dir")
-    head = (
-        f"# Made by `loop train {Path(config['node']['environment']['module']).name}`. `loop train` and `loop eval`\n"
-    )
+    module = Path(config["node"]["environment"]["module"])
+    head = f"# Made by `loop train {module.name}`. `loop train` and `loop eval`\n"
     head += "# take this file too; `loop check` shows all that it leaves to the machine.\n"
     write_whole(file, head + OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     return file
@@ -228,9 +233,8 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     idle = task.earned_by_nothing()
     file = write_config(config)
     run = file.parent
-    iterations = compose(str(file)).max_iterations
     print("\n".join(_head(task, config, idle)), flush=True)
-    if not (run / "checkpoints" / f"iteration_{iterations:04d}").is_dir():
+    if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():
         run_step(tune("run", "loop_appworld", "--config", str(file)), None)
         check_finished(run)
     run_step(tune("run", "eval_appworld", "--config", str(file)), None)

@@ -59,7 +59,7 @@ async def sums(tmp_path):
 async def test_an_episode(sums):
     opening, results, grade = await play(sums, "sum_1", call("add", a=17, b=25), call("answer", value=42))
     system, user = opening
-    schemas = [tool.schema for tool in sums._module.tools.values()]
+    schemas = [tool.schema for tool in sums.module.tools.values()]
     assert (system.role, system.content) == ("system", "You add numbers.\n\n" + tools_section(schemas))
     assert (user.role, user.content) == ("user", "What is 17 + 25?")
     assert results[0].observation == "<tool_response>\n42\n</tool_response>"

@@ -126,7 +126,7 @@ async def test_beside_tools_a_reply_answers_the_turns_without_a_call(tmp_path):
     pool = ToolPool(
         word_spans, write(tmp_path, ECHO.replace("@reply", tool).replace("import reply", "import tool, reply"))
     )
-    assert pool.moves == "calls of stop; a turn without one is answered by said"
+    assert pool.module.moves == "calls of stop; a turn without one is answered by said"
     await pool.open()
     opening, results, _ = await play(pool, "talk_1", "one", call("stop"))
     assert '"name": "stop"' in opening[0].content
@@ -137,7 +137,7 @@ async def test_beside_tools_a_reply_answers_the_turns_without_a_call(tmp_path):
 
 async def test_without_tools_and_reply_the_first_turn_is_the_answer(tmp_path):
     pool = ToolPool(word_spans, write(tmp_path, QUESTIONS))
-    assert pool.moves == "its text is the answer"
+    assert pool.module.moves == "its text is the answer"
     await pool.open()
     opening, (result,), grade = await play(pool, "capital_1", f"Paris, and no {call('tool')}")
     assert opening == [Message("user", "What is the capital of France?")]

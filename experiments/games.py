@@ -6,12 +6,13 @@
         advantage=loop_recipes.algorithm.advantages.Shuffled
     loop train examples/quest.py --model models/SmolLM2-135M-Instruct output_dir=runs/quest_1 seed=1 max_iterations=15
     python experiments/games.py runs/game_1 runs/game_control [--json experiments/results/number_game.json]
-    python experiments/games.py runs/loop_1 runs/loop_2 --against runs/grpo_1 runs/grpo_2
+    python experiments/games.py runs/quest_1 runs/quest_2 --against runs/quest_imitation_1 runs/quest_imitation_2
 
 Of a run that still goes on, the table is of what is there. The last rows of a run load the base model with PEFT and the
 adapter that sampled the last whole iteration, if it was kept, and recompute the log-probs of its stored tokens: the
 difference to what vLLM said when it sampled them. ``--against`` names runs of the same seeds, which drew the same
-tasks: the difference of training rewards, task by task, over all iterations and over the last ones.
+tasks: the difference of training rewards, task by task, over all iterations and over the last ones, and of held-out
+success after training.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from peft import PeftModel
-from scored_runs import WINDOW, number
+from scored_runs import WINDOW, joined, number
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
-from loop_recipes.evaluation.statistics import paired_difference
+from loop_recipes.evaluation.comparison import NamedResults, compare
+from loop_recipes.evaluation.report import read_report
+from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.evaluation.statistics import Difference, paired_difference
 from loop_recipes.run.metrics import read_metrics
 from model_families.chat.tokenizer import TextTokens, read_tokenizer
 
@@ -150,7 +154,6 @@ def task_rewards(run: Path) -> dict[tuple[int, str], float]:
 
 def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[dict[str, Any]]:
     """Rows of the mean difference to runs of the same seeds, in percentage points; a cluster is a task."""
-    case = f"{', '.join(run.name for run in runs)} against {', '.join(run.name for run in others)}"
     pairs: dict[tuple[str, int, str], float] = {}
     for run, other in zip(runs, others, strict=True):
         theirs = task_rewards(other)
@@ -160,11 +163,38 @@ def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[
     for name, first in (("all", 0), (f"last_{WINDOW}", last - WINDOW + 1)):
         chosen = {" ".join(map(str, key)): value for key, value in pairs.items() if key[1] >= first}
         found = paired_difference(chosen, lambda key: key.rpartition(" ")[2]).scaled(100)
-        interval = found.interval
-        ends = {"": interval.estimate, "_low": interval.low, "_high": interval.high}
-        rows += [number(case, f"reward_difference_{name}{end}", value, "%") for end, value in ends.items()]
-        rows.append(number(case, f"reward_difference_{name}_p", 1e4 * found.p_value, "1e-4"))  # four digits are kept
+        rows += difference(_names(runs, others), f"reward_difference_{name}", found)
     return rows
+
+
+def after_training(run: Path) -> dict[str, Sequence[TaskResult]]:
+    """The held-out results of the policy that a run ended with, by the way of sampling; none without an evaluation."""
+    if not (run / "evaluation").exists():
+        return {}
+    return {each.sampling: each.results for each in read_report(run / "evaluation")[1] if each.name == "after"}
+
+
+def differences_of_success(runs: Sequence[Path], others: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of the difference in held-out success, all seeds together, for each way of sampling that all have."""
+    sides = [list(map(after_training, side)) for side in (others, runs)]
+    rows = []
+    for sampling in sides[0][0]:
+        if all(sampling in each for side in sides for each in side):
+            theirs, ours = (NamedResults("", sampling, joined(each[sampling] for each in side)) for side in sides)
+            rows += difference(_names(runs, others), f"success_difference {sampling}", compare(theirs, ours).tgc)
+    return rows
+
+
+def difference(case: str, metric: str, found: Difference) -> list[dict[str, Any]]:
+    """Rows of a difference in percentage points, its interval and its p-value."""
+    interval = found.interval
+    ends = {"": interval.estimate, "_low": interval.low, "_high": interval.high}
+    rows = [number(case, f"{metric}{end}", value, "%") for end, value in ends.items()]
+    return [*rows, number(case, f"{metric}_p", 1e4 * found.p_value, "1e-4")]  # four digits are kept
+
+
+def _names(runs: Sequence[Path], others: Sequence[Path]) -> str:
+    return f"{', '.join(run.name for run in runs)} against {', '.join(run.name for run in others)}"
 
 
 def main() -> None:
@@ -178,6 +208,7 @@ def main() -> None:
     rows = [row for run in options.runs for row in table(run)]
     if options.against:
         rows += differences_of_reward(options.runs, options.against)
+        rows += differences_of_success(options.runs, options.against)
     print("| case | figure | |\n|---|---|---|")
     for row in rows:
         print(f"| {row['case']} | {row['metric']} | {row['value']:.4g} {row['unit']} |")

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from loop_formats.run_files import write_rollouts
 from loop_recipes.engine.peft_export import write_empty_adapter
+from loop_recipes.evaluation.report import SCHEMA
+from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.paths import loop_package
 from support.experiment_scripts import load_experiment
 from support.small_runs import stored_rollout
@@ -73,6 +75,25 @@ def test_runs_of_one_seed_are_compared_task_by_task(game, run, tmp_path):
     assert rows["reward_difference_all"]["value"] == rows["reward_difference_last_5"]["value"] == 75.0
     assert rows["reward_difference_all_low"]["value"] < 75.0
     assert rows["reward_difference_all_p"]["value"] == 1e4  # one task, whose sign may be either
+
+
+def test_runs_are_compared_by_what_they_solve_after_training(game, run, tmp_path):
+    def evaluated(name, solved):
+        folder = tmp_path / name / "evaluation"
+        folder.mkdir(parents=True)
+        (folder / "report.json").write_text(json.dumps({"schema": SCHEMA}))
+        results = [TaskResult(f"task{n}", 0, success=n < solved, solved=n < solved) for n in range(20)]
+        lines = [json.dumps({"policy": "after", "sampling": "T=1", **result.to_dict()}) for result in results]
+        (folder / "results.jsonl").write_text("\n".join(lines))
+        return folder.parent
+
+    ours, theirs = [evaluated("a1", 20), evaluated("a2", 20)], [evaluated("b1", 5), evaluated("b2", 15)]
+    rows = {row["metric"]: row for row in game.differences_of_success(ours, theirs)}
+    assert rows["success_difference T=1"]["case"] == "a1, a2 against b1, b2"
+    assert rows["success_difference T=1"]["value"] == 50.0
+    assert 0 < rows["success_difference T=1_low"]["value"] < 50 < rows["success_difference T=1_high"]["value"]
+    assert rows["success_difference T=1_p"]["value"] < 100
+    assert game.differences_of_success(ours, [theirs[0], tmp_path / "not_evaluated"]) == []
 
 
 def test_a_run_whose_policies_were_not_kept_has_the_other_rows(game, run):

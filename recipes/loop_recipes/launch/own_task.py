@@ -35,12 +35,11 @@ TASKS_PER_ITERATION = 8
 IDLE_TASKS = 3
 """Tasks in which nothing is done, to see that the reward can be asked."""
 LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "gpu", "qwen2_5_1_5b_one_gpu"
-SMALL_MODEL = 10**9
-"""Parameters below which a model is one for ``gpu``."""
+SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
 SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
 """In place of the long episodes that ``qwen2_5_1_5b_one_gpu`` is made for."""
-CALLS = {"max_tokens_per_turn": 128}
-"""In place of what a move in plain text takes: the shortest call of a tool takes 30."""
+CALLS_AND_ANSWERS = {"max_tokens_per_turn": 128}
+"""In place of the 16 that a move in plain text takes: the shortest call takes 30."""
 NO_MODEL = (
     "give --model FOLDER, the folder of a Hugging Face model: `make smollm2` makes models/SmolLM2-135M-Instruct, and "
     "docs/add_a_model.md says which others there are"
@@ -52,6 +51,8 @@ class _Module(Protocol):
     def moves(self) -> str: ...
     @property
     def tools(self) -> Mapping[str, object]: ...
+    @property
+    def reply(self) -> object: ...
 
 
 class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
@@ -184,8 +185,8 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
     }
     if machine == ONE_GPU:
         chosen["collection"]["limits"] = SMALL_EPISODES
-    elif machine in (LAPTOP, SMALL_GPU) and task.module.tools:
-        chosen["collection"]["limits"] = CALLS
+    elif machine in (LAPTOP, SMALL_GPU) and (task.module.tools or not task.module.reply):
+        chosen["collection"]["limits"] = CALLS_AND_ANSWERS
     tree = OmegaConf.to_container(OmegaConf.merge(chosen, given))
     assert isinstance(tree, dict), "of two mappings"
     tree["output_dir"] = str(Path(tree["output_dir"]).absolute())

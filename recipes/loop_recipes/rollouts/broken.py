@@ -12,8 +12,7 @@ from loop_formats.rollout import Rollout, sequence_texts
 SURE_CALLS = 3
 """Calls of a tool, all of which raised, that are no more the agent's bad luck."""
 SHOWN_REPLIES = 3
-SHOWN_CHARACTERS = 120
-"""Of each."""
+SHOWN_CHARACTERS = 120  # of each
 
 
 class EnvironmentBroke(RuntimeError):
@@ -49,12 +48,12 @@ def hopeless_lines(rollouts: Sequence[Rollout], description: Description) -> lis
     replies = [reply for rollout in first if (reply := _last_reply(rollout))]
     shown = " | ".join(map(repr, list(dict.fromkeys(replies))[:SHOWN_REPLIES]))
     told = f"the reward of all {len(first)} rollouts is {earned.pop():g}, so nothing can be learned of them"
-    lines = [f"{told}; they end with: {shown}"]
+    ends = [turn.finish_reason for rollout in first for turn in rollout.turns]
+    cut = f" ({ends.count('length')} of {len(ends)} turns ran into max_tokens_per_turn)" if "length" in ends else ""
+    lines = [f"{told}{cut}; they end with: {shown}"]
     called = [calls for rollout in first if (calls := _calls(rollout, description)) is not None]
     if called and not any(called):
-        ends = [turn.finish_reason for rollout in first for turn in rollout.turns]
-        cut = f" ({ends.count('length')} of {len(ends)} turns ran into max_tokens_per_turn)" if "length" in ends else ""
-        lines.append(f"no reply of {len(first)} rollouts holds a call that could be read{cut}; they end with: {shown}")
+        lines.append(f"no reply of {len(first)} rollouts holds a call that could be read; they end with: {shown}")
     return lines
 
 

@@ -100,11 +100,11 @@ def test_the_machine_is_what_is_there(tmp_path):
     assert found_machine(Path(large), tmp_path) == "qwen2_5_1_5b_one_gpu"
 
 
-@pytest.mark.parametrize(
-    ("machine", "in_text", "with_tools"), [("cpu", 16, 128), ("gpu", 16, 128), ("tiny_cpu", 128, 128)]
-)
-def test_a_turn_is_as_long_as_a_move_or_a_call(products, tmp_path, machine, in_text, with_tools):
-    for file, tokens in ((QUEST, in_text), (products, with_tools)):
+@pytest.mark.parametrize(("machine", "move", "other"), [("cpu", 16, 128), ("gpu", 16, 128), ("tiny_cpu", 128, 128)])
+def test_a_turn_is_as_long_as_a_move_a_call_or_an_answer(products, tmp_path, machine, move, other):
+    questions = tmp_path / "questions.py"
+    questions.write_text(products.read_text().replace("@tool(terminal=True)", ""))
+    for file, tokens in ((QUEST, move), (products, other), (questions, other)):
         words = [f"machine={machine}", f"output_dir={tmp_path / file.stem}"]
         written = str(write_config(config_of(OwnTask.read(file), MODEL, words)))
         assert read_config(compose(written), LoopConfig).collection.limits.max_tokens_per_turn == tokens

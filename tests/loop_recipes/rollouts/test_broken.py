@@ -107,8 +107,8 @@ def test_rollouts_that_all_earn_the_same_are_told_with_three_replies(rollouts):
     assert solved.startswith("the reward of all 2 rollouts is 1, so nothing can be learned of them; they end with: ")
     assert hopeless_lines(replying(rollouts, "I") + replying(rollouts, "I", reward=0.5), tools) == []
     cut = [replace(one, turns=[replace(TURN, finish_reason="length")]) for one in replying(rollouts, "I")]
-    _, call = hopeless_lines([*cut, *replying(rollouts, "I")], tools)
-    assert "a call that could be read (1 of 2 turns ran into max_tokens_per_turn); they end" in call
+    earned, _ = hopeless_lines([*cut, *replying(rollouts, "I")], tools)
+    assert "nothing can be learned of them (1 of 2 turns ran into max_tokens_per_turn); they end" in earned
     talk = [replace(one, messages=[QUESTION, *one.messages[1:]]) for one in replying(rollouts, "I")]
     assert len(hopeless_lines(talk, tools)) == 1  # no call was asked for
 

@@ -163,7 +163,7 @@ def differences_of_reward(runs: Sequence[Path], others: Sequence[Path]) -> list[
     for name, first in (("all", 0), (f"last_{WINDOW}", last - WINDOW + 1)):
         chosen = {" ".join(map(str, key)): value for key, value in pairs.items() if key[1] >= first}
         found = paired_difference(chosen, lambda key: key.rpartition(" ")[2]).scaled(100)
-        rows += difference(_names(runs, others), f"reward_difference_{name}", found)
+        rows += difference_rows(_names(runs, others), f"reward_difference_{name}", found)
     return rows
 
 
@@ -181,11 +181,11 @@ def differences_of_success(runs: Sequence[Path], others: Sequence[Path]) -> list
     for sampling in sides[0][0]:
         if all(sampling in each for side in sides for each in side):
             theirs, ours = (NamedResults("", sampling, joined(each[sampling] for each in side)) for side in sides)
-            rows += difference(_names(runs, others), f"success_difference {sampling}", compare(theirs, ours).tgc)
+            rows += difference_rows(_names(runs, others), f"success_difference {sampling}", compare(theirs, ours).tgc)
     return rows
 
 
-def difference(case: str, metric: str, found: Difference) -> list[dict[str, Any]]:
+def difference_rows(case: str, metric: str, found: Difference) -> list[dict[str, Any]]:
     """Rows of a difference in percentage points, its interval and its p-value."""
     interval = found.interval
     ends = {"": interval.estimate, "_low": interval.low, "_high": interval.high}

@@ -1,8 +1,3 @@
 """Environments an agent acts in: the protocol that the rollout node knows, and those that are not AppWorld."""
 
-import os
-
-# Threads of OpenMP that spin while they wait for each other take the processors from whom they wait for: beside other
-# work, ten times as long. OpenMP reads this when torch is loaded, so it is set here, before any part of ours loads it,
-# for this process and all below it.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+import loop_plumbing  # noqa: F401 - before torch, for the variable that it sets

@@ -1,6 +1,6 @@
 """The client of OpenAI-compatible chat endpoints: one way to read what they answer, however oddly, and to ask again.
 
-A service that is busy or away (:data:`~agent_environments.retries.TRANSIENT`, any 5xx, no answer at all) is asked again
+A service that is busy or away (:data:`~loop_plumbing.retries.TRANSIENT`, any 5xx, no answer at all) is asked again
 with growing pauses. So is one that answers 200 with something else than a completion, which gateways do while the
 service behind them fails; but only so often, because a wrong address does it for ever. What the service itself says is
 the reason that is told.
@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from agent_environments.http_server import one_line
 from agent_environments.observation import printable
-from agent_environments.retries import TRANSIENT, asked_to_wait, pauses
+from loop_plumbing.http_server import one_line
+from loop_plumbing.retries import TRANSIENT, asked_to_wait, pauses
 
 FIRST_PAUSE_S = 1.0
 WARN_AFTER_S = 60.0

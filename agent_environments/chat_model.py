@@ -10,7 +10,7 @@ import aiohttp
 
 from agent_environments.chat_client import ChatClient, NoCompletion, url_problem
 from agent_environments.protocol import EnvironmentCrashed
-from agent_environments.secret import read_secret
+from loop_plumbing.secret import read_secret
 
 TRIES = 5
 """For one answer, from an endpoint that is busy or away."""

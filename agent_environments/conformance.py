@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from agent_environments.breakage import told
-from agent_environments.own_task import RaisedThere, in_own_task
 from agent_environments.plain_values import plain_grade, plain_messages, plain_result
 from agent_environments.protocol import (
     Environment,
@@ -30,6 +28,8 @@ from agent_environments.protocol import (
     StepResult,
     UnknownTask,
 )
+from loop_plumbing.breakage import told
+from loop_plumbing.own_task import RaisedThere, in_own_task
 
 
 def _fenced(code: str) -> str:

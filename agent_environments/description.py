@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_environments.agent_turns import AgentTurn
-from agent_environments.breakage import told
 from agent_environments.protocol import flat_section, pool_class
+from loop_plumbing.breakage import told
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""The owner's end of a fork server and of its processes (:mod:`agent_environments.fork_server`).
+"""The owner's end of a fork server and of its processes (:mod:`loop_plumbing.fork_server`).
 
-The server runs below :mod:`agent_environments.process_guard`: it ends with the owner, and with all that was started in
+The server runs below :mod:`loop_plumbing.process_guard`: it ends with the owner, and with all that was started in
 its processes.
 """
 
@@ -15,10 +15,10 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from agent_environments import process_guard
-from agent_environments.breakage import Raised
-from agent_environments.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
 from agent_environments.protocol import EnvironmentCrashed, Grade, Requirement
+from loop_plumbing import process_guard
+from loop_plumbing.breakage import Raised
+from loop_plumbing.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
 
 START_DEADLINE_S = 600.0
 """For the import of the module."""

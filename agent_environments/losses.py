@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TypeVar
 
-from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.own_time import not_the_agents
 
 LOSSES_PER_COMMAND = 5
 """Losses that count, over one command. Where chance alone cuts one request in a hundred, one in 10^10 gets there."""

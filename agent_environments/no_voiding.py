@@ -9,9 +9,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from agent_environments.breakage import last_line, told
 from agent_environments.observation import FAILURE_HEAD
-from agent_environments.own_task import RaisedThere, in_own_task
 from agent_environments.plain_values import plain_grade, plain_messages, plain_result
 from agent_environments.protocol import (
     Broke,
@@ -24,6 +22,8 @@ from agent_environments.protocol import (
     StepResult,
     ToolUse,
 )
+from loop_plumbing.breakage import last_line, told
+from loop_plumbing.own_task import RaisedThere, in_own_task
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from agent_environments.breakage import told
+from loop_plumbing.breakage import told
 
 Role = Literal["system", "user", "assistant"]
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_environments.process_guard import descendants
 from agent_environments.protocol import Grade, create_pool
 from agent_environments.worlds.pool import WorldKind, WorldPool
+from loop_plumbing.process_guard import descendants
 
 REPOSITORY = Path(__file__).parents[1]
 WORLDS = ("textcraft", "babyai", "textworldexpress", "scienceworld", "tau2_telecom")

@@ -18,11 +18,11 @@ from typing import Any
 from aiohttp import BodyPartReader, web
 from aiohttp.web_protocol import RequestPayloadError
 
-from agent_environments import http_server
-from agent_environments.http_server import BadBody, read_body, read_json, refusal, route_of, trust
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
 from loop_formats.schema import ConfigError, from_mapping
+from loop_plumbing import http_server
+from loop_plumbing.http_server import BadBody, read_body, read_json, refusal, route_of, trust
 from rollout_server.collecting.run import CollectionRun
 from rollout_server.endpoint import routes as endpoint
 from rollout_server.endpoint.serving import ServeRequest

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 
-from agent_environments.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
-from agent_environments.secret import read_secret
 from loop_formats.schema import ConfigError
+from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
+from loop_plumbing.secret import read_secret
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url

@@ -21,10 +21,10 @@ from urllib.parse import quote
 import httpx
 
 from agent_environments.description import Description
-from agent_environments.retries import TRANSIENT, asked_to_wait
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Progress
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import ADAPTER_FILES
+from loop_plumbing.retries import TRANSIENT, asked_to_wait
 
 RETRY_PAUSE_S = 1.0
 FULL_S = 7200.0

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.colbench.tasks import ColBenchTask
-from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.moving import Stalled, while_moving
 
 logger = logging.getLogger(__name__)
 

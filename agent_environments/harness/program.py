@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agent_environments import process_guard
 from agent_environments.program_protocol import Ended
+from loop_plumbing import process_guard
 
 GRACE_S = 2.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agent_environments.breakage import Raised
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.forked_process import ForkedProcess, ForkServer, ProcessEnded
 from agent_environments.harness.program import program_environment
@@ -34,6 +33,7 @@ from agent_environments.protocol import (
 )
 from agent_environments.scale import Scale
 from agent_environments.tools.tasks import SPLIT, TaskTable
+from loop_plumbing.breakage import Raised
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from agent_environments.secret import read_secret
+from loop_plumbing.secret import read_secret
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD
-from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
     Broke,
     EnvironmentCrashed,
@@ -26,6 +25,7 @@ from agent_environments.protocol import (
     ToolUse,
 )
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
+from loop_plumbing.own_time import not_the_agents
 
 logger = logging.getLogger(__name__)
 

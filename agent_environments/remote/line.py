@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agent_environments.losses import Loss, Losses, WorldLost
-from agent_environments.own_time import not_the_agents
+from loop_plumbing.own_time import not_the_agents
 
 
 class LineStuck(Exception):

@@ -20,11 +20,11 @@ from typing import Any
 
 from aiohttp import web
 
-from agent_environments.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from agent_environments.protocol import EnvironmentFault, create_pool, is_harness
-from agent_environments.secret import read_secret
 from agent_environments.services.server import MAX_SESSIONS, EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
+from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
+from loop_plumbing.secret import read_secret
 
 OPEN_FILES_PER_SESSION = 16
 """Of one session: its connection, and its world's processes and files."""

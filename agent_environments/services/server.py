@@ -29,7 +29,9 @@ from typing import Any
 
 from aiohttp import BasicAuth, WSMsgType, web
 
-from agent_environments.http_server import (
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
+from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session, SessionEnded
+from loop_plumbing.http_server import (
     MAX_BODY_BYTES,
     BadBody,
     one_line,
@@ -38,8 +40,6 @@ from agent_environments.http_server import (
     refusal,
     trust,
 )
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask
-from agent_environments.services.sessions import UNKNOWN_SESSION, Answer, NoEpisode, ServedTasks, Session, SessionEnded
 
 logger = logging.getLogger(__name__)
 

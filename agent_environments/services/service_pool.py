@@ -17,8 +17,8 @@ from agent_environments.losses import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
-from agent_environments.secret import read_secret
 from agent_environments.services.sessions import UNKNOWN_SESSION
+from loop_plumbing.secret import read_secret
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import FrameType
 from typing import Any
 
-from agent_environments.breakage import Raised as Raised  # part of what `call` raises
-from agent_environments.fork_server import DeadlinePassed as DeadlinePassed
+from loop_plumbing.breakage import Raised as Raised  # part of what `call` raises
+from loop_plumbing.fork_server import DeadlinePassed as DeadlinePassed
 
 
 class _Alarm(BaseException):

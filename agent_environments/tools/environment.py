@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agent_environments.breakage import Raised, told
 from agent_environments.chat_model import ChatEndpoint
 from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
 from agent_environments.forked_process import ForkServer, ProcessEnded, read_grade
@@ -23,6 +22,7 @@ from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.tool import DEADLINE_S
+from loop_plumbing.breakage import Raised, told
 
 if TYPE_CHECKING:
     from agent_environments.tools.mcp_server import McpServer

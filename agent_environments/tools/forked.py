@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from agent_environments import fork_server
 from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.tool import ToolError, WrongArguments
+from loop_plumbing import fork_server
 
 if TYPE_CHECKING:
     from agent_environments.tools.judge import Judge

@@ -1,7 +1,7 @@
 """Tools of an MCP server (Model Context Protocol, over stdio) that runs as a child of the rollout node.
 
 One server is shared by all episodes, so its tools are stateless as far as an episode is concerned. The child runs below
-:mod:`agent_environments.process_guard` and ends with the node, whatever ends the node. It sees the few environment
+:mod:`loop_plumbing.process_guard` and ends with the node, whatever ends the node. It sees the few environment
 variables that the ``mcp`` package hands on, and those that the config gives it. A server that dies, or hangs as it
 starts, is started again by the next call; whether the agent's call killed it nobody can know, so the agent is told, and
 the episode goes on.
@@ -18,11 +18,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_environments import process_guard
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
 from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError, WrongArguments
+from loop_plumbing import process_guard
 
 try:
     import jsonschema

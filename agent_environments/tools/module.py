@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agent_environments.breakage import told
 from agent_environments.tools.reply import Reply
 from agent_environments.tools.reward import Reward
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
+from loop_plumbing.breakage import told
 
 
 @dataclass(frozen=True)

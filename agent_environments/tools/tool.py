@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
-from agent_environments.fork_server import WrongArguments as WrongArguments  # part of what a call raises
+from loop_plumbing.fork_server import WrongArguments as WrongArguments  # part of what a call raises
 
 if TYPE_CHECKING:
     from agent_environments.forked_process import ForkedProcess

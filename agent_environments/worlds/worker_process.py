@@ -1,6 +1,6 @@
 """The client of one worker: a child under another interpreter that answers one request at a time.
 
-The child runs below :mod:`agent_environments.process_guard`: whatever it starts, a JVM included, ends with it, and it
+The child runs below :mod:`loop_plumbing.process_guard`: whatever it starts, a JVM included, ends with it, and it
 ends with this process.
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_environments import process_guard
+from loop_plumbing import process_guard
 from agent_environments.losses import Loss, Losses, WorldLost
-from agent_environments.moving import while_moving
+from loop_plumbing.moving import while_moving
 from agent_environments.remote.line import Line, RequestFailed
 
 STOP_S = process_guard.KILL_DEADLINE_S + 5.0

@@ -12,7 +12,6 @@ from typing import Protocol
 from agent_environments.extraction import extract_code
 from agent_environments.losses import CommandsDoing, Loss, Losses, Recovery, WorldLost
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
-from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -23,6 +22,7 @@ from agent_environments.protocol import (
 )
 from appworld_adapter.pool.run_folder import experiment_name
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from loop_plumbing.own_time import not_the_agents
 
 logger = logging.getLogger(__name__)
 

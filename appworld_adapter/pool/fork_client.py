@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.losses import Loss
-from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.moving import Stalled, while_moving
 
 WORKER_FOLDER = Path(__file__).resolve().parents[1] / "worker"
 STOP_TIMEOUT_S = 30.0

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.losses import Loss, Losses, WorldLost
-from agent_environments.moving import Stalled, while_moving
 from agent_environments.protocol import EnvironmentCrashed, PoolStatus, TokenSpans
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.bubblewrap import bubblewrap_prefix
@@ -30,6 +29,7 @@ from appworld_adapter.pool.episode import Execution
 from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
 from appworld_adapter.pool.run_folder import STATE_LIMIT
 from appworld_adapter.prompt import TaskCard
+from loop_plumbing.moving import Stalled, while_moving
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from agent_environments.breakage import told
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, Message, acquire
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import Rollout
+from loop_plumbing.breakage import told
+from loop_plumbing.own_time import OwnTime
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.speaker import EpisodeFailed
 

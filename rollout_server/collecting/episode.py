@@ -18,7 +18,6 @@ from itertools import takewhile
 from typing import Any
 
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.own_time import OwnTime
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -30,6 +29,7 @@ from loop_formats.branch import BranchStart, Exchange
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import segment_id
 from loop_formats.rollout import Turn
+from loop_plumbing.own_time import OwnTime
 from rollout_server.collecting.attempt import Attempt, derive_seed
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.compaction import SUMMARY_REQUEST, History, shortened, summarised

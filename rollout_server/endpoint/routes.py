@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agent_environments.http_server import BadBody, read_agents_json, read_body, trust
+from loop_plumbing.http_server import BadBody, read_agents_json, read_body, trust
 from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, DIALECTS, Dialect
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions

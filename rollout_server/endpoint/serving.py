@@ -15,9 +15,9 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.own_time import OwnTime
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.schema import STRICT, require
+from loop_plumbing.own_time import OwnTime
 from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.sessions import Sessions

@@ -15,11 +15,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from agent_environments.own_time import OwnTime
 from agent_environments.program_protocol import Figures, ProgramEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.schema import ConfigError, from_mapping
+from loop_plumbing.own_time import OwnTime
 from model_families.chat.format import ChatFormat, ReadTurn
 from model_families.chat.messages import ChatMessage, Tools, as_texts, spoken_message
 from rollout_server.collecting.attempt import derive_seed

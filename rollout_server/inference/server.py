@@ -1,6 +1,6 @@
 """One vLLM server: started as a child or found at its address, watched, ended.
 
-A child runs under :mod:`agent_environments.process_guard`, which ends all of a server's processes when this process
+A child runs under :mod:`loop_plumbing.process_guard`, which ends all of a server's processes when this process
 dies in any way.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from agent_environments import process_guard
-from agent_environments.secret import read_secret
+from loop_plumbing import process_guard
+from loop_plumbing.secret import read_secret
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import (
     BASE_MODEL_NAME,

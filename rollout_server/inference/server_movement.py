@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from agent_environments.moving import processor_use
+from loop_plumbing.moving import processor_use
 
 HANG_S = 120.0
 """What has work to do, and for so long neither uses nor wants a processor or a disk, nor writes into its log, hangs."""

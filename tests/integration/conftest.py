@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments import process_guard
+from loop_plumbing import process_guard
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import server_command, server_environment
 from rollout_server.inference.server import free_port

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agent_environments.own_time import OwnTime
-from agent_environments.process_guard import descendants
 from agent_environments.protocol import (
     Environment,
     EnvironmentCrashed,
@@ -22,6 +20,8 @@ from agent_environments.protocol import (
     EnvironmentTimeout,
     UnknownTask,
 )
+from loop_plumbing.own_time import OwnTime
+from loop_plumbing.process_guard import descendants
 from support.adapter_support import (
     PYTHON,
     REPOSITORY,

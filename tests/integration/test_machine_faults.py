@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 
 from agent_environments.losses import LOSSES_PER_COMMAND, Loss
-from agent_environments.process_guard import descendants
 from agent_environments.protocol import Grade
+from loop_plumbing.process_guard import descendants
 from support.adapter_support import fenced, honest_code, make_pool, needs_world, volume_task
 from support.processes import episode_processes
 from support.waiting import wait_until

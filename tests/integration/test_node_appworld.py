@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.process_guard import descendants
 from loop_formats.branch import Branch
 from loop_formats.collection_request import Limits
 from loop_formats.rollout import BranchOf
+from loop_plumbing.process_guard import descendants
 from support.counter_node import counter_request, local_node
 from support.waiting import DEADLINE_S, wait_until
 

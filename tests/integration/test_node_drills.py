@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.process_guard import descendants
 from loop_formats.collection_request import Limits
 from loop_formats.schema import from_mapping
+from loop_plumbing.process_guard import descendants
 from rollout_server.client import CollectionFailed, RolloutClient
 from rollout_server.config import NodeConfig
 from rollout_server.node_process import NodeProcess

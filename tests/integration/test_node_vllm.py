@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from agent_environments.process_guard import descendants
 from loop_formats.branch import Branch
 from loop_formats.collection_request import Sampling
+from loop_plumbing.process_guard import descendants
 from rollout_server.node_process import NodeDied
 from support.node_reader import Reader, largest_gap, ready_node, request
 from support.processes import alive

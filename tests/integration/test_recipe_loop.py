@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from agent_environments.process_guard import descendants
 from loop_formats.run_files import only_logs
+from loop_plumbing.process_guard import descendants
 from support.processes import IMPORT_PATH, alive
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S, block_until

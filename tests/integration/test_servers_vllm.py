@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from agent_environments.process_guard import descendants
+from loop_plumbing.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import Generation, Router
 from rollout_server.inference.server import VllmServer

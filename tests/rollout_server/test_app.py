@@ -11,9 +11,9 @@ import urllib.parse
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_environments import http_server
 from agent_environments.description import description_of
 from loop_formats.collection_request import Progress
+from loop_plumbing import http_server
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.policies import store

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_environments.http_server import Site
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, Limits
 from loop_formats.rollout import Rollout
 from loop_formats.schema import from_mapping
+from loop_plumbing.http_server import Site
 from model_families.chat.chatml import ChatML
 from rollout_server.app import build_runner
 from rollout_server.client import CollectionFailed, RolloutClient

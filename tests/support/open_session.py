@@ -4,8 +4,8 @@ from typing import Any
 
 import openai
 
-from agent_environments.own_time import OwnTime
 from loop_formats.collection_request import Limits
+from loop_plumbing.own_time import OwnTime
 from rollout_server.collecting.policy_sampler import PolicySampler
 from rollout_server.endpoint.session import Session
 from support.counter_node import LocalNode, counter_request

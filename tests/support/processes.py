@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from agent_environments.process_guard import descendants
+from loop_plumbing.process_guard import descendants
 
 _CHECKOUT = Path(__file__).parents[2]
 IMPORT_PATH = os.pathsep.join(str(folder) for folder in (_CHECKOUT / "recipes", _CHECKOUT, _CHECKOUT / "tests"))

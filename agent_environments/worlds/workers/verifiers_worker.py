@@ -2,7 +2,7 @@
 
     python verifiers_worker.py SOCKET
 
-Runs under the interpreter that has the package and the taskset, below a node (:mod:`agent_environments.fork_server`).
+Runs under the interpreter that has the package and the taskset, below a node (:mod:`loop_plumbing.fork_server`).
 The package runs the harness, the tools and the taskset's scoring; each call to a model goes to the node's recording
 endpoint. Facts of the package: without a ``runtime`` an agent is played in a cloud, so a subprocess is asked for where
 nothing else is; without a ``harness`` it is given a shell, so the package's plain chat loop takes its place; the name
@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 sys.path.append(str(Path(__file__).parents[3]))  # behind the packages of this interpreter
 
-from agent_environments import fork_server
-from agent_environments.breakage import told as told_of
+from loop_plumbing import fork_server
+from loop_plumbing.breakage import told as told_of
 
 NO_KEY = "LOOP_THE_KEY_IS_IN_THE_ADDRESS"
 OF_THE_AGENT = ("HarnessError", "ProviderError")

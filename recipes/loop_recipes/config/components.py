@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from agent_environments.breakage import told
 from loop_formats.schema import ConfigError, nearest
+from loop_plumbing.breakage import told
 from rollout_server.config import as_config
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from pydantic import PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import is_harness
-from agent_environments.secret import read_secret
 from loop_formats.collection_request import Limits
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
+from loop_plumbing.secret import read_secret
 from rollout_server.config import NodeConfig
 
 
@@ -90,7 +90,7 @@ def check_token(variable: str) -> None:
 
 
 def read_token(variable: str) -> str:
-    """As :func:`~agent_environments.secret.read_secret`.
+    """As :func:`~loop_plumbing.secret.read_secret`.
 
     Raises:
         ConfigError: no HTTP header can carry it.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agent_environments.breakage import told
 from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import told
 from loop_recipes.config.loop_config import LoopConfig, read_loop_config
 from loop_recipes.config.preflight import check_run, check_sharers, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint

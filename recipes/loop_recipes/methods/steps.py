@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from omegaconf import OmegaConf
 
-from agent_environments import process_guard
 from loop_formats.run_files import newest_adapter, write_whole
 from loop_formats.schema import ConfigError, made_folder, require
+from loop_plumbing import process_guard
 
 GRACE_S = 300.0
 """Seconds that a command has to save and to stop its node, once it is asked to end."""

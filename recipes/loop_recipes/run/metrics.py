@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_environments.breakage import told
 from agent_environments.description import UNSAID, Behavior, BehaviorFigure, Description, episode_counts
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, read_lines, to_json, write_whole, writing
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import told
 from loop_recipes.paths import METRICS_FILE
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.secret import read_secret
 from loop_formats.branch import Branch
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import meta_path, node_address, read_lines
+from loop_plumbing.secret import read_secret
 from loop_recipes.config.rollout_node import RolloutNodeConfig
 from loop_recipes.rollouts.branching import HowToSample, continuation_request, stored_protocol
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError

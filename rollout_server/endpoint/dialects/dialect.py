@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agent_environments.http_server import read_agents_json
+from loop_plumbing.http_server import read_agents_json
 from rollout_server.endpoint.messages import BadMessages, check_tools
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked, Choice, Recalled
 

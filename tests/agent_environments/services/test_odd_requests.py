@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_environments.counter import CounterPool
-from agent_environments.http_server import Site
 from agent_environments.services.server import EnvironmentServer
+from loop_plumbing.http_server import Site
 from support.odd_requests import DEEP, ODD_VALUES, OddRequest, ask, check_answer, odd_requests
 from support.waiting import DEADLINE_S
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments import moving
+from loop_plumbing import moving
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.losses import LOSSES_PER_COMMAND, Losses
-from agent_environments.process_guard import descendants
+from loop_plumbing.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.remote.line import LineStuck
 from agent_environments.worlds.pool import WorldKind

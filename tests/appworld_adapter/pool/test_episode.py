@@ -11,11 +11,11 @@ import pytest
 from agent_environments import losses as rule
 from agent_environments.losses import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.own_time import OwnTime
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
 from appworld_adapter.pool import episode as episodes
 from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, EpisodeRules, Execution
 from appworld_adapter.prompt import Prompt
+from loop_plumbing.own_time import OwnTime
 from support.waiting import pass_time
 
 LIVES, WORLD_DIES, INTERPRETER_DIES, HANGS = "lives", "world dies", "interpreter dies", "hangs"

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from agent_environments import moving
 from agent_environments.protocol import EnvironmentCrashed
 from appworld_adapter.pool import fork_client as servers
 from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.fork_client import Connection, ForkServer, ServerSpec
+from loop_plumbing import moving
 from support.waiting import wait_until
 
 CHILD = 4_194_305  # above the largest process id there can be

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agent_environments.counter import CounterEnvironment, CounterPool
-from agent_environments.own_time import not_the_agents
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
+from loop_plumbing.own_time import not_the_agents
 from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode, derive_seed

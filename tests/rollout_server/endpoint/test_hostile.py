@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from agent_environments import http_server
+from loop_plumbing import http_server
 from support.open_session import HELLO, OpenSession
 from support.waiting import DEADLINE_S
 

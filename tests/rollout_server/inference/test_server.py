@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.process_guard import descendants
+from loop_plumbing.process_guard import descendants
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference import command as vllm_command
 from rollout_server.inference import server as vllm_server

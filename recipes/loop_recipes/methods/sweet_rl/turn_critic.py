@@ -22,10 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agent_environments.breakage import told
 from agent_environments.hidden_information import HiddenInformation
 from agent_environments.protocol import UnknownTask
 from loop_formats.schema import ConfigError, require
+from loop_plumbing.breakage import told
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.algorithm.preferences import PreferenceLoss
 from loop_recipes.config.components import build, check_component

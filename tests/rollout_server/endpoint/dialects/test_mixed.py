@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.own_time import OwnTime
 from loop_formats.collection_request import Limits
+from loop_plumbing.own_time import OwnTime
 from model_families.chat import open_chat
 from model_families.chat.chatml import ChatML
 from rollout_server.endpoint.dialects import ANTHROPIC, CHAT, Dialect

@@ -13,7 +13,14 @@ _PACKAGES = Path(__file__).resolve().parents[1]
 _NOT_THE_USERS = (
     *(
         f"{_PACKAGES / name}/"
-        for name in ("agent_environments", "rollout_server", "model_families", "loop_formats", "appworld_adapter")
+        for name in (
+            "agent_environments",
+            "loop_plumbing",
+            "rollout_server",
+            "model_families",
+            "loop_formats",
+            "appworld_adapter",
+        )
     ),
     f"{_PACKAGES / 'recipes' / 'loop_recipes'}/",
     f"{_PACKAGES / 'loop_recipes'}/",

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent_environments.own_time import OwnTime, not_the_agents
+from loop_plumbing.own_time import OwnTime, not_the_agents
 from support.waiting import pass_time
 
 WHOLE_S = 1000.0

@@ -24,8 +24,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from agent_environments import process_guard
-from agent_environments.breakage import told
+from loop_plumbing import process_guard
+from loop_plumbing.breakage import told
 
 MAX_MESSAGE = 1 << 16
 MAX_LINE = 64 << 20

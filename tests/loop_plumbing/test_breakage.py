@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent_environments.breakage import MOST_CHARACTERS, Raised, last_line, place_of, told
+from loop_plumbing.breakage import MOST_CHARACTERS, Raised, last_line, place_of, told
 
 
 def raised_by(function):

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent_environments import process_guard
-from agent_environments.process_guard import descendants
+from loop_plumbing import process_guard
+from loop_plumbing.process_guard import descendants
 from support.processes import alive
 from support.waiting import DEADLINE_S
 

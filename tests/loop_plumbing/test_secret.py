@@ -1,6 +1,6 @@
 import pytest
 
-from agent_environments.secret import read_secret
+from loop_plumbing.secret import read_secret
 
 
 @pytest.mark.parametrize("around", ["", "\r", "\n", "\r\n", " ", "\t", " \n\n"])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from agent_environments import process_guard
+from loop_plumbing import process_guard
 
 POLL_S = 1.0
 STALL_S = 120.0

@@ -7,8 +7,8 @@ import json
 import pytest
 from aiohttp import web
 
-from agent_environments import http_server
-from agent_environments.http_server import BadBody, Site, read_agents_json, read_json, trust
+from loop_plumbing import http_server
+from loop_plumbing.http_server import BadBody, Site, read_agents_json, read_json, trust
 from support.waiting import DEADLINE_S, wait_until
 
 DEEP = b"[" * 200_000 + b"]" * 200_000

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from agent_environments.retries import LONGEST_PAUSE_S, asked_to_wait, pauses
+from loop_plumbing.retries import LONGEST_PAUSE_S, asked_to_wait, pauses
 
 
 def test_pauses_grow_up_to_the_longest():

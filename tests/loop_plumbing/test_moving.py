@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from agent_environments import moving
-from agent_environments.moving import Stalled, processor_use, while_moving
+from loop_plumbing import moving
+from loop_plumbing.moving import Stalled, processor_use, while_moving
 from support.waiting import DEADLINE_S, wait_until
 
 STALL_S = 1.0

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent_environments import own_task
-from agent_environments.own_task import RaisedThere, in_own_task
+from loop_plumbing import own_task
+from loop_plumbing.own_task import RaisedThere, in_own_task
 
 
 async def cancels_the_task_that_runs_it():

@@ -1,9 +1,9 @@
 """Describes an environment to whoever trains on its rollouts, scores them or looks at them, as plain data.
 
 The frame knows no environment by name: how tasks are grouped, what scores are called and which figures of behaviour
-there are is said here. A pool's class says it in its attribute ``description``, a :class:`Description` or a class
-method that gives one for the options of the pool; a class without it has the defaults. The node serves it
-(``GET /v1/environment``), so whoever asks needs no world, and a run keeps it in its folder.
+there are is said here. A pool says it in its attribute ``description``, a :class:`Description`; a pool without it has
+the defaults. The node serves it (``GET /v1/environment``), so whoever asks needs no world, and a run keeps it in its
+folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_environments.agent_turns import AgentTurn
-from agent_environments.protocol import flat_section, pool_class
 from loop_plumbing.breakage import told
 
 logger = logging.getLogger(__name__)
@@ -110,6 +109,8 @@ class Description:
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
         environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
             in front of a slash is taken for one.
+        identity: what a score rests on besides the environment's name and options, as digests by name; see
+            :func:`agent_environments.tools.identity.identity`.
 
     Raises:
         ValueError: ``group_pattern`` is no regular expression with a group.
@@ -123,6 +124,7 @@ class Description:
     unfinished_solves: bool = False
     behavior: tuple[str, ...] = ()
     environments: Mapping[str, Description] | None = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -152,6 +154,13 @@ class Description:
     def grouped(self) -> bool:
         """Whether a group may have several tasks."""
         return self.group_pattern is not None or any(member.grouped for member in (self.environments or {}).values())
+
+    @property
+    def whole_identity(self) -> dict[str, str]:
+        """The identity with those of a mixture's environments, ``<environment>/<name>`` -> digest."""
+        members = (self.environments or {}).items()
+        within = {f"{name}/{key}": digest for name, each in members for key, digest in each.whole_identity.items()}
+        return {**self.identity, **within}
 
     def environment_of(self, task_id: str) -> str:
         """The name of a task's environment in a mixture; "" for any other task."""
@@ -242,31 +251,22 @@ def environment_of(task_id: str) -> str:
     return name if slash else ""
 
 
-def description_of(name: str, config: Mapping[str, Any]) -> Description:
-    """The description of the environment that a config names; needs no world, and opens nothing.
+def description_of(name: str, pool: object) -> Description:
+    """The description of an environment, under the name that a config gives it.
+
+    Args:
+        pool: whose attribute ``description`` it is; need not be open.
 
     Raises:
-        ValueError: an unknown name, or a class that does not describe itself as it should; names it.
+        ValueError: it does not describe itself as it should; names it.
     """
-    described = getattr(pool_class(name), "description", Description())
-    if callable(described):
-        try:
-            described = described(config)
-        except Exception as error:
-            raise ValueError(f"environment {name!r} does not describe itself: {told(error)}") from error
+    try:
+        described = getattr(pool, "description", Description())
+    except Exception as error:
+        raise ValueError(f"environment {name!r} does not describe itself: {told(error)}") from error
     if not isinstance(described, Description):
         raise ValueError(f"environment {name!r}: its description is {type(described).__name__}, not a Description")
     return replace(described, name=name)
-
-
-def description_of_section(section: Mapping[str, Any]) -> Description:
-    """The description of an environment within another: a section with its ``name``, and options beside it.
-
-    Raises:
-        ValueError: as :func:`description_of`.
-    """
-    options = flat_section(section)
-    return description_of(options.pop("name"), options)
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_environments.description import Description, description_of_section, environment_of
+from agent_environments.description import Description, description_of, environment_of
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
@@ -83,19 +83,11 @@ class MixedPool:
         ValueError: no environments, a bad name, or an environment that cannot be built; names it.
     """
 
-    @classmethod
-    def description(cls, config: Mapping[str, Any]) -> Description:
-        """Each environment's own; the scores are called as theirs are where these agree."""
-        sections = config["environments"]
-        members = {name: description_of_section(section) for name, section in sections.items()}
-        words = {(member.score, member.group_score, member.groups) for member in members.values()}
-        score, group_score, groups = words.pop() if len(words) == 1 else ("success", "group success", "groups of tasks")
-        return Description(score=score, group_score=group_score, groups=groups, environments=members)
-
     def __init__(self, token_spans: TokenSpans, environments: Mapping[str, Mapping[str, Any]]) -> None:
         if not environments:
             raise ValueError("environments must name at least one environment")
         self._pools: dict[str, EnvironmentPool] = {}
+        self._names: dict[str, str] = {}
         self._splits: dict[str, Mapping[str, str | None]] = {}
         for name, section in environments.items():
             if not _NAME.fullmatch(name):
@@ -107,9 +99,18 @@ class MixedPool:
             try:
                 options = flat_section(section)
                 self._splits[name] = options.pop("splits", None) or {}
-                self._pools[name] = create_pool(options.pop("name"), options, token_spans)
+                self._names[name] = options.pop("name")
+                self._pools[name] = create_pool(self._names[name], options, token_spans)
             except ValueError as error:
                 raise ValueError(f"environments.{name}: {error}") from error
+
+    @property
+    def description(self) -> Description:
+        """Each environment's own; the scores are called as theirs are where these agree."""
+        members = {name: description_of(self._names[name], pool) for name, pool in self._pools.items()}
+        words = {(member.score, member.group_score, member.groups) for member in members.values()}
+        score, group_score, groups = words.pop() if len(words) == 1 else ("success", "group success", "groups of tasks")
+        return Description(score=score, group_score=group_score, groups=groups, environments=members)
 
     @property
     def dataset(self) -> str:

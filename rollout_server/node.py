@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import description_of
+from agent_environments.description import Description, description_of
 from agent_environments.program_protocol import Offer, ProgramPool
 from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.branch import Branch, BranchStart
@@ -75,7 +75,6 @@ class Node:
         self.tokens = open_chat(model.path, model.chat_format, model.thinking, model.observation_role)
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)
-        self.description = description_of(config.environment.name, config.environment.options)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
         self.policies = PolicyStore(
             self.servers, config.model, config.servers, self.root / "policies", config.policy_root
@@ -93,6 +92,11 @@ class Node:
         self.serving = Serving(self.sessions, self._services, config.model.max_context)
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
+
+    @property
+    def description(self) -> Description:
+        """How the environment describes itself."""
+        return description_of(self.config.environment.name, self.pool)
 
     async def start(self) -> None:
         """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""

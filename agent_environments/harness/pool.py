@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of_section
+from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
 from agent_environments.harness.program import run_program
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
@@ -195,13 +195,6 @@ class HarnessPool:
         ValueError: nothing grades, or there are no tasks.
     """
 
-    @classmethod
-    def description(cls, config: Mapping[str, Any]) -> Description:
-        """The world's own, if there is one; and the program may have tools of its own."""
-        world = config.get("world")
-        own = Description() if world is None else description_of_section(world)
-        return own.with_behavior(TOOLS_BEHAVIOR)
-
     def __init__(
         self,
         token_spans: TokenSpans,
@@ -231,11 +224,18 @@ class HarnessPool:
             if is_harness(world["name"]):
                 raise ValueError("the world of a harness cannot be a harness")
             options = flat_section(world)
-            self._world = create_pool(options.pop("name"), options, token_spans)
+            self._world_name = options.pop("name")
+            self._world = create_pool(self._world_name, options, token_spans)
         self.dataset = dataset if self._world is None else self._world.dataset
         self._places = Places(max_worlds)
         self._offers: list[Offer] = []
         self._offered = asyncio.Event()
+
+    @property
+    def description(self) -> Description:
+        """The world's own, if there is one; and the program may have tools of its own."""
+        own = Description() if self._world is None else description_of(self._world_name, self._world)
+        return own.with_behavior(TOOLS_BEHAVIOR)
 
     async def open(self) -> None:
         """Open the world.

@@ -17,6 +17,7 @@ from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepR
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
 from agent_environments.tools.deadline import DeadlinePassed
+from agent_environments.tools.identity import digest, identity
 from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
@@ -195,6 +196,8 @@ class ToolPool:
         if held_out is not None:
             self.module.tasks.hold_out(held_out, self.description.group_of)
         self.dataset = dataset or self.module.name
+        self._identity = identity(module, self.module.tasks.all())
+        self._describe()
         self._instances = InstancePool(
             _server(module, tasks, instance_deadline_s, judge), max_worlds, instance_deadline_s
         )
@@ -205,7 +208,13 @@ class ToolPool:
     async def open(self) -> None:
         for server in self._servers:
             self.module = self.module.with_tools(await server.open())
+        self._describe()
         await self._instances.open(self._made_at_once)
+
+    def _describe(self) -> None:
+        """Say what scores rest on: the code, the tasks, and the tools as the agent is told of them."""
+        shown = [tool.schema for tool in self.module.tools.values()]
+        self.description = replace(self.description, identity={**self._identity, "tools": digest(shown)})
 
     def splits(self) -> list[str]:
         return self.module.tasks.splits

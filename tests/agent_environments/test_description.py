@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agent_environments import description as described
 from agent_environments.agent_turns import AgentTurn
+from agent_environments.counter import CounterPool
 from agent_environments.description import (
     NUMBERED,
     TOOLS_BEHAVIOR,
@@ -17,12 +18,9 @@ from agent_environments.description import (
     Description,
     description_of,
 )
-from agent_environments.protocol import ENVIRONMENTS
+from agent_environments.protocol import ENVIRONMENTS, create_pool, pool_class
+from support.tool_modules import SUMS
 
-OPTIONS = {
-    "mixed": {"environments": {"sums": {"name": "tools"}, "count": {"name": "counter", "config": {}}}},
-    "harness": {"world": {"name": "colbench"}},
-}
 TOLD = {
     "tools": [{"role": "system", "content": "Call a tool: <tool_call>"}],
     "code": [{"role": "user", "content": "?"}],
@@ -38,21 +36,36 @@ class Wrong:
 
 
 class Broken:
-    @classmethod
-    def description(cls, config):
-        return config["no such"]
+    @property
+    def description(self):
+        return {}["no such"]
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.fixture
+def mixture(tmp_path):
+    (tmp_path / "sums.py").write_text(SUMS)
+    return mixed(sums={"name": "tools", "module": str(tmp_path / "sums.py")}, count={"name": "counter"})
+
+
+def mixed(**environments):
+    pool = create_pool("mixed", {"environments": environments}, lambda text: [])
+    return description_of("mixed", pool)
+
+
+HARNESS = {"tasks": {"train": ["a"]}, "accept_reward": True}
+
+
+@pytest.mark.parametrize("name", set(ENVIRONMENTS) - {"mixed"})
 def test_every_environment_describes_itself_without_a_world_and_as_json(name):
-    description = description_of(name, OPTIONS.get(name, {}))
+    pool = pool_class(name) if name != "harness" else create_pool(name, HARNESS, lambda text: [])
+    description = description_of(name, pool)
     assert description.name == name
     assert Description.from_dict(json.loads(json.dumps(asdict(description)))) == description
     assert description.figures or not description._all_behavior()
 
 
 def test_appworld_and_a_folder_that_says_nothing_group_by_scenario_and_call_scores_alike():
-    appworld = description_of("appworld", {})
+    appworld = description_of("appworld", pool_class("appworld"))
     for each in (appworld, UNSAID):
         assert (each.score, each.group_score, each.groups) == ("TGC", "SGC", "scenarios")
         assert [each.group_of(task) for task in ("07b42fd_2", "a_b_10", "gsm8k-17", "_1", "x_")] == [
@@ -68,11 +81,11 @@ def test_appworld_and_a_folder_that_says_nothing_group_by_scenario_and_call_scor
 
 @pytest.mark.parametrize(("name", "complaint"), [("Wrong", "is str, not a Description"), ("Broken", "KeyError")])
 def test_a_class_that_says_nothing_has_the_defaults_and_one_that_says_nonsense_is_named(name, complaint):
-    silent = description_of(f"{__name__}:Silent", {})
+    silent = description_of(f"{__name__}:Silent", Silent())
     assert silent == Description(name=f"{__name__}:Silent")
     assert (silent.score, silent.group_score, silent.grouped) == ("success", "group success", False)
     with pytest.raises(ValueError, match=f"environment '.*:{name}'.*{complaint}"):
-        description_of(f"{__name__}:{name}", {})
+        description_of(f"{__name__}:{name}", globals()[name]())
 
 
 @pytest.mark.parametrize(
@@ -107,14 +120,16 @@ def test_any_text_is_a_task_of_one_group(task, group, number):
     assert MIXED.environment_of(f"other/{task}") == ""
 
 
-def test_a_mixture_groups_by_its_members_and_names_scores_as_they_do_where_they_agree():
-    mixture = description_of("mixed", OPTIONS["mixed"])
+def test_a_mixture_groups_by_its_members_and_names_scores_as_they_do_where_they_agree(mixture, monkeypatch):
     assert mixture.group_of("count/reach3_2") == "count/reach3"
     assert (mixture.score, mixture.groups, mixture.grouped) == ("success", "groups of tasks", True)
-    alike = {"environments": {name: {"name": "appworld"} for name in "ab"}}
-    assert description_of("mixed", alike).score == "TGC"
-    alike["environments"]["c"] = {"name": "counter"}
-    assert description_of("mixed", alike).score == "success"
+    assert mixture.environments["sums"].identity.keys() == {"code", "tasks", "tools"}
+    assert list(mixture.whole_identity) == [f"sums/{key}" for key in mixture.environments["sums"].identity]
+    assert Description.from_dict(json.loads(json.dumps(asdict(mixture)))) == mixture
+    monkeypatch.setattr(CounterPool, "description", UNSAID)
+    alike = {name: {"name": "counter"} for name in "ab"}
+    assert mixed(**alike).score == "TGC"
+    assert mixed(**alike, c={"name": "colbench"}).score == "success"
 
 
 def test_an_environment_says_what_counts_as_solved():
@@ -125,8 +140,7 @@ def test_an_environment_says_what_counts_as_solved():
     assert not lenient.solved("games/a", False, "completed")
 
 
-def test_a_name_that_is_no_environment_of_the_tasks_is_refused():
-    mixture = description_of("mixed", OPTIONS["mixed"])
+def test_a_name_that_is_no_environment_of_the_tasks_is_refused(mixture):
     mixture.check_environments(["sums"], ["sums/a", "count/b"])
     with pytest.raises(ValueError, match="craft has no tasks; there are tasks of count, sums"):
         mixture.check_environments(["craft"], ["sums/a", "count/b"])
@@ -145,8 +159,7 @@ def test_a_figure_is_a_share_over_the_episodes_that_have_it():
     assert share.value([]) is None
 
 
-def test_behaviour_is_counted_by_what_a_tasks_environment_names():
-    mixture = description_of("mixed", OPTIONS["mixed"])
+def test_behaviour_is_counted_by_what_a_tasks_environment_names(mixture):
     turns = [AgentTurn('<tool_call>{"name": "add", "arguments": {}}</tool_call>', None)]
     assert mixture.counts("sums/a", [(TOLD["tools"], turns)])["tool_calls"] == 1
     assert mixture.calls("sums/a", TOLD["tools"], turns) == ["add"]

@@ -11,6 +11,7 @@ import urllib.parse
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent_environments.counter import CounterPool
 from agent_environments.description import description_of
 from loop_formats.collection_request import Progress
 from loop_plumbing import http_server
@@ -50,7 +51,7 @@ async def test_health_needs_no_token_and_everything_else_does(running):
 
 async def test_the_environment_describes_itself(running):
     described = await running.call(running.client.description)
-    assert described == description_of("counter", {})
+    assert described == description_of("counter", CounterPool)
 
 
 async def test_tasks(running):

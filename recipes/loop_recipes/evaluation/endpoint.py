@@ -54,7 +54,6 @@ class EndpointEpisodes:
         self._logs = log_folder / "collections"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._pool: EnvironmentPool = create_pool(environment.name, environment.options, tokens.spans)
-        self.description = description_of(environment.name, environment.options)
         self._runner = asyncio.Runner()
         self._closed = False
         try:
@@ -62,6 +61,7 @@ class EndpointEpisodes:
         except (OSError, ValueError, EnvironmentFault) as error:
             self.close()
             raise ConfigError(f"the environment does not start: {error}") from error
+        self.description = description_of(environment.name, self._pool)
 
     @property
     def dataset(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from omegaconf import OmegaConf
 
-from agent_environments.description import description_of
+from agent_environments.description import Description
 from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, create_pool
 from loop_formats.run_files import newest_adapter, write_whole
 from loop_formats.schema import ConfigError, made_folder, require
@@ -57,6 +57,7 @@ class _Module(Protocol):
 
 class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
     module: _Module
+    description: Description
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class OwnTask:
     module: _Module
     splits: dict[str, list[str]]
     groups: int
+    description: Description
 
     @classmethod
     def read(cls, file: str | Path) -> OwnTask:
@@ -80,11 +82,11 @@ class OwnTask:
         try:
             pool = _pool(file.resolve())
             splits = {name: pool.tasks(name) for name in pool.splits()}
-            group_of = description_of(ENVIRONMENT, {}).group_of
         except ValueError as error:
             raise ConfigError(str(error)) from error
         require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
-        return cls(file.resolve(), pool.module, splits, len(set(map(group_of, splits[TRAINED]))))
+        groups = len(set(map(pool.description.group_of, splits[TRAINED])))
+        return cls(file.resolve(), pool.module, splits, groups, pool.description)
 
     @property
     def held_out_groups(self) -> int | None:

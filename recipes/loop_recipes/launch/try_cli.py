@@ -15,14 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agent_environments.description import description_of
 from agent_environments.protocol import EnvironmentFault, Message
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.launch.own_task import (
-    ENVIRONMENT,
     TRAINED,
     OwnTask,
     check_model,
@@ -77,7 +75,7 @@ def played_by(task: OwnTask, model: Path, count: int) -> str:
         run_step(tune("run", "eval_appworld", "--config", str(write_config(config))), None)
         rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
     lines = [line for rollout in rollouts for line in _of_rollout(rollout)]
-    return "\n\n".join([*lines, *hopeless_lines(rollouts, description_of(ENVIRONMENT, {}))])
+    return "\n\n".join([*lines, *hopeless_lines(rollouts, task.description)])
 
 
 def _of_rollout(rollout: Rollout) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from agent_environments.description import Description, description_of
+from appworld_adapter.pool.forked import AppWorldPool
 from loop_recipes.evaluation.collect import Cell
 from loop_recipes.evaluation.compare_cli import main as compare_evals
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
@@ -75,12 +76,12 @@ def report_again(folder, environment, renamed=None):
 
 @pytest.mark.parametrize("file", ["results.jsonl", "report.json", "report.md"])
 def test_files_of_an_appworld_report_are_those_of_before(tmp_path, file):
-    report_again(tmp_path, description_of("appworld", {}))
+    report_again(tmp_path, description_of("appworld", AppWorldPool))
     assert (tmp_path / file).read_bytes() == (STORED / file).read_bytes()
 
 
 def test_the_terminal_shows_an_appworld_report_as_before(tmp_path):
-    assert report_again(tmp_path, description_of("appworld", {})) == (STORED / "terminal.txt").read_text()
+    assert report_again(tmp_path, description_of("appworld", AppWorldPool)) == (STORED / "terminal.txt").read_text()
 
 
 def test_a_stored_evaluation_is_compared_as_before(tmp_path):

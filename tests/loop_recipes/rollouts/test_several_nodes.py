@@ -146,7 +146,7 @@ async def test_nodes_of_other_environments_are_refused(policy, tmp_path):
     async with two_nodes(policy, tmp_path) as nodes:
         source = several([node.url for node in nodes])
         assert await asyncio.to_thread(source.description) == nodes[0].node.description
-        nodes[1].node.description = Description(score="wins")
+        nodes[1].node.pool.description = Description(score="wins")
         with pytest.raises(NoRollouts, match="describe their environments differently"):
             await asyncio.to_thread(source.description)
 

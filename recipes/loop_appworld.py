@@ -56,13 +56,13 @@ from loop_recipes.engine.process_group import (
     single_process,
 )
 from loop_recipes.engine.samples import check_token_ids, episodes, training_samples
+from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.methods.distillation import Distillation, NoTeacher, distillation
 from loop_recipes.methods.sweet_rl.stored_critic import adapter_from_the_start, critic_over
 from loop_recipes.methods.turn_credit.branch_credit import credits_in_parts, with_unequal_returns
 from loop_recipes.methods.turn_credit.spread import spreader
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.broken import check_broken
-from loop_recipes.rollouts.dev_scores import dev_scores
 from loop_recipes.rollouts.open import open_source
 from loop_recipes.rollouts.plan import CollectionPlan, run_name
 from loop_recipes.rollouts.shared_source import SharedSource

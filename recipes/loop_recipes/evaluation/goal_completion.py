@@ -6,7 +6,6 @@ the names that the environment gives them. Both are over the tasks they are give
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,18 +56,3 @@ def goal_completion(successes: Mapping[str, bool], environment: Description = UN
         tasks=len(successes),
         scenarios=len(groups),
     )
-
-
-def goal_completion_by_difficulty(
-    successes: Mapping[str, bool], difficulties: Mapping[str, int], environment: Description = UNSAID
-) -> dict[int, GoalCompletion]:
-    """:func:`goal_completion` over the tasks of each difficulty, ascending.
-
-    Args:
-        difficulties: task id -> difficulty; tasks without one are left out.
-    """
-    groups: dict[int, dict[str, bool]] = defaultdict(dict)
-    for task_id, success in successes.items():
-        if task_id in difficulties:
-            groups[difficulties[task_id]][task_id] = success
-    return {difficulty: goal_completion(groups[difficulty], environment) for difficulty in sorted(groups)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.schema import require
-from loop_recipes.evaluation.scores import TaskResult, success_rates, success_table
+from loop_recipes.evaluation.scores import TaskResult, reward_rates, success_rates, success_table
 from loop_recipes.evaluation.statistics import Difference, Interval, paired_difference, rate_interval
 
 ALL = "all tasks"
@@ -17,7 +17,8 @@ ALL = "all tasks"
 
 @dataclass(frozen=True)
 class GroupScore:
-    """Of the tasks of one group: ``success`` in percent, ``reward`` in [0, 1], both means over runs and tasks."""
+    """Of the tasks of one group: ``success`` in percent, ``reward`` in [0, 1], both means over tasks of each one's mean
+    over the runs that have it."""
 
     group: str
     tasks: int
@@ -101,16 +102,6 @@ def compare_groups(
         )
         for group, tasks in _with_rollouts(groups, success)
     ]
-
-
-def reward_rates(results: Sequence[TaskResult]) -> dict[str, float]:
-    """Task id -> its mean reward over the runs that have it."""
-    rewards: dict[str, list[float]] = {}
-    for result in results:
-        if result.lost:
-            continue
-        rewards.setdefault(result.task_id, []).append(result.reward)
-    return {task: sum(values) / len(values) for task, values in rewards.items()}
 
 
 SCORE_COLUMNS = ["group", "tasks", "success", "reward"]

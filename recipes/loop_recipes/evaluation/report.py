@@ -193,6 +193,7 @@ def write_report(
 def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequence[Comparison]) -> str:
     """The report as a document."""
     percent, environment = f"{protocol.level:.0%}", protocol.environment
+    unfinished = "" if environment.unfinished_solves else UNFINISHED
     lines = [f"# Evaluation on {protocol.dataset}, {protocol.split}", ""]
     lines += [f"- {name}: {text}" for name, text in protocol.lines().items()]
     lines += [
@@ -200,8 +201,8 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     ]
     lines += [
         "",
-        f"{_scores(environment)} in percent: mean over runs ± standard deviation over runs, [{percent} bootstrap "
-        f"interval over {environment.groups}].{'' if environment.unfinished_solves else UNFINISHED}",
+        f"{_scores(environment)} in percent: mean over tasks ± standard deviation over whole runs, "
+        f"[{percent} bootstrap interval over {environment.groups}].{unfinished}",
         "",
         *_table_rows(_columns(scored, environment), [_cells(item, scored, environment) for item in scored]),
     ]

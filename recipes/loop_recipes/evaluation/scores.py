@@ -3,8 +3,10 @@
 A task counts as solved when its environment says so, mostly when all its tests passed *and* the agent ended the episode
 itself: one that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix D).
 
-A rollout that was lost, through no fault of the agent, is neither a success nor a failure: all figures are over what
-there is, and :class:`Bounds` say what they would be if all that is lost had failed or had succeeded.
+A rollout that was lost, through no fault of the agent, is neither a success nor a failure. A score is the mean over the
+tasks of each one's mean over the runs that have it, here as in intervals, comparisons and the scores on the way, so a
+run of which little is left weighs little. :class:`Bounds` say what the scores would be if all that is lost had failed
+or had succeeded.
 """
 
 from __future__ import annotations
@@ -16,12 +18,7 @@ from typing import Any
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.rollout import Rollout, sequence_texts
-from loop_recipes.evaluation.goal_completion import (
-    GoalCompletion,
-    goal_completion,
-    goal_completion_by_difficulty,
-    group_success,
-)
+from loop_recipes.evaluation.goal_completion import GoalCompletion, goal_completion
 from loop_recipes.evaluation.statistics import Interval, rate_interval
 
 
@@ -107,7 +104,8 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Figure:
-    """A percentage: mean over the runs, their standard deviation (None for one run), bootstrap interval of the mean."""
+    """A percentage: the mean over tasks (or groups of them) of each one's mean over the runs that have it; the standard
+    deviation over the runs that are whole, None where there are fewer than two; the bootstrap interval."""
 
     mean: float
     std: float | None
@@ -125,11 +123,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Score:
-    """All figures of one policy under one way of sampling. ``per_run`` holds both scores of each run with a rollout.
+    """All figures of one policy under one way of sampling. ``per_run`` holds both scores of each run with a rollout,
+    over the tasks that it has.
 
-    ``behavior`` holds the environment's figures by name, None where one is not defined, and the number of ``rollouts``.
-    ``interactions`` is the mean number of agent turns; ``over_budget`` names rollouts as (task id, run), ``lost`` those
-    that are in no figure, with the reason. ``bounds`` is None where nothing was lost.
+    ``reward`` is a mean as that of a :class:`Figure`. ``behavior`` holds the environment's figures by name, None where
+    one is not defined, and the number of ``rollouts``. ``interactions`` is the mean number of agent turns;
+    ``over_budget`` names rollouts as (task id, run), ``lost`` those that are in no figure, with the reason. ``bounds``
+    is None where nothing was lost.
     """
 
     runs: int
@@ -159,18 +159,43 @@ def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
     return [runs[run] for run in sorted(runs)]
 
 
+def task_means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Task id -> the mean of its values, which are those of the runs that have it; the mean of these means is a score.
+
+    Args:
+        values: (task id, value) of each rollout.
+    """
+    by_task: dict[str, list[float]] = {}
+    for task, value in values:
+        by_task.setdefault(task, []).append(value)
+    return {task: statistics.fmean(each) for task, each in by_task.items()}
+
+
 def success_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
     """Task id -> share of the runs that solved it, of those that have it."""
-    solved: dict[str, list[bool]] = {}
-    for run in runs:
-        for task, success in run.items():
-            solved.setdefault(task, []).append(success)
-    return {task: sum(successes) / len(successes) for task, successes in solved.items()}
+    return task_means(item for run in runs for item in run.items())
+
+
+def reward_rates(results: Iterable[TaskResult]) -> dict[str, float]:
+    """Task id -> its mean reward over the runs that have it."""
+    return task_means((result.task_id, result.reward) for result in results if not result.lost)
 
 
 def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = UNSAID) -> dict[str, float]:
-    """Group of tasks -> share of the runs that solved all of its tasks."""
-    return success_rates([group_success(run, environment) for run in runs])
+    """Group of tasks -> share of the runs that solved all of its tasks, of those that have all of them.
+
+    A task that no run has is left out of its group. Where no run has the whole group, each counts with what it has.
+    """
+    groups: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for task in run:
+            groups.setdefault(environment.group_of(task), {})[task] = None
+    rates = {}
+    for group, tasks in groups.items():
+        having = [[run[task] for task in tasks if task in run] for run in runs]
+        whole = [solved for solved in having if len(solved) == len(tasks)] or [solved for solved in having if solved]
+        rates[group] = statistics.fmean(all(solved) for solved in whole)
+    return rates
 
 
 def score(
@@ -184,8 +209,8 @@ def score(
 ) -> Score:
     """Score R runs over the same tasks.
 
-    The intervals say how far the mean over runs could lie from that over all tasks of the kind: groups of tasks are
-    resampled, each with all its tasks and runs. Figures by difficulty are means over the runs.
+    The intervals say how far a score could lie from that over all tasks of the kind: groups of tasks are resampled,
+    each with all its tasks and runs.
 
     Args:
         results: one per task and run; those that were lost included.
@@ -203,6 +228,8 @@ def score(
     if not runs:
         raise ValueError("there is nothing to score: every rollout was lost")
     per_run = [goal_completion(run, environment) for run in runs]
+    whole = [run for run in per_run if run.tasks == len(tasks)]
+    rewards = reward_rates(results)
     made = [result for result in results if not result.lost]
     lost = sorted((result.task_id, result.run, str(result.failure)) for result in results if result.lost)
     bootstrap: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
@@ -210,13 +237,11 @@ def score(
         runs=len(numbers),
         tasks=len(tasks),
         scenarios=len(set(map(environment.group_of, tasks))),
-        tgc=_figure(
-            [run.tgc for run in per_run], rate_interval(success_rates(runs), environment.group_of, **bootstrap)
-        ),
-        sgc=_figure([run.sgc for run in per_run], rate_interval(group_rates(runs, environment), str, **bootstrap)),
+        tgc=_figure([run.tgc for run in whole], rate_interval(success_rates(runs), environment.group_of, **bootstrap)),
+        sgc=_figure([run.sgc for run in whole], rate_interval(group_rates(runs, environment), str, **bootstrap)),
         per_run=per_run,
         by_difficulty=_mean_by_difficulty(runs, difficulties or {}, environment),
-        reward=sum(result.reward for result in made) / len(made),
+        reward=statistics.fmean(rewards.values()),
         interactions=sum(result.turns for result in made) / len(made),
         over_budget=sorted((result.task_id, result.run) for result in results if result.over_budget),
         lost=lost,
@@ -250,24 +275,20 @@ def _outcome(solved: bool) -> dict[str, Any]:
     return {"reward": float(solved), "success": solved, "end_reason": "completed", "solved": solved}
 
 
-def _figure(values: list[float], interval: Interval) -> Figure:
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Figure(statistics.fmean(values), std, interval.scaled(100.0))
+def _figure(of_whole_runs: list[float], interval: Interval) -> Figure:
+    std = statistics.stdev(of_whole_runs) if len(of_whole_runs) > 1 else None
+    return Figure(interval.estimate * 100.0, std, interval.scaled(100.0))
 
 
 def _mean_by_difficulty(
     runs: Sequence[Mapping[str, bool]], difficulties: Mapping[str, int], environment: Description
 ) -> dict[int, GoalCompletion]:
-    levels: dict[int, list[GoalCompletion]] = {}
-    for run in runs:
-        for difficulty, completion in goal_completion_by_difficulty(run, difficulties, environment).items():
-            levels.setdefault(difficulty, []).append(completion)
-    return {
-        difficulty: GoalCompletion(
-            tgc=statistics.fmean(run.tgc for run in levels[difficulty]),
-            sgc=statistics.fmean(run.sgc for run in levels[difficulty]),
-            tasks=max(run.tasks for run in levels[difficulty]),
-            scenarios=max(run.scenarios for run in levels[difficulty]),
-        )
-        for difficulty in sorted(levels)
-    }
+    """Both scores over the tasks of each difficulty, ascending; those of which no run has a task are left out."""
+    levels = {}
+    for difficulty in sorted(set(difficulties.values())):
+        of_level = [{task: run[task] for task in run if difficulties.get(task) == difficulty} for run in runs]
+        tasks, groups = success_rates(of_level), group_rates(of_level, environment)
+        if tasks:
+            means = [100.0 * statistics.fmean(rates.values()) for rates in (tasks, groups)]
+            levels[difficulty] = GoalCompletion(*means, len(tasks), len(groups))
+    return levels

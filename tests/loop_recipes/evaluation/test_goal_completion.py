@@ -2,7 +2,7 @@
 
 import pytest
 
-from loop_recipes.evaluation.goal_completion import goal_completion, goal_completion_by_difficulty, group_success
+from loop_recipes.evaluation.goal_completion import goal_completion, group_success
 
 SUCCESSES = {
     "aaa_1": True,
@@ -28,14 +28,6 @@ def test_all_and_none():
     assert goal_completion(dict.fromkeys(SUCCESSES, True)).sgc == 100.0
     nothing = goal_completion(dict.fromkeys(SUCCESSES, False))
     assert (nothing.tgc, nothing.sgc) == (0.0, 0.0)
-
-
-def test_by_difficulty_groups_tasks_and_leaves_out_the_unknown():
-    difficulties = {"aaa_1": 1, "aaa_2": 1, "aaa_3": 1, "bbb_1": 2, "bbb_2": 2, "ccc_1": 2, "ccc_2": 2}
-    result = goal_completion_by_difficulty(SUCCESSES, difficulties)
-    assert list(result) == [1, 2]
-    assert (result[1].tgc, result[1].sgc, result[1].tasks) == (100.0, 100.0, 3)
-    assert (result[2].tgc, result[2].sgc, result[2].tasks) == (50.0, 0.0, 4)
 
 
 def test_no_tasks_has_no_score():

@@ -117,7 +117,7 @@ def test_another_environment_has_its_own_words_and_figures(tmp_path):
     """Every task is its own group, so there is one score; and no figure that it does not name."""
     shown = report_again(tmp_path, Description(score="wins"))
     text = (tmp_path / "report.md").read_text()
-    assert "wins in percent: mean over runs" in text
+    assert "wins in percent: mean over tasks ± standard deviation over whole runs" in text
     assert "bootstrap interval over tasks" in text
     assert "| wins |" in text
     assert "wins difference" in text

@@ -64,14 +64,17 @@ def lost(task, run, why="server_error: boom"):
 
 
 def test_a_lost_rollout_is_neither_a_failure_nor_a_success():
-    """Of two runs over four tasks one rollout is lost: 6 of 7 are solved; 6 or 7 of 8 would be."""
+    """Of two runs over four tasks one rollout is lost: 6 of 7 are solved; 6 or 7 of 8 would be.
+
+    Three tasks have both of their rollouts, and one of those failed once."""
     result = score([*runs("++++", "++-+")[:-1], lost("bbb_2", 1)], resamples=200)
     assert (result.runs, result.tasks, result.scenarios) == (2, 4, 2)
     assert [run.tgc for run in result.per_run] == pytest.approx([100.0, 200 / 3])
     assert result.lost == [("bbb_2", 1, "server_error: boom")]
     assert result.over_budget == []
     assert result.interactions == 4.0
-    assert result.reward == pytest.approx((6 + 0.5) / 7)
+    assert result.reward == pytest.approx((3 + 0.75) / 4)
+    assert (result.tgc.mean, result.tgc.std) == (87.5, None)
     assert result.bounds.tgc == pytest.approx((75.0, 87.5))
     assert result.bounds.sgc == pytest.approx((75.0, 75.0)), "the scenario's other task failed in that run"
     assert result.bounds.reward == pytest.approx((6.5 / 8, 7.5 / 8))
@@ -105,6 +108,11 @@ def test_by_difficulty_averages_over_runs():
     result = score(runs("++++", "+-+-"), difficulties, resamples=200)
     assert (result.by_difficulty[1].tgc, result.by_difficulty[1].sgc) == (75.0, 50.0)
     assert (result.by_difficulty[3].tgc, result.by_difficulty[3].sgc, result.by_difficulty[3].tasks) == (75.0, 50.0, 2)
+
+
+def test_tasks_without_a_difficulty_are_in_no_figure_by_difficulty():
+    result = score(runs("++-+"), {"aaa_1": 2, "bbb_1": 5, "other": 3}, resamples=200)
+    assert {level: (each.tgc, each.tasks) for level, each in result.by_difficulty.items()} == {2: (100, 1), 5: (0, 1)}
 
 
 def test_runs_must_cover_the_same_tasks():

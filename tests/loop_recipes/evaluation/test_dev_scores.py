@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, LostRollout
+from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.scores import TaskResult
-from loop_recipes.rollouts.dev_scores import dev_scores
 from loop_recipes.rollouts.source import Collected, StopRequested
 from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request

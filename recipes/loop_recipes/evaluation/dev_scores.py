@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from statistics import fmean
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import CollectionRequest
+from loop_recipes.evaluation.scores import task_means
 from loop_recipes.rollouts.source import CollectionSource, collect
-from loop_recipes.run.metrics import rollout_metrics
 from rollout_server.client import CollectionFailed
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,8 @@ def dev_scores(
 ) -> dict[str, float] | None:
     """Wait for an evaluation; returns its figures of ``metrics.jsonl``, or None when the run was asked to stop.
 
-    A task is solved as in `eval_appworld`, by what its environment says. An episode of several sequences
+    Both scores are as in `eval_appworld`: a task is solved where its environment says so, and counts with its mean over
+    the rollouts that it has. An episode of several sequences
     counts once. A lost rollout is in no figure but ``dev_lost``; where all are lost there are no figures.
     """
     try:
@@ -28,13 +30,13 @@ def dev_scores(
         return {}
     if collected is None:
         return None
-    solved = [
-        environment.solved(rollout.task_id, rollout.success, rollout.end_reason)
-        for rollout in collected.rollouts
-        if rollout.segment == 0
-    ]
+    first = [rollout for rollout in collected.rollouts if rollout.segment == 0]
+    rewards = task_means((each.task_id, each.reward) for each in first)
+    solved = task_means(
+        (each.task_id, environment.solved(each.task_id, each.success, each.end_reason)) for each in first
+    )
     return {
-        "dev_reward": rollout_metrics(collected.rollouts)["reward"],
-        "dev_success": sum(solved) / len(solved),
+        "dev_reward": fmean(rewards.values()),
+        "dev_success": fmean(solved.values()),
         "dev_lost": len(collected.end.lost),
     }

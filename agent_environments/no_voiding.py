@@ -34,14 +34,14 @@ STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran thi
 class NoVoiding:
     """An :class:`Environment` around another one, which raises the protocol's own errors only, and plain values only.
 
-    Before the first step an unforeseen exception is the environment's fault. From then on agent code may be behind it:
-    out of ``step`` it ends the episode, out of ``grade`` it makes the state ungradable, and so does a grade that is not
-    there after :data:`GRADE_DEADLINE_S`, or holds what no grade can hold. What broke first is in the grade.
+    Out of ``start`` an unforeseen exception is the environment's fault: the agent has had no turn yet. After that the
+    agent may be behind it, whether it acted or not: out of ``step`` it ends the episode, out of ``grade`` it makes the
+    state ungradable, and so does a grade that is not there after :data:`GRADE_DEADLINE_S`, or holds what no grade can
+    hold. What broke first is in the grade.
     """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._acted = False
         self._broke: Broke | None = None
         self._tools: dict[str, ToolUse] = {}
 
@@ -64,13 +64,7 @@ class NoVoiding:
                 f"the environment broke as it started {task_id}: {told(raised.error)}"
             ) from raised.error
 
-    def begin_acting(self) -> None:
-        """The agent acts from now on, by another way than ``step``."""
-        self._acted = True
-
     async def step(self, action: str) -> StepResult:
-        self.begin_acting()
-
         async def plain_step() -> StepResult:
             return plain_result(await self._environment.step(action))
 
@@ -78,7 +72,7 @@ class NoVoiding:
             result = await in_own_task(plain_step)
         except RaisedThere as raised:
             error = raised.error
-            if isinstance(error, EnvironmentFault):
+            if isinstance(error, EnvironmentCrashed | EnvironmentTimeout):
                 raise error from None
             if isinstance(error, TimeoutError):
                 said = last_line(error).partition(": ")[2]
@@ -96,19 +90,16 @@ class NoVoiding:
             async with asyncio.timeout(GRADE_DEADLINE_S):
                 grade = await in_own_task(graded)
         except TimeoutError:
-            grade = self._ungradable(Broke("grade", f"no grade within {GRADE_DEADLINE_S:g} s"))
+            what = f"no grade within {GRADE_DEADLINE_S:g} s"
+            grade = Grade.of_ungradable(what, Broke("grade", what))
         except RaisedThere as raised:
             error = raised.error
-            if isinstance(error, EnvironmentFault) and not isinstance(error, EnvironmentTimeout):
+            if isinstance(error, EnvironmentCrashed):
                 raise error from None
             logger.error("the environment broke as it graded", exc_info=error)
-            grade = self._ungradable(Broke("grade", told(error)))
+            what = told(error)
+            grade = Grade.of_ungradable(what, Broke("grade", what))
         return replace(grade, broke=self._broke or grade.broke, tools=grade.tools or tuple(self._tools.values()))
-
-    def _ungradable(self, what: Broke) -> Grade:
-        if not self._acted:
-            raise EnvironmentCrashed(f"there is no grade, though nothing was done: {what.what}")
-        return Grade.of_ungradable(what.what, what)
 
     def _note(self, result: StepResult) -> None:
         self._broke = self._broke or result.broke

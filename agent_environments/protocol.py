@@ -44,8 +44,8 @@ class Message:
 class Broke:
     """A fault in an environment itself, whoever brought it about; an agent's own code that failed is none.
 
-    ``where`` is "step", "grade" or "reward NAME"; ``what`` the last line of the exception, with the user's own file
-    and line.
+    ``where`` is "step", "grade", "reward NAME", or "node" for what the node itself broke over after a turn; ``what`` is
+    the last line of the exception, with the user's own file and line.
     """
 
     where: str

@@ -25,7 +25,6 @@ from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
 from agent_environments.harness.program import run_program
-from agent_environments.no_voiding import NoVoiding
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
@@ -68,7 +67,7 @@ class HarnessEnvironment:
     def __init__(self, pool: HarnessPool, episode_id: str, world: Environment | None) -> None:
         self._pool = pool
         self._episode_id = episode_id
-        self._world = None if world is None else NoVoiding(world)
+        self._world = world
         self._folder = Path(tempfile.mkdtemp(prefix="harness-"))
         self._task_id = ""
         self._finished = asyncio.Event()
@@ -128,9 +127,10 @@ class HarnessEnvironment:
         self._finished.set()
 
     async def grade(self) -> Grade:
+        """The grader's verdict; what the program states has no name that the grader's own figures have."""
         grade = await self._grade()
-        rewards = {**grade.rewards, **self._figures.get("rewards", {})}
-        return replace(grade, rewards=rewards, metrics={**grade.metrics, **self._figures.get("metrics", {})})
+        rewards = {**self._figures.get("rewards", {}), **grade.rewards}
+        return replace(grade, rewards=rewards, metrics={**self._figures.get("metrics", {}), **grade.metrics})
 
     async def _grade(self) -> Grade:
         if self._world is not None:

@@ -253,7 +253,7 @@ class RemoteEnvironment:
         """The world's own score of the state reached so far.
 
         Raises:
-            EnvironmentCrashed: the episode was never started, or nothing was done and there is no grade.
+            EnvironmentCrashed: the episode was never started, or its world was lost by no doing of the agent's.
         """
         if self._task_id is None:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
@@ -263,8 +263,6 @@ class RemoteEnvironment:
                 if self._ungradable is None:
                     return _grade(await self._ask(self._rules.step_timeout_s, "grade"))
         except (RequestFailed, LineStuck, CommandsDoing) as error:
-            if self._running is None:
-                raise EnvironmentCrashed(f"{self._task_id} has no grade, though nothing was done: {error}") from error
             self._end(f"no grade: {error}")
         except TimeoutError as error:
             if self._recovery.under_way and not self._recovery.suspect:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_environments.observation import printable
 from agent_environments.tool_calls import CALL_CLOSES, CALL_OPENS, ToolCall, render_tool_call
 from model_families.chat.control import UnforgeableTokenizer
 from model_families.chat.format import ChatFormat, ObservationRole, ReadTurn, Thinking
@@ -18,6 +19,7 @@ from model_families.chat.messages import (
     THOUGHT_OPENS,
     ChatMessage,
     Tools,
+    as_texts,
     split_thought,
     spoken_message,
 )
@@ -29,8 +31,8 @@ class KnownRenderer:
 
     ``module`` and ``renderer`` name its class, ``turn_end`` is the word that ends a whole turn, ``pad`` that of the
     padding. ``thinks``: its models can think. ``hermes``: its calls are written as in
-    :mod:`agent_environments.tool_calls`, so that a sampled text is read as it is. ``header`` is the word that begins a
-    turn, which ends the one before when it is sampled.
+    :mod:`agent_environments.tool_calls`, so that a sampled text is read as it is; the others hold one call a turn.
+    ``header`` is the word that begins a turn, which ends the one before when it is sampled.
     """
 
     module: str
@@ -179,6 +181,9 @@ class Rendered(ChatFormat):
             if self.thinking is not None and not reasoning:
                 reasoning, content, _ = split_thought(content)
             message = spoken_message(content, with_tools, reasoning)
+        if len(message.calls) > 1 and not self._family.hermes:  # as the policy wrote them, which is no form of its own
+            [(_, text)] = as_texts([message], ())
+            message = ChatMessage("assistant", text)
         given: dict[str, Any] = {"role": message.role, "content": self._control.shield(message.content)}
         if message.reasoning:
             given["reasoning_content"] = self._control.shield(message.reasoning)
@@ -227,7 +232,7 @@ class Rendered(ChatFormat):
 
 def _block(name: object, arguments: object, raw: str) -> str:
     if isinstance(name, str) and isinstance(arguments, dict):
-        return render_tool_call(ToolCall(name, arguments))
+        return printable(render_tool_call(ToolCall(name, arguments)))  # JSON can spell a lone surrogate
     return _unread(raw)
 
 

@@ -8,11 +8,11 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Grade, Message, acquire
+from agent_environments.protocol import Broke, EnvironmentFault, EnvironmentPool, Grade, Message, acquire
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import Rollout
@@ -62,11 +62,17 @@ class Attempt(ABC):
         self._pool = pool
         self._on_phase = on_phase
         self._own_time = OwnTime(self._limits.episode_deadline_s)
+        self._broke: Broke | None = None
 
     @property
     @abstractmethod
     def sampled_tokens(self) -> int:
         """Tokens of the turns that have ended; what an abort throws away."""
+
+    @property
+    @abstractmethod
+    def turns(self) -> int:
+        """Turns that the policy has had and that are recorded."""
 
     @abstractmethod
     async def _play(self, environment: NoVoiding) -> str:
@@ -83,6 +89,10 @@ class Attempt(ABC):
     async def run(self) -> list[Rollout]:
         """Play the episode to its end and grade it; returns its sequences.
 
+        This is where it is decided whether an attempt may be repeated: only if the policy had no turn in it, or where
+        the machine is known to have failed (EpisodeFailed, EnvironmentCrashed). Whatever else breaks may be the
+        agent's doing: it ends the episode, which is graded as it stands.
+
         Raises:
             EpisodeFailed: nothing came of it; the attempt may be repeated.
         """
@@ -90,7 +100,7 @@ class Attempt(ABC):
         try:
             environment = await self._acquire()
             started_at, started = time.time(), time.monotonic()
-            end_reason = await self._play(environment)
+            end_reason = await self._played(environment)
             grade = await self._grade(environment)
         except EpisodeFailed:
             raise
@@ -107,6 +117,19 @@ class Attempt(ABC):
                     await self._to_the_end(environment.close)
         seconds = time.monotonic() - started
         return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
+
+    async def _played(self, environment: NoVoiding) -> str:
+        """:meth:`_play`, which an unforeseen error only ends once the policy has had a turn."""
+        try:
+            return await self._play(environment)
+        except (EpisodeFailed, EnvironmentFault):
+            raise
+        except Exception as error:
+            if not self.turns:
+                raise
+            logger.exception("%s broke after a turn: it ends here, and is graded", self.rollout_id)
+            self._broke = Broke("node", told(error))
+            return "completed"
 
     async def _acquire(self) -> NoVoiding:
         try:
@@ -129,7 +152,7 @@ class Attempt(ABC):
         before = time.monotonic()
         grade = await environment.grade()
         self._on_phase("grade", time.monotonic() - before)
-        return grade
+        return replace(grade, broke=self._broke or grade.broke)
 
     async def _to_the_end(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something whatever happens, to the end even when the episode is aborted meanwhile, however often."""

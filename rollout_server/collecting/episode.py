@@ -91,6 +91,10 @@ class Episode(Attempt):
     def sampled_tokens(self) -> int:
         return self._speaker.sampled_tokens
 
+    @property
+    def turns(self) -> int:
+        return len(self._turns)
+
     async def _play(self, environment: NoVoiding) -> str:
         opening = await self._start_world(environment)
         # Without a turn there is nothing to judge the agent by: the attempt has failed, it is no short episode.

@@ -49,6 +49,10 @@ class HarnessEpisode(Attempt):
     def sampled_tokens(self) -> int:
         return 0 if self._session is None else self._session.sampled_tokens
 
+    @property
+    def turns(self) -> int:
+        return 0 if self._session is None else self._session.turns
+
     async def _play(self, environment: NoVoiding) -> str:
         harness = environment.inner
         if not isinstance(harness, ProgramEnvironment):
@@ -58,20 +62,19 @@ class HarnessEpisode(Attempt):
         session = self._session = Session(
             self.rollout_id, self.seed, limits, self._own_time, self._sampler, self._services.tokens
         )
-        session.serve_world(World(self.key.task_id, opening, harness))
+        session.serve_world(World(self.key.task_id, opening, harness, environment.step))
         self._key = self._sessions.open(session)
         pinned = self._request.policy_version if self._request.policy_mode == "pinned" else None
         connection = Connection(
             self._sessions.base_url, self._key, self.rollout_id, self._request.id, pinned, limits.max_turns
         )
-        environment.begin_acting()
         try:
             end_reason = await self._until_it_ends(session, harness, connection)
         finally:  # nothing is sampled, and nothing changes the world, while it is graded
             await self._sessions.close(self._key)
         if session.failure.done():
             raise session.failure.result()
-        if not session.turns:
+        if not self.turns:
             raise EpisodeFailed("environment_error", f"the harness ended without a turn: {self._notes}")
         return end_reason
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -41,12 +41,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """The part of an episode's world that an agent elsewhere may use: its ``opening``, steps, and a way to say that it
-    is done."""
+    """The part of an episode's world that an agent elsewhere may use: its ``opening``, ``act``, which is the step of
+    the environment as the node guards it, and a way to say that it is done."""
 
     task_id: str
     opening: list[Message]
     harness: ProgramEnvironment
+    act: Callable[[str], Awaitable[StepResult]]
 
 
 @dataclass
@@ -135,12 +136,12 @@ class Session:
         Raises:
             ApiError: there is no world, the episode is over, or the world is lost.
         """
-        harness = self.world.harness
-        if not harness.has_world:
+        world = self.world
+        if not world.harness.has_world:
             raise ApiError(404, "no_world", "this episode has no world of the node's; the harness brings its own tools")
-        return await self._outcome(self._begin(self._step(harness, action)))
+        return await self._outcome(self._begin(self._step(world, action)))
 
-    async def _step(self, harness: ProgramEnvironment, action: str) -> StepResult:
+    async def _step(self, world: World, action: str) -> StepResult:
         async with self._stepping:
             self._check_going_on()  # the step before may have ended the episode
             if not self.turns:
@@ -148,10 +149,10 @@ class Session:
                 raise ApiError(400, "no_turn", "the policy has not spoken yet: ask it for a turn before you act")
             try:
                 async with self._own_time.running():
-                    result = await harness.step(action)
+                    result = await world.act(action)
             except (TimeoutError, EnvironmentTimeout) as error:
                 self._done, self.refused = True, "deadline"
-                harness.finish(None)
+                world.harness.finish(None)
                 raise self._over(str(error) or "the episode's deadline has passed") from error
             except EnvironmentFault as error:
                 if not self.failure.done():

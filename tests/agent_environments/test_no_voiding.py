@@ -141,8 +141,7 @@ async def test_a_coin_earns_a_coins_worth_of_a_harness():
     for coin, how in tosses():
         environment = NoVoiding(await pool.acquire(""))
         await environment.start(TASK)
-        environment.begin_acting()
-        await environment.inner.step(f"{coin} {how}")
+        await environment.step(f"{coin} {how}")
         records.append(json.loads(json.dumps(asdict(await environment.grade()), allow_nan=False)))
         await environment.close()
     check_honest(records, [coin for coin, _ in tosses()])

@@ -92,7 +92,6 @@ async def played(verifiers, task_id, url, max_turns=8):
     environment = NoVoiding(await verifiers.acquire("e"))
     try:
         assert await environment.start(task_id) == []
-        environment.begin_acting()
         ended = await environment.inner.run(Connection(url, "sk-1", "e", "c", 0, max_turns))
         return await environment.grade(), ended
     finally:

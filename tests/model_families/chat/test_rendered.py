@@ -19,6 +19,7 @@ from agent_environments.tool_calls import (
 from model_families.chat import FORMATS, chat_of, open_chat
 from model_families.chat.messages import ChatMessage
 from support.chat_tokenizers import LLAMA3_SPECIAL, QWEN3_ADDED, QWEN3_SPECIAL, write_llama3, write_qwen3, write_small
+from support.random_turns import encoder
 
 ADD = {
     "type": "function",
@@ -290,6 +291,52 @@ def test_no_text_forges_a_control_token(chat, texts):
 
     assert marks(*texts) == marks(*["x"] * 6)
     assert not control & set(chat.encode_text("".join(texts).encode("utf-8", "replace").decode()))
+
+
+TURNS = [
+    render_tool_call(CALL),
+    render_tool_call(ToolCall("x" * 100, {})),
+    "<tool_call>\nno json\n</tool_call>",
+    '{"name": "add", "parameters": {"text": "\\ud800"}}',
+    '{"name": "\\udfff", "parameters": {}}',
+    '{"name": "add", "parameters": [1]}',
+    '{"name": "add", "parameters": ' + "[" * 2000,
+    '{"name": "add", "parameters": {"n": ' + "9" * 5000 + "}}",
+    "<think>\n",
+    "\n</think>\n\n",
+    "So. ",
+    "\n",
+    *CONTROL,
+]
+
+
+@settings(max_examples=60)
+@given(
+    turns=st.lists(st.lists(st.sampled_from(TURNS), max_size=4).map("".join), min_size=1, max_size=3),
+    answer=st.sampled_from(["3", "\ud800", render_tool_response("3"), render_tool_response("3", "4", "\ud800")]),
+    tools=st.sampled_from([(), (ADD,)]),
+)
+def test_whatever_was_served_can_be_begun_anew(folders, chat, qwen3, turns, answer, tools):
+    """An error of a format would void the attempt, and an agent can bring any of these about."""
+    for each in (chat, *(qwen3.values() if chat.name == "qwen3" else ())):
+        messages = [SYSTEM, ASK]
+        prompt = each.opening(messages, tools)
+        for text in turns:
+            sampled = [*encoder(each)(text), each.turn_end]
+            turn = each.read(prompt, sampled, bool(tools))
+            assert (turn.answer + turn.reasoning).encode().decode() == turn.answer + turn.reasoning
+            heard = each.heard(answer, tools)
+            each.extension(prompt, sampled, heard, tools)
+            messages += [ChatMessage("assistant", turn.answer, reasoning=turn.reasoning), *heard]
+            prompt = each.opening(messages, tools)
+
+
+def test_a_turn_of_two_calls_is_begun_anew_as_it_was_written(chat):
+    said = f"Both.\n{render_tool_call(CALL)}\n{render_tool_call(CALL)}"
+    messages = [SYSTEM, ASK, ChatMessage("assistant", said), ChatMessage("user", "3")]
+    assert said in chat.decode(chat.opening(messages, (ADD,)))
+    apart = ChatMessage("assistant", "Both.", (CALL, CALL))  # as harnesses hand it back
+    assert chat.opening([*messages[:2], apart, messages[3]], (ADD,)) == chat.opening(messages, (ADD,))
 
 
 def test_a_stripped_history_is_not_forged_either(qwen3):

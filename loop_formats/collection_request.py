@@ -23,23 +23,39 @@ MAX_ATTEMPTS = 3
 """Attempts at one rollout, unless a request says otherwise; after the last failure it is lost."""
 
 
-@dataclass(frozen=True, config=STRICT)
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""vLLM takes a lower one, but for 0, as if it were this; a higher one it refuses."""
+
+
+def check_temperature(temperature: float) -> None:
+    """Check that tokens can be sampled at ``temperature``.
+
+    Raises:
+        ConfigError: it is neither 0 nor in vLLM's range.
+    """
+    within = temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE
+    bounds = f"0, which is greedy, or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+    require(within, f"temperature must be {bounds}, as vLLM takes it, not {temperature:g}")
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
 class Sampling:
     """The settings by which tokens are sampled. Training needs the defaults: log-probs are then those of the policy
     itself."""
 
-    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """0 is greedy."""
+    temperature: float = 1.0
+    """0 is greedy; at most 2."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Samples from the most likely tokens that together have this probability."""
-    top_k: int = -1
+    top_k: Annotated[int, Field(le=2**31 - 1)] = -1
     """Samples from this many most likely tokens; -1 from all."""
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         require(self.top_k == -1 or self.top_k >= 1, "top_k must be -1 or at least 1")
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT, kw_only=True)
 class Limits:
     """Bounds of one episode."""
 
@@ -289,7 +305,7 @@ RARE_FAILURES = 0.02
 def failures_warning(finished: int, failures: Mapping[str, int], failures_by_task: Mapping[str, int]) -> str | None:
     """One line if failed attempts are not rare, else None.
 
-    They are repeated with the same seeds, which does no harm while it is chance that makes them fail. But a task whose
+    Most are repeated with the same seeds, which does no harm while it is chance that makes them fail. But a task whose
     attempts fail over and over is trained or scored on those of its rollouts that did not.
 
     Args:
@@ -302,6 +318,6 @@ def failures_warning(finished: int, failures: Mapping[str, int], failures_by_tas
     reasons = by_count(Counter(failures).elements())
     worst, most = max(failures_by_task.items(), key=lambda item: item[1], default=("unknown", failed))
     return (
-        f"{failed} of {finished + failed} attempts failed and were repeated ({reasons}), {most} of them at task "
+        f"{failed} of {finished + failed} attempts failed ({reasons}), {most} of them at task "
         f"{worst}; a node's collections/*.meta.jsonl says why in full"
     )

@@ -26,15 +26,19 @@ END_REASONS = ("completed", "turn_limit", "context_limit", "deadline")
 BRANCH_DIFFERS = "branch_differs"
 """Why a branch is refused: the world answered otherwise than the stored rollout says."""
 
+REQUEST_REFUSED = "request_refused"
+"""Why an attempt is not made again: vLLM finds the request itself wrong, as it would find the next one."""
+
 FAILURE_REASONS = (
     "environment_error",
     "environment_crashed",
     "environment_timeout",
     "server_error",
+    REQUEST_REFUSED,
     "bad_logprob",
     BRANCH_DIFFERS,
 )
-"""Why an attempt was thrown away and, but for a branch that was refused, replaced; such attempts are recorded as
+"""Why an attempt was thrown away and, but for what was refused, replaced; such attempts are recorded as
 :class:`Failure`, never as rollouts."""
 
 

@@ -62,16 +62,16 @@ class ServersConfig:
     """How many are started."""
     urls: list[str] | None = None
     """Servers that run already; they are used, and none is started."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: PositiveInt = 1
     """GPUs that share the weights of one server."""
     gpus: list[list[int]] | None = None
     """For each server, the indices of its GPUs, among those that CUDA_VISIBLE_DEVICES shows where it is set; null shows
     every server all of them."""
     max_num_seqs: PositiveInt = 32
     """Sequences that one server samples at a time."""
-    kv_cache_bytes: int | None = None
+    kv_cache_bytes: PositiveInt | None = None
     """Size of a server's KV cache; null lets vLLM take what is free."""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of a GPU's memory that vLLM takes; null is vLLM's default."""
     max_loras: int = 2
     """Policy versions that can be sampled from at the same time; at least 2."""

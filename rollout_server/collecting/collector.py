@@ -21,7 +21,7 @@ from loop_formats.collection_request import (
     too_many_lost,
 )
 from loop_formats.ids import rollout_id
-from loop_formats.rollout import BRANCH_DIFFERS
+from loop_formats.rollout import BRANCH_DIFFERS, REQUEST_REFUSED
 
 REDRAWN = frozenset({"bad_logprob"})
 """Failure reasons after which the same seeds would give the same useless tokens."""
@@ -159,14 +159,14 @@ class Collector:
     def failed(self, key: EpisodeKey, reason: str, message: str) -> bool:
         """The attempt came to nothing: it is replaced, unless the rollout is gone; returns whether it is.
 
-        A branch that was refused would be refused again.
+        A branch or a request that was refused would be refused again.
         """
         state, gone = self._leave(key), Gone(reason, message)
         if not gone.refused:
             self.failures[reason] += 1
             state.failures += 1
             state.draws[key.index] += reason in REDRAWN
-            if self.attempts_before(key) + 1 < self.request.attempts:
+            if reason != REQUEST_REFUSED and self.attempts_before(key) + 1 < self.request.attempts:
                 state.waiting.appendleft(EpisodeKey(key.task_id, key.index, key.attempt + 1))
                 return False
         self._note_gone(key, gone)

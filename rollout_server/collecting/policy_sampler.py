@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from agent_environments.protocol import EnvironmentPool
 from loop_formats.collection_request import Limits, Sampling
+from loop_formats.rollout import REQUEST_REFUSED
 from model_families.chat.format import ChatFormat
 from rollout_server.collecting.attempt import derive_seed
 from rollout_server.collecting.speaker import TURN_LIMIT_S, EpisodeFailed
@@ -20,6 +21,9 @@ from rollout_server.inference.router import (
 )
 from rollout_server.metrics import NodeMetrics
 from rollout_server.policies.store import PolicyStore, UnknownPolicy
+
+CHARACTER_TOKENS = 8
+"""Tokens that one character may have, and more."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class PolicySampler:
         seed: int,
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
+        stops: Sequence[str] = (),
     ) -> tuple[int, Generation]:
         """The policy version that answered, and what it sampled after ``token_ids``, fewer than ``limits.max_context``.
 
@@ -64,6 +69,7 @@ class PolicySampler:
             episode_id: keeps the requests of an episode on one server.
             max_tokens: a bound below that of the limits.
             sampling: in place of its own.
+            stops: texts that end the turn; the token that completes one is the last.
 
         Raises:
             EpisodeFailed: nothing can come of this attempt any more.
@@ -79,23 +85,37 @@ class PolicySampler:
                 version = services.policies.latest()
                 model = services.policies.acquire(version)
             try:
-                generation = await self._turn(episode_id, token_ids, model, room, seed, sampling or self.sampling)
+                settings = sampling or self.sampling
+                generation = await self._turn(episode_id, token_ids, model, room, seed, settings, stops)
             finally:
                 if self._pinned_model is None:
                     services.policies.release(version)
         except BadLogprob as error:
             raise EpisodeFailed("bad_logprob", str(error)) from error
-        except (ServerUnavailable, RequestRefused, UnknownPolicy) as error:
+        except RequestRefused as error:
+            raise EpisodeFailed(REQUEST_REFUSED, str(error)) from error
+        except (ServerUnavailable, UnknownPolicy) as error:
             raise EpisodeFailed("server_error", str(error)) from error
         services.metrics.turn(len(generation.token_ids), len(token_ids), generation.cached_tokens, generation.seconds)
         return version, generation
 
     async def _turn(
-        self, episode_id: str, token_ids: Sequence[int], model: str, room: int, seed: int, sampling: Sampling
+        self,
+        episode_id: str,
+        token_ids: Sequence[int],
+        model: str,
+        room: int,
+        seed: int,
+        sampling: Sampling,
+        stops: Sequence[str],
     ) -> Generation:
         """Thinking and answer in one request, or, where each has a limit of its own, in two."""
+        tokens, limits = self._services.tokens, self._limits
+        # vLLM would find a stop text in the prompt where its last character goes on in what is sampled.
+        if stops and tokens.decode(token_ids[-CHARACTER_TOKENS:]).endswith("\ufffd"):
+            stops = ()
 
-        async def request(token_ids: Sequence[int], most: int, seed: int, stops: Sequence[int]) -> Generation:
+        async def request(token_ids: Sequence[int], most: int, seed: int, stop_ids: Sequence[int]) -> Generation:
             return await self._services.router.generate(
                 episode_id=episode_id,
                 token_ids=token_ids,
@@ -105,20 +125,24 @@ class PolicySampler:
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 seed=seed,
-                stop_token_ids=stops,
+                stop_token_ids=stop_ids,
+                stops=stops,
                 deadline=time.monotonic() + TURN_LIMIT_S,
             )
 
-        tokens, limits = self._services.tokens, self._limits
         if limits.max_thinking_tokens is None or not tokens.thinking_ends:
             most = min(limits.max_tokens_per_turn, room)
             return await request(token_ids, most, seed, tokens.stop_ids)
-        stops = (*tokens.stop_ids, *tokens.thinking_ends)
-        thought = await request(token_ids, min(limits.max_thinking_tokens, room), seed, stops)
+        ends = (*tokens.stop_ids, *tokens.thinking_ends)
+        thought = await request(token_ids, min(limits.max_thinking_tokens, room), seed, ends)
         turn = tokens.read(token_ids, thought.token_ids, with_tools=False)
-        answer = len(thought.token_ids) - turn.thinking_tokens
-        left = min(limits.max_tokens_per_turn - answer, room - len(thought.token_ids))
-        if thought.token_ids[-1] in tokens.stop_ids or turn.cut_in_thinking or left <= 0:
+        most = turn.thinking_tokens + limits.max_tokens_per_turn
+        if len(thought.token_ids) > most:  # it began its answer without thinking
+            ids, logprobs = thought.token_ids[:most], thought.logprobs[:most]
+            return replace(thought, token_ids=ids, logprobs=logprobs, finish_reason="length")
+        left = min(most, room) - len(thought.token_ids)
+        stopped = thought.finish_reason == "stop" and thought.token_ids[-1] not in tokens.thinking_ends
+        if stopped or turn.cut_in_thinking or left <= 0:
             return thought
         served = [*token_ids, *thought.token_ids]
         rest = await request(served, left, derive_seed(seed, "answer"), tokens.stop_ids)

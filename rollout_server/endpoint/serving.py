@@ -79,7 +79,7 @@ class Serving:
             model = self._services.policies.acquire(version)
         elif request.model == BASE_MODEL_NAME:
             model = BASE_MODEL_NAME
-        limits = Limits(UNBOUNDED_TURNS, request.max_tokens_per_turn, longest)
+        limits = Limits(max_turns=UNBOUNDED_TURNS, max_tokens_per_turn=request.max_tokens_per_turn, max_context=longest)
         sampler = PolicySampler(request.sampling, limits, version or 0, model, self._services)
         name, seconds = f"serving-{secrets.token_hex(6)}", request.seconds
         session = Session(name, request.seed, limits, OwnTime(seconds), sampler, self._services.tokens, record=False)

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from agent_environments.program_protocol import Figures, ProgramEnvironment
 from agent_environments.protocol import EnvironmentFault, EnvironmentTimeout, Message, StepResult
 from loop_formats.collection_request import Limits, Sampling
+from loop_formats.rollout import REQUEST_REFUSED
 from loop_formats.schema import ConfigError, from_mapping
 from loop_plumbing.own_time import OwnTime
 from model_families.chat.format import ChatFormat, ReadTurn
@@ -277,13 +278,20 @@ class Session:
             with self._own_time.paused():
                 drawn = await _together(
                     self._sampler.sample(
-                        self.episode_id, prompt.token_ids, self._seed_of(asked, number), asked.token_limit, sampling
+                        self.episode_id,
+                        prompt.token_ids,
+                        self._seed_of(asked, number),
+                        asked.token_limit,
+                        sampling,
+                        asked.stops,
                     )
                     for number in numbers
                 )
         except EpisodeFailed as error:
             if not self.failure.done():
                 self.failure.set_result(error)
+            if error.reason == REQUEST_REFUSED:
+                raise ApiError(400, "invalid_request", str(error)) from error
             raise ApiError(503, error.reason, str(error), RETRY_AFTER_S) from error
         self.refused = self._unread = None
         choices = [

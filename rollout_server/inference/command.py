@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import math
+import mmap
 import os
 import stat
 import sys
@@ -59,7 +61,8 @@ def check_release(version: str, what: str) -> None:
 def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu: bool) -> list[str]:
     """The command line of one server.
 
-    ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k;
+    ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k (its ids of
+    the end are in force all the same, unless a request says otherwise);
     ``processed_logprobs`` makes the log-probs those of the distribution that was sampled from, temperature included.
     A model in half precision gets a head that computes in fp32, as the learner's does: in bf16, logits of 16 to 32 are
     0.125 apart.
@@ -109,11 +112,14 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model.path, *pairs, *flags, *servers.extra_args]
 
 
-def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu: bool) -> dict[str, str]:
+def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:
     """The environment of server ``index``: ours, what vLLM needs, and what the configuration adds.
 
+    Args:
+        root: of the node.
+
     Raises:
-        ServerStartError: it would get a GPU that this process may not use.
+        ServerStartError: it would get a GPU that this process may not use, or code that it compiles could not run.
     """
     environment = {
         # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: what is set for
@@ -129,7 +135,7 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
         "VLLM_USE_V2_MODEL_RUNNER": "0" if cpu else "1",
     }
     # The server's temporary folder, where torch would keep what it compiled, goes with the server.
-    if "TORCHINDUCTOR_CACHE_DIR" not in environment and (folder := _inductor_cache()) is not None:
+    if (folder := compile_cache(servers, root)) is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder
     # Meant for a trainer on this machine; memory that vLLM's workers share cannot be expandable.
     for allocator in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
@@ -148,9 +154,28 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
     return {**environment, **servers.env}
 
 
-def _inductor_cache() -> str | None:
-    """A folder for what torch compiles; None where there is none that only we can write to: it is code that runs."""
-    folder = Path(tempfile.gettempdir()) / f"torchtune-loop-inductor-{os.getuid()}"
+def compile_cache(servers: ServersConfig, root: Path) -> str | None:
+    """The folder for what torch compiles in a server: code that runs, so that only we may write to it.
+
+    It lies in the temporary folder, or below ``root`` where that lets no code run; None where somebody else could write
+    to it.
+
+    Raises:
+        ServerStartError: there is none, or TORCHINDUCTOR_CACHE_DIR names one, that lets code run.
+    """
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    if named := servers.env.get(key) or os.environ.get(key):
+        if not _runs_code(Path(named)):
+            raise ServerStartError(f"{key} {named} is mounted noexec; vLLM runs what it compiles there: name another")
+        return named
+    places = [Path(tempfile.gettempdir()), root]
+    place = next(filter(_runs_code, places), None)
+    if place is None:
+        raise ServerStartError(
+            f"{' and '.join(map(str, places))} are mounted noexec; vLLM runs what it compiles there: let {key} name "
+            "another folder"
+        )
+    folder = place / f"torchtune-loop-inductor-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         about = folder.lstat()
@@ -158,6 +183,18 @@ def _inductor_cache() -> str | None:
         return None
     ours = about.st_uid == os.getuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o022
     return str(folder) if ours else None
+
+
+def _runs_code(folder: Path) -> bool:
+    """Try in ``folder``, or where it would be made, what it takes to load compiled code."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.truncate(mmap.PAGESIZE)
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return error.errno not in (errno.EPERM, errno.EACCES)
+    return True
 
 
 def _visible(gpus: list[int], inherited: str | None) -> str:

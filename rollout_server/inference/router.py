@@ -172,12 +172,16 @@ class Router:
         seed: int | None,
         stop_token_ids: Sequence[int],
         deadline: float,
+        stops: Sequence[str] = (),
     ) -> Generation:
         """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``.
 
         However long a server takes that has work to do: one that hangs is replaced by whoever watches it, and the
         request then goes to another. ``deadline``, in seconds of ``time.monotonic()``, is the last resort. Cancelling
         the call closes the connection, on which vLLM aborts the request and frees its KV cache.
+
+        Only ``stop_token_ids`` end the generation, and the texts ``stops``: vLLM would add the ids by which the model's
+        folder ends turns, which a chat format may not know.
 
         Raises:
             ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or the deadline came.
@@ -192,7 +196,10 @@ class Router:
             "seed": seed,
             "logprobs": 0,
             "stop_token_ids": list(stop_token_ids),
-            "detokenize": False,
+            "ignore_eos": True,
+            "stop": list(stops),
+            "detokenize": bool(stops),
+            "skip_special_tokens": False,
         }
         body = {"model": model, "token_ids": list(token_ids), "sampling_params": sampling}
         started = time.monotonic()

@@ -297,7 +297,7 @@ class VllmServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=server_environment(self._config, self.index, self._api_key, cpu=cpu),
+                env=server_environment(self._config, self.index, self._api_key, self.log_path.parent, cpu=cpu),
             )
 
     async def _check_external(self) -> None:

@@ -8,6 +8,8 @@ and torch is not imported.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,17 @@ FLOATS: dict[str, tuple[type, int]] = {
     "F16": (np.uint16, 0x7C00),
 }
 
-# Settings of PEFT that do not change what an adapter means, or are checked one by one.
+# Settings of PEFT that do not change what an adapter means, or are checked one by one. Which modules it acts on is said
+# by its tensors: in the config a pattern, whole paths, or what is left out may say the same.
 _MAY_BE_ANYTHING = frozenset(
     {
         "peft_type",
         "r",
         "lora_alpha",
         "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
         "bias",
         "init_lora_weights",
         "task_type",
@@ -52,7 +58,10 @@ _MAY_BE_ANYTHING = frozenset(
 _SWITCHES = frozenset(
     {"fan_in_fan_out", "use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "ensure_weight_tying"}
 )
+_INITIAL = frozenset({"gaussian", "orthogonal", "eva", "mica"})
+"""Ways of PEFT to begin an adapter that leave the base model as it is; all others take a part of it away."""
 _LARGEST_ALPHA = 1e9
+_MODULE = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 
 
 class AdapterError(ValueError):
@@ -61,11 +70,17 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The facts of an adapter's config: plain LoRA of one ``rank`` and ``alpha`` on ``target_modules``, ascending."""
+    """The facts of an adapter's config: plain LoRA of one ``rank`` and ``alpha``.
 
-    target_modules: list[str]
+    ``listed`` and ``excluded`` are the names of modules, or the ends of their paths, to which PEFT lays it or not; None
+    and nothing where a pattern says it. ``layers`` are those it is laid to; None is all.
+    """
+
     rank: int
     alpha: float
+    listed: list[str] | None
+    excluded: list[str]
+    layers: list[int] | None
 
 
 def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
@@ -79,7 +94,14 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
     config = read_adapter_config(folder)
     if config.rank > rank_limit:
         raise AdapterError(f"{ADAPTER_CONFIG}: rank {config.rank} is over the limit {rank_limit} (model.lora_rank)")
-    _check_weights(folder / ADAPTER_WEIGHTS, base.adapter_shapes(config.target_modules, config.rank))
+    try:
+        tensors = dict(safetensors.deserialize((folder / ADAPTER_WEIGHTS).read_bytes()))
+    except safetensors.SafetensorError as error:
+        raise AdapterError(f"{ADAPTER_WEIGHTS} is not a whole safetensors file: {error}") from error
+    _check_modules(config, tensors, base)
+    there = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
+    modules = [module for module in LORA_MODULES if module in there] or [*LORA_MODULES]
+    _check_weights(tensors, base.adapter_shapes(modules, config.rank))
 
 
 def all_finite(data: bytes | bytearray, dtype: str) -> bool:
@@ -115,28 +137,48 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if config.get("bias", "none") != "none":
         raise AdapterError(f"{ADAPTER_CONFIG}: bias is {_short(config['bias'])}, must be 'none'")
     initial = config.get("init_lora_weights", True)
-    if not (isinstance(initial, bool) or initial == "gaussian"):
+    if not (isinstance(initial, bool) or initial in _INITIAL):
         raise AdapterError(f"{ADAPTER_CONFIG}: init_lora_weights {_short(initial)} changes the base model")
-    return AdapterConfig(_target_modules(config.get("target_modules")), rank, float(alpha))
+    listed, excluded = config.get("target_modules"), config.get("exclude_modules") or []
+    return AdapterConfig(
+        rank,
+        float(alpha),
+        listed=None if isinstance(listed, str) else _list_of("target_modules", listed, str),
+        excluded=[] if isinstance(excluded, str) else _list_of("exclude_modules", excluded, str),
+        layers=_layers(config.get("layers_to_transform")),
+    )
 
 
-def _target_modules(modules: Any) -> list[str]:
-    if not isinstance(modules, list) or not modules or not all(isinstance(module, str) for module in modules):
-        raise AdapterError(f"{ADAPTER_CONFIG}: target_modules must be a list of module names")
-    unknown = sorted(set(modules) - set(LORA_MODULES))
-    if unknown:
-        known = ", ".join(LORA_MODULES)
-        raise AdapterError(f"{ADAPTER_CONFIG}: unknown target module {_short(unknown[0])}; known: {known}")
-    if len(set(modules)) < len(modules):
-        raise AdapterError(f"{ADAPTER_CONFIG}: target_modules names a module twice")
-    return sorted(modules)
+def _layers(layers: Any) -> list[int] | None:
+    if layers is None or layers == []:
+        return None
+    return _list_of("layers_to_transform", [layers] if isinstance(layers, int) else layers, int)
 
 
-def _check_weights(file: Path, expected: dict[str, tuple[int, int]]) -> None:
-    try:
-        tensors = dict(safetensors.deserialize(file.read_bytes()))
-    except safetensors.SafetensorError as error:
-        raise AdapterError(f"{ADAPTER_WEIGHTS} is not a whole safetensors file: {error}") from error
+def _list_of(key: str, value: Any, kind: type) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise AdapterError(f"{ADAPTER_CONFIG}: {key} is {_short(value)}, must be a list of {kind.__name__}")
+    return value
+
+
+def _check_modules(config: AdapterConfig, tensors: Mapping[str, Any], base: BaseModel) -> None:
+    """Check that PEFT would lay the adapter to whatever there are tensors of, as vLLM does."""
+    if config.layers is not None and (left := set(range(base.layers)) - set(config.layers)):
+        raise AdapterError(
+            f"{ADAPTER_CONFIG}: layers_to_transform leaves out layer {min(left)}; it must name all or none"
+        )
+    listed, excluded = (None if names is None else frozenset(names) for names in (config.listed, config.excluded))
+    for path in {found[1] for name in tensors if (found := _MODULE.fullmatch(name))}:
+        words = path.split(".")
+        ends = {".".join(words[first:]) for first in range(len(words))}
+        if (listed is not None and not ends & listed) or (excluded and ends & excluded):
+            raise AdapterError(
+                f"{ADAPTER_WEIGHTS} has tensors of {path[:200]}, which {ADAPTER_CONFIG} leaves out "
+                "(target_modules, exclude_modules)"
+            )
+
+
+def _check_weights(tensors: Mapping[str, Any], expected: dict[str, tuple[int, int]]) -> None:
     missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if unexpected:
         cure = f"; expected names such as {missing[0]}" if missing else ""

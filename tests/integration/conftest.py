@@ -65,10 +65,14 @@ def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm
     port = free_port()
     command = server_command(model, servers, port, cpu=True)
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "5", *command]
-    log_path = scratch / "vllm.log"
+    log_path, environment = scratch / "vllm.log", server_environment(servers, 0, "", scratch, cpu=True)
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
-            guard, stdout=log, stderr=log, start_new_session=True, env=server_environment(servers, 0, "", cpu=True)
+            guard,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
         )
     try:
         _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log_path)

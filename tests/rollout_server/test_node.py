@@ -178,9 +178,14 @@ async def test_an_attempt_that_ends_in_a_cancellation_of_nobodys_is_replaced(run
 async def test_too_many_lost_fail_with_one_error_and_are_attempted_anew_when_asked_again(running):
     running.vllm.fault = lambda body: 400
     request = counter_request(rollouts_per_task=4, max_lost=1)
-    with pytest.raises(CollectionFailed, match=r"2 of 12 .* lost \(server_error 2\).*400.*, where 1 may be") as raised:
+    with pytest.raises(
+        CollectionFailed, match=r"2 of 12 .* lost \(request_refused 2\).*400.*, where 1 may be"
+    ) as raised:
         await running.call(collect_or_raise, running.client, request)
     assert raised.value.end.reason == "failed"
+    records = [json.loads(line) for line in (running.node.root / "collections" / "c1.meta.jsonl").open()]
+    tried = {record["failure"]["attempt"] for record in records if "failure" in record}
+    assert tried == {0}, "what every try would repeat is tried once"
     assert "\n" not in str(raised.value)
     running.vllm.fault = lambda body: None
     rollouts, end = await running.collect(request)
@@ -207,7 +212,7 @@ async def test_a_lost_rollout_is_told_and_stays_lost_over_a_restart(policy, tmp_
         rollouts, end = await local.collect(request)
         assert (end.reason, len(rollouts), end.failures) == ("complete", 4, {})
         assert {(lost.task_id, lost.index, lost.reason) for lost in end.lost} == {
-            ("reach8_1", index, "server_error") for index in range(2)
+            ("reach8_1", index, "request_refused") for index in range(2)
         }
         assert all("400" in lost.message for lost in end.lost)
         assert await local.call(local.client.start_collection, request) == "complete", (

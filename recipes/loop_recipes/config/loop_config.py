@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from agent_environments.chat_client import url_problem
 from agent_environments.protocol import is_harness
-from loop_formats.collection_request import Limits
+from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
 from loop_recipes.config.rollout_node import RolloutNodeConfig, WithNode, read_token
@@ -170,12 +170,15 @@ class DevEvaluationConfig:
     """Scores the policy before the first iteration and after each ``every``; 0 never."""
     split: str = "dev"
     """The tasks to score."""
-    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """0 is greedy."""
+    temperature: float = 0.0
+    """0 is greedy; at most 2."""
     max_turns: PositiveInt = 50
     """Turns of an episode."""
     environment_turns: dict[str, PositiveInt] = field(default_factory=dict)
     """By name, the turns that the episodes of a mixture's environments may take, in place of ``max_turns``."""
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -32,7 +32,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
         ConfigError: it cannot be used here.
     """
     if torch.device(name).type == "cuda":
-        check_driver(torch.version.cuda, DRIVER_VERSION)
+        check_driver(torch.version.cuda, DRIVER_VERSION, works=torch.cuda.is_available())
         check_count(torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         use_expandable_segments()
     try:
@@ -58,18 +58,19 @@ def use_expandable_segments() -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-def check_driver(cuda: str | None, version_file: Path) -> None:
+def check_driver(cuda: str | None, version_file: Path, works: bool) -> None:
     """Whether the NVIDIA driver is new enough for the CUDA that torch was built with.
 
     Args:
         cuda: ``torch.version.cuda``.
         version_file: what the loaded driver says its version is.
+        works: torch could begin to use it. An older one may, by CUDA's forward compatibility.
 
     Raises:
-        ConfigError: torch is a CPU build, or there is no driver, or it is too old.
+        ConfigError: torch is a CPU build, or the driver does not work and is too old.
     """
     require(cuda is not None, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
-    if not version_file.is_file():
+    if works or not version_file.is_file():
         # WSL and some containers hide it; whether there is a device is asked next.
         return
     driver, major = version_file.read_text(encoding="utf-8").strip(), int(str(cuda).split(".")[0])

@@ -53,8 +53,8 @@ def write_empty_adapter(folder: Path, base_model: str) -> Path:
     Raises:
         ValueError: ``base_model`` is no folder with a config.json that can be read.
     """
-    shapes = BaseModel.read(base_model).adapter_shapes(["q_proj"], rank=8)
-    return _write({name: torch.zeros(shape) for name, shape in shapes.items()}, folder, 8, 8.0, base_model)
+    shapes = BaseModel.read(base_model).adapter_shapes(["q_proj"], rank=1)  # which every node takes
+    return _write({name: torch.zeros(shape) for name, shape in shapes.items()}, folder, 1, 1.0, base_model)
 
 
 def _write(weights: Mapping[str, Tensor], folder: Path, rank: int, alpha: float, base_model: str) -> Path:

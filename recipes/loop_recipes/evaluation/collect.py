@@ -95,7 +95,7 @@ def evaluation_request(
         rollouts_per_task=sampling.runs,
         policy_version=version,
         seed=seed,
-        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k),
+        sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k),
         limits=limits,
         environment_turns=dict(environment_turns),
     )

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from agent_environments.unopened import keeping_states, keeps_states
-from loop_formats.collection_request import Limits
+from loop_formats.collection_request import Limits, check_temperature
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
 from loop_formats.schema import STRICT, ConfigError, require
 from loop_recipes.config.files import read_config
@@ -47,8 +47,8 @@ class PolicyConfig:
 class SamplingConfig:
     """One way of sampling."""
 
-    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """0 is greedy."""
+    temperature: float = 0.0
+    """0 is greedy; at most 2."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Samples from the most likely tokens that together have this probability."""
     top_k: int = -1
@@ -57,6 +57,7 @@ class SamplingConfig:
     """How many runs over all tasks are made with it."""
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         require(self.top_k == -1 or self.top_k >= 1, "top_k must be -1 or at least 1")
 
     @property

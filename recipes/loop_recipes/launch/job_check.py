@@ -22,6 +22,7 @@ from loop_recipes.launch.memory_plan import GIB, USABLE, plan_rollout_server, pl
 from model_families.base_model import BaseModel
 from model_families.chat import open_chat
 from rollout_server.config import ModelConfig, NodeConfig, ServersConfig
+from rollout_server.inference.command import ServerStartError, compile_cache
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Report:
     place = Placement.of(machines, node.servers)
     _placement(report, cfg, node, machines, place, cuda)
     _port(report, node)
+    _compiling(report, node)
     try:
         config = read_loop_config(cfg)
     except ConfigError as error:  # with no more to go by than that
@@ -185,6 +187,15 @@ def _port(report: Report, node: NodeConfig) -> None:
     problem = port_problem(node)
     state = "free" if problem is None else f"not to be had ({problem})"
     report.row("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
+
+
+def _compiling(report: Report, node: NodeConfig) -> None:
+    if node.servers.urls is not None:
+        return
+    try:
+        compile_cache(node.servers, Path(node.root))
+    except ServerStartError as error:
+        report.problems.append(f"node.servers: {error}")
 
 
 def _run(report: Report, config: LoopConfig) -> bool:

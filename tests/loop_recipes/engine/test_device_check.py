@@ -25,13 +25,14 @@ def driver(tmp_path, version):
 
 @pytest.mark.parametrize(("cuda", "version"), [("13.0", "580.65.06"), ("13.0", "590.1"), ("12.8", "570.12.04")])
 def test_a_driver_that_is_new_enough_or_hidden_passes(tmp_path, cuda, version):
-    assert check_driver(cuda, driver(tmp_path, version)) is None
-    assert check_driver(cuda, tmp_path / "none") is None, "the next question is whether there is a GPU"
+    assert check_driver(cuda, driver(tmp_path, version), works=False) is None
+    assert check_driver(cuda, tmp_path / "none", works=False) is None, "the next question is whether there is a GPU"
 
 
 def test_a_driver_that_is_too_old_names_both_versions(tmp_path):
     with pytest.raises(ConfigError, match=r"driver 570\.12\.04 is too old for torch's CUDA 13\.0; install driver 580"):
-        check_driver("13.0", driver(tmp_path, "570.12.04"))
+        check_driver("13.0", driver(tmp_path, "570.12.04"), works=False)
+    assert check_driver("13.0", tmp_path / "version", works=True) is None, "by CUDA's forward compatibility"
 
 
 def test_too_few_gpus():
@@ -64,7 +65,7 @@ def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(mo
     if own:
         monkeypatch.setenv(own, "max_split_size_mb:512")
     called = []
-    monkeypatch.setattr(device_check, "check_driver", lambda *_: None)
+    monkeypatch.setattr(device_check, "check_driver", lambda *_, **__: None)
     monkeypatch.setattr(device_check, "check_count", lambda *_: None)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
     monkeypatch.setattr(device_check.utils, "get_device", lambda name: called.append(name) or torch.device(name))

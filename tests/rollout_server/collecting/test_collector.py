@@ -108,7 +108,7 @@ def test_failed_attempts_are_named_when_they_are_not_rare():
     failures = {"server_error": 1, "environment_crashed": 4}
     warning = failures_warning(95, failures, {"t_0": 2, "t_1": 3})
     assert warning.startswith(
-        "5 of 100 attempts failed and were repeated (environment_crashed 4, server_error 1), 3 of them at task t_1;"
+        "5 of 100 attempts failed (environment_crashed 4, server_error 1), 3 of them at task t_1;"
     )
 
 

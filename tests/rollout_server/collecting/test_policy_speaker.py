@@ -119,7 +119,7 @@ async def test_the_context_bounds_prompt_turn_and_observation(tokens):
     [
         (BadLogprob("NaN"), EpisodeFailed, "bad_logprob"),
         (ServerUnavailable("gave up"), EpisodeFailed, "server_error"),
-        (RequestRefused("HTTP 400"), EpisodeFailed, "server_error"),
+        (RequestRefused("HTTP 400"), EpisodeFailed, "request_refused"),
         (UnknownPolicy("no version 4"), EpisodeFailed, "server_error"),
     ],
 )

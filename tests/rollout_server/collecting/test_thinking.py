@@ -15,13 +15,13 @@ from agent_environments.tool_calls import (
     tools_section,
 )
 from loop_formats.branch import Branch
-from loop_formats.collection_request import CollectionRequest, Limits
+from loop_formats.collection_request import CollectionRequest, Limits, Sampling
 from loop_formats.rollout import Rollout
 from loop_recipes.run.metrics import rollout_metrics
 from model_families.chat import open_chat
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import CUT_IN_THINKING, Episode
-from rollout_server.collecting.policy_sampler import EpisodeServices
+from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySampler
 from rollout_server.collecting.policy_speaker import PolicySpeaker
 from rollout_server.inference.router import Generation
 from rollout_server.metrics import NodeMetrics
@@ -192,6 +192,37 @@ def test_thinking_and_answer_have_limits_of_their_own(folder):
     assert all(not turn.cut_in_thinking for turn in rollout.turns)
     rollouts, _, _ = play(tokens, TURNS, max_thinking_tokens=thinking - 1)
     assert [turn.cut_in_thinking for turn in rollouts[0].turns] == [True, True]
+
+
+@pytest.mark.parametrize(("tokens_of_answer", "kept"), [(9, 9), (10, 10), (11, 10), (40, 10)])
+def test_a_turn_without_thinking_ends_at_the_bound_of_an_answer(folder, tokens_of_answer, kept):
+    """Else a policy that leaves its thinking out would get longer answers for it."""
+    tokens = open_chat(folder)
+    said = "a" + " b" * (tokens_of_answer - 2)
+    assert len(tokens._control.encode(said)) + 1 == tokens_of_answer
+    rollouts, router, _ = play(tokens, [said], max_thinking_tokens=100, max_tokens_per_turn=10)
+    [turn] = rollouts[0].turns
+    assert (turn.end - turn.start, turn.finish_reason) == (kept, "stop" if tokens_of_answer == kept else "length")
+    assert len(router.asked) == 1
+
+
+@pytest.mark.parametrize("stop", ["in the thinking", "in the answer"])
+def test_a_stop_text_ends_a_turn_of_two_requests(folder, stop):
+    """It is handed to vLLM in both, and what it ends is not gone on from."""
+    tokens, asked = open_chat(folder), []
+    thought, answer = (tokens._control.encode(text) for text in ("<think>\nso</think>", "yes"))
+
+    class Stopping:
+        async def generate(self, *, stops, stop_token_ids, **_):
+            asked.append(stops)
+            ids = tokens.encode_text("<think> so") if stop == "in the thinking" else (thought, answer)[len(asked) - 1]
+            return Generation(list(ids), [-0.1] * len(ids), "stop", "s", 0, 0.1)
+
+    services = EpisodeServices(None, tokens, Stopping(), None, NodeMetrics())
+    limits = Limits(max_thinking_tokens=50, max_tokens_per_turn=50)
+    sampler = PolicySampler(Sampling(), limits, 0, "policy", services)
+    asyncio.run(sampler.sample("e", tokens.encode_text("Go."), 1, stops=["so"]))
+    assert asked == [["so"]] * (1 if stop == "in the thinking" else 2)
 
 
 def test_a_branch_goes_on_after_thinking_and_after_a_turn_that_was_cut(folder):

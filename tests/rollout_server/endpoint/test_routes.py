@@ -204,6 +204,25 @@ async def test_a_stop_text_ends_the_turn_there(running, opened):
     assert len(segment.turns) == 2
 
 
+async def test_vllm_is_told_what_ends_a_turn(running, opened):
+    """An agent's stop texts, and no id but the format's: the folder's own may be others."""
+    await opened.ask(stop=["\nObservation:"])
+    await opened.ask()
+    told = [body["sampling_params"] for body in running.vllm.requests]
+    assert [(each["stop"], each["detokenize"]) for each in told] == [(["\nObservation:"], True), ([], False)]
+    assert all(each["ignore_eos"] and each["stop_token_ids"] == [*running.node.tokens.stop_ids] for each in told)
+    assert not any(each["skip_special_tokens"] for each in told), "a stop text is sought in the text as we read it"
+
+
+async def test_a_stop_text_is_not_handed_on_where_the_prompt_ends_inside_a_character(running, opened):
+    """vLLM would give the prompt's end back, and end at a stop text in it."""
+    ids = running.node.tokens.encode_text("\U0001f980")
+    assert len(ids) > 1
+    for prompt, handed in ((ids[:-1], []), (ids, ["x"])):
+        await opened.session._sampler.sample("e", prompt, 1, 4, stops=["x"])
+        assert running.vllm.requests[-1]["sampling_params"]["stop"] == handed
+
+
 async def test_the_same_request_again_is_another_sample_and_a_retry_is_not(opened, monkeypatch):
     clock = itertools.count(1_700_000_000)
     monkeypatch.setattr(wire, "time", SimpleNamespace(time=lambda: float(next(clock))))
@@ -241,11 +260,15 @@ async def test_who_hangs_up_gets_the_same_answer_when_he_asks_again(running, ope
     assert len(running.vllm.requests) == opened.session.turns == 1
 
 
-async def test_a_server_error_ends_the_attempt(running, opened):
-    running.vllm.fault = lambda body: 400
-    with pytest.raises(openai.InternalServerError, match="HTTP 400"):
+@pytest.mark.parametrize(
+    ("status", "told", "reason"),
+    [(400, openai.BadRequestError, "request_refused"), (500, openai.InternalServerError, "server_error")],
+)
+async def test_an_error_of_the_server_ends_the_attempt(running, opened, status, told, reason):
+    running.vllm.fault = lambda body: status
+    with pytest.raises(told, match=f"HTTP {status}"):
         await opened.ask()
-    assert (await opened.session.failure).reason == "server_error"
+    assert (await opened.session.failure).reason == reason
 
 
 async def test_bodies_are_bounded(opened):
@@ -427,7 +450,14 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
                     assert answer.status == 200
                 with pytest.raises(openai.AuthenticationError):
                     await client.chat.completions.create(model="m", messages=HELLO)
-        for asked, status in (({"model": "policy-v7"}, 404), ({"model": "gpt"}, 400), ({"max_context": 10**6}, 400)):
+        for asked, status in (
+            ({"model": "policy-v7"}, 404),
+            ({"model": "gpt"}, 400),
+            ({"max_context": 1025}, 400),
+            *(({"sampling": {"temperature": value}}, 400) for value in (2.5, -1, 0.005)),
+            *(({"sampling": {"top_p": value}}, 400) for value in (0, 1.1)),
+            *(({"sampling": {"top_k": value}}, 400) for value in (0, -2, 2**40)),
+        ):
             async with http.post(f"{running.url}/v1/keys", json=asked) as answer:
                 assert answer.status == status
         async with http.delete(f"{running.url}/v1/keys/sk-guess") as answer:
@@ -435,6 +465,24 @@ async def test_a_key_of_no_episode_serves_the_model_it_names_and_records_nothing
     assert not len(running.node.sessions)
     await running.call(running.client.retire_policy, 0)
     assert running.node.policies.versions() == [1]
+
+
+@pytest.mark.parametrize(("asked", "bound"), [({}, 1024), ({"max_context": 40}, 40)])
+async def test_a_keys_bounds_are_those_that_it_was_given(running, asked, bound):
+    """None of them is another's, at the bound itself; no bound of the thinking is made of them."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        settings = {"model": "policy-v0", "max_tokens_per_turn": 17, **asked}
+        async with http.post(f"{running.url}/v1/keys", json=settings) as answer:
+            opened = await answer.json()
+    limits = running.node.sessions.find(opened["api_key"])._limits
+    assert (limits.max_tokens_per_turn, limits.max_context, limits.max_thinking_tokens) == (17, bound, None)
+    async with openai.AsyncOpenAI(**opened, max_retries=0) as client:
+        word = running.node.tokens.decode(running.node.tokens.encode_text("counter")[:1])
+        for length, most in ((bound - 1, 1), (bound - 20, 17)):
+            await client.completions.create(model="m", prompt=word * length, max_tokens=99)
+            assert running.vllm.requests[-1]["sampling_params"]["max_tokens"] == most
+        with pytest.raises(openai.BadRequestError, match=f"context length is {bound} tokens"):
+            await client.completions.create(model="m", prompt=word * bound)
 
 
 async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatch):

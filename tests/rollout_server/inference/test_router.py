@@ -79,7 +79,10 @@ async def test_request_and_answer_are_token_ids(setup):
         "seed": 11,
         "logprobs": 0,
         "stop_token_ids": [7, 8],
+        "ignore_eos": True,
+        "stop": [],
         "detokenize": False,
+        "skip_special_tokens": False,
     }
 
 

@@ -6,11 +6,13 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
+from loop_recipes.engine.peft_export import read_adapter, write_empty_adapter
 from model_families.base_model import LORA_MODULES, BaseModel
 from rollout_server.policies.adapter_check import AdapterError, check_adapter
 from support.random_policy import MODEL_CONFIG, write_adapter
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+PATHS = [*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down"))]
 
 
 @pytest.fixture
@@ -63,29 +65,52 @@ def test_subset_of_modules_passes(base, adapter):
         ({"r": True}, "r is True"),
         ({"r": "8"}, "r is '8'"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
-        ({"target_modules": "all-linear"}, "target_modules must be a list"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "unknown target module 'lm_head'"),
+        ({"target_modules": 7}, "target_modules is 7, must be a list of str"),
+        ({"target_modules": None}, "target_modules is None"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "tensors of .*, which adapter_config.json leaves out"),
+        ({"exclude_modules": ["layers.1.mlp.up_proj"]}, "tensors of model.layers.1.mlp.up_proj, which .* leaves out"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"use_dora": True}, "use_dora' is True"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
-        ({"target_modules": ["q_proj"]}, "unexpected tensors"),
-        ({"target_modules": ["q_proj"] * 100_000}, "target_modules names a module twice"),
+        ({"target_modules": ["q_proj"] * 100_000}, "tensors of .*, which adapter_config.json leaves out"),
         ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
-        ({"layers_to_transform": 0}, "layers_to_transform' is 0; it must be absent, off or empty"),
-        ({"layers_to_transform": False}, "layers_to_transform' is False"),  # to PEFT the layer 0
-        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"layers_to_transform": 0}, "layers_to_transform leaves out layer 1"),
+        ({"layers_to_transform": False}, "layers_to_transform leaves out layer 1"),  # to PEFT the layer 0
+        ({"layers_to_transform": [1]}, "layers_to_transform leaves out layer 0"),
         ({"use_rslora": True}, "use_rslora' is True"),
         ({"use_rslora": 1}, "use_rslora' is 1"),
         ({"of_a_later_peft": {"on": 1}}, "of_a_later_peft"),
-        *(({"init_lora_weights": way}, f"init_lora_weights '{way}'") for way in ("olora", "corda", "loftq", "eva")),
+        *(({"init_lora_weights": way}, f"init_lora_weights '{way}'") for way in ("olora", "corda", "loftq", "lora_ga")),
     ],
 )
 def test_wrong_config_is_refused_with_its_reason(base, adapter, changes, reason):
     change_config(adapter, **changes)
     with pytest.raises(AdapterError, match=reason):
         check_adapter(adapter, base, rank_limit=8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": r".*\.(q|k|v|o|gate|up|down)_proj"},
+        {"target_modules": ["self_attn.q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
+        {"target_modules": [f"model.layers.{n}.{p}" for n in range(2) for p in PATHS]},
+        {"target_modules": [*LORA_MODULES, "lm_head"]},
+        {"target_modules": [*LORA_MODULES, *LORA_MODULES]},
+        {"exclude_modules": ["lm_head"]},
+        {"exclude_modules": r"lm_head|visual\..*"},
+        {"layers_to_transform": [0, 1], "layers_pattern": "layers"},
+        {"layers_to_transform": [], "layers_pattern": None},
+        *({"init_lora_weights": way} for way in ("orthogonal", "eva", "mica", False)),
+    ],
+)
+def test_plain_lora_is_taken_whatever_words_say_so(base, adapter, changes):
+    change_config(adapter, **changes)
+    check_adapter(adapter, base, rank_limit=8)
+    assert read_adapter(adapter)[1:] == (8, 16.0), "by the trainer, too"
 
 
 def rename(tensors):
@@ -152,6 +177,11 @@ def test_what_peft_writes_of_an_adapter_without_options_passes(base, adapter):
     config = LoraConfig(r=8, lora_alpha=8, target_modules=list(LORA_MODULES), task_type="CAUSAL_LM").to_dict()
     change_config(adapter, **config | {"peft_type": "LORA", "target_modules": sorted(config["target_modules"])})
     check_adapter(adapter, base, rank_limit=8)
+
+
+@pytest.mark.parametrize("rank_limit", [1, 4, 16])
+def test_the_base_model_can_be_published_whatever_rank_a_node_takes(base, tmp_path, rank_limit):
+    check_adapter(write_empty_adapter(tmp_path / "empty", str(tmp_path)), base, rank_limit)
 
 
 def test_the_modules_are_those_of_a_base_model(base):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop_formats.collection_request import CollectionRequest, Limits, Sampling
+from loop_formats.collection_request import CollectionRequest, Limits, Sampling, check_temperature
 from loop_formats.ids import search_id
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_formats.schema import require
@@ -24,14 +24,16 @@ def check_budget(temperatures: Sequence[float], attempts: int, rollouts: int | N
     """Check the temperatures, attempts and rollouts of a search.
 
     Raises:
-        ConfigError: no temperature, one twice to two decimals, below 0.01 or above 10, no attempt or no rollout.
+        ConfigError: no temperature, one twice to two decimals, one that is 0 or that vLLM does not take, no
+            attempt or no rollout.
     """
     require(rollouts is None or rollouts >= 1, "rollouts must be at least one")
     require(temperatures and attempts >= 1, "temperatures and attempts must be at least one")
-    in_range = all(0 < temperature <= 10 for temperature in temperatures)
-    percent = [round(100 * temperature) for temperature in temperatures if in_range]
-    distinct = in_range and len(set(percent)) == len(percent) and min(percent) > 0
-    require(distinct, f"temperatures {list(temperatures)} must differ by 0.01 at least, be above 0 and at most 10")
+    for temperature in temperatures:
+        check_temperature(temperature)
+    percent = {round(100 * temperature) for temperature in temperatures}
+    distinct = len(percent) == len(temperatures) and 0 not in percent
+    require(distinct, f"temperatures {list(temperatures)} must differ by 0.01 at least and be above 0")
 
 
 @dataclass(frozen=True)

@@ -39,22 +39,19 @@ class Unavailable(Exception):
 
 
 def tiled() -> Head:
-    head = TiledLogProbs()
-    return lambda hidden, weight, targets: head(hidden, weight, targets, 1.0)
+    return TiledLogProbs()
 
 
 def tensor_cores() -> Head:
     if not torch.cuda.is_available():
         raise Unavailable("tensor cores are CUDA's")
-    head = TensorCoreLogProbs()
-    return lambda hidden, weight, targets: head(hidden, weight, targets, 1.0)
+    return TensorCoreLogProbs()
 
 
 def cut_cross_entropy() -> Head:
     if not torch.cuda.is_available():
         raise Unavailable("Cut Cross-Entropy's kernels run on CUDA only")
-    head = CutCrossEntropyLogProbs()
-    return lambda hidden, weight, targets: head(hidden, weight, targets, 1.0)
+    return CutCrossEntropyLogProbs()
 
 
 def full_logits() -> Head:

@@ -13,7 +13,7 @@ FILES = {
     "one/inner/__init__.py": "",
     "one/inner/deep.py": "from ..names import NAME\nfrom . import beside\nimport json\n",
     "one/inner/beside.py": "def late():\n    from one import later\n",
-    "one/later.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import one.typed\nelse:\n    import one.untyped\n",
+    "one/later.py": "if TYPE_CHECKING:\n    import one.typed\nelse:\n    import one.untyped\n",
     "one/typed.py": "x = 1\n",
     "one/untyped.py": "x = 'one.by_string'\n",
     "one/by_string.py": "x = 1\n",

@@ -77,7 +77,7 @@ def test_the_package_as_released_has_that_race(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "case", ["whole blocks", "ragged blocks", "more than one block of everything", "one token", COMMON]
+    "case", ["whole blocks", "ragged blocks", "more than one block of everything", "one token", "capped logits", COMMON]
 )
 def test_log_probs_and_gradient_are_those_of_the_definition(errors, case):
     """fp16 rounds a number by 2e-4 of it on average; the kernel rounds once inside, and what comes out once more."""

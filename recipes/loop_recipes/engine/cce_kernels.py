@@ -32,7 +32,7 @@ import torch
 import triton
 import triton.language as tl
 from cut_cross_entropy import cce_backward
-from cut_cross_entropy.tl_utils import b_bin_fn
+from cut_cross_entropy.tl_utils import b_bin_fn, tl_softcapping
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -68,11 +68,13 @@ def block_log_sum_exp(
     d,
     hidden_stride,
     weight_stride,
+    CAP: tl.constexpr,
     TOKENS: tl.constexpr,
     WORDS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``.
+    """``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``, which
+    ``CAP``, unless it is None, caps.
 
     Programs of the same words come one after the other, so that the weight is read from memory about once.
     """
@@ -91,20 +93,22 @@ def block_log_sum_exp(
         logits = tl.dot(left, right, logits)
         token_pointers += COLUMNS
         word_pointers += COLUMNS
+    if CAP is not None:
+        logits = tl_softcapping(logits, CAP)
     logits = tl.where((words < v)[None, :], logits, -float("inf"))
     top = tl.max(logits, axis=1)
     total = tl.sum(tl.exp(logits - top[:, None]), axis=1)
     tl.store(partial + block.to(tl.int64) * n + tokens, top + tl.log(total), mask=tokens < n)
 
 
-def log_sum_exp(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Over the words of ``hidden [n, d] @ weight [v, d].T``, fp32 [n]. The same from run to run."""
+def log_sum_exp(hidden: Tensor, weight: Tensor, cap: float | None = None) -> Tensor:
+    """Over the words of ``hidden [n, d] @ weight [v, d].T``, capped or not, fp32 [n]. The same from run to run."""
     (n, d), v = hidden.shape, len(weight)
     blocks = triton.cdiv(v, BLOCKS["WORDS"])
     partial = torch.empty(blocks, n, dtype=torch.float32, device=hidden.device)
     grid = (triton.cdiv(n, BLOCKS["TOKENS"]) * blocks,)
     strides = hidden.stride(0), weight.stride(0)
-    block_log_sum_exp[grid](hidden, weight, partial, n, v, d, *strides, **BLOCKS, num_warps=8, num_stages=3)
+    block_log_sum_exp[grid](hidden, weight, partial, n, v, d, *strides, CAP=cap, **BLOCKS, num_warps=8, num_stages=3)
     return partial.logsumexp(0)
 
 
@@ -115,27 +119,28 @@ def padded(tensor: Tensor) -> Tensor:
 
 
 class CutCrossEntropyFunction(torch.autograd.Function):
-    """``(hidden [n, d], weight [v, d], targets [n])``, n above 0, to log-probs [n] in fp32.
+    """``(hidden [n, d], weight [v, d], targets [n], cap)``, n above 0, to log-probs [n] in fp32; ``cap`` or None.
 
     ``hidden`` (contiguous) and ``weight`` are bf16 or fp16, both the same. Only ``hidden`` gets a gradient; no block is
     left out of it for being small.
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        ctx.tokens = len(hidden)
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+        ctx.tokens, ctx.cap = len(hidden), cap
         hidden, targets = padded(hidden), padded(targets)
         sums, logits = [], []
         for rows, words in zip(hidden.split(TOKEN_TILE), targets.split(TOKEN_TILE), strict=True):
-            sums.append(log_sum_exp(rows, weight))
-            logits.append((rows.float() * weight[words].float()).sum(-1))
+            sums.append(log_sum_exp(rows, weight, cap))
+            chosen = (rows.float() * weight[words].float()).sum(-1)
+            logits.append(chosen if cap is None else cap * torch.tanh(chosen / cap))
         total = torch.cat(sums)
         ctx.save_for_backward(hidden, weight, targets, total)
         return (torch.cat(logits) - total)[: ctx.tokens]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, upstream: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         hidden, weight, targets, total = ctx.saved_tensors
         n, d = hidden.shape
         gradient = torch.zeros(n, d, dtype=torch.float32, device=hidden.device)
@@ -152,7 +157,7 @@ class CutCrossEntropyFunction(torch.autograd.Function):
             grad_scale=1.0,
             Valids=None,
             VocabOrdering=None,
-            softcap=None,
+            softcap=ctx.cap,
             Targets=targets,
             dE=gradient,
             dELocks=locks,
@@ -176,4 +181,4 @@ class CutCrossEntropyFunction(torch.autograd.Function):
             REQUIRES_GRAD=False,
             **BACKWARD,
         )
-        return gradient[: ctx.tokens].to(hidden.dtype), None, None
+        return gradient[: ctx.tokens].to(hidden.dtype), None, None, None

@@ -1,7 +1,9 @@
 """Log-probs of sampled tokens: which rows reach the language-model head, and how the head is computed.
 
-A head maps ``(hidden [n, d], weight [v, d], targets [n], temperature)`` to fp32 log-probs [n] of the targets under
-``softmax(hidden @ weight.T / temperature)``. Four of them, equal to rounding:
+A head maps ``(hidden [n, d], weight [v, d], targets [n], scale, cap)`` to fp32 log-probs [n] of the targets under the
+softmax of the logits ``scale * hidden @ weight.T``, or of ``cap * tanh(that / cap)`` where there is a cap: Gemma's
+final_logit_softcapping. Granite's logits_scaling is a divisor, one over ``scale``; Cohere's logit_scale is ``scale``.
+Four of them, equal to rounding:
 
 - :class:`TiledLogProbs`: any device, in fp32; never holds [n, v], one pass, no gradient for the frozen head.
 - :class:`TensorCoreLogProbs`: the same for bf16 or fp16 on CUDA, with products of half precision that add in fp32.
@@ -31,11 +33,13 @@ from loop_recipes.engine.packed_attention import enable_packing
 class Head(Protocol):
     """A way to compute log-probs of tokens from the last hidden states and the output matrix."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> Tensor:
         """Log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
         ...
 
-    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+    def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
         """Entropy [n] in nats of each row's whole distribution, no gradient."""
         ...
 
@@ -44,26 +48,32 @@ class Head(Protocol):
 class FullLogProbs:
     """All logits, fp32 log-softmax. Memory [n, v] several times over; gradients for hidden states and head."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-        logits = hidden.float() @ weight.float().T / temperature
-        return logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> Tensor:
+        return self._logprobs(hidden, weight, scale, cap).gather(1, targets[:, None]).squeeze(1)
 
-    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+    def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
         """Entropy [n] in nats of each row's whole distribution, fp32, no gradient."""
         with torch.no_grad():
-            logprobs = (hidden.float() @ weight.float().T / temperature).log_softmax(-1)
+            logprobs = self._logprobs(hidden, weight, scale, cap)
             return -(logprobs.exp() * logprobs).sum(-1)
+
+    def _logprobs(self, hidden: Tensor, weight: Tensor, scale: float, cap: float | None) -> Tensor:
+        logits = hidden.float() @ weight.float().T * scale
+        return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(-1)
 
 
 @dataclass(frozen=True)
 class TiledLogProbs:
     """Log-probs by tiles over tokens and vocabulary, with a running log-sum-exp in fp32.
 
-    The gradient with respect to a row of ``hidden`` is one scalar from above times ``(weight[target] - softmax @
-    weight) / temperature``, and ``softmax @ weight`` can be accumulated beside the log-sum-exp, rescaled as the running
-    maximum moves (as flash attention does it, the head being keys and values). So the forward pass stores that [n, d]
-    and the backward pass is one multiplication: the same two matrix products as full logits with a frozen head, no
-    recomputation, no use of the weight in backward, and one [token_tile, vocab_tile] buffer.
+    The gradient with respect to a row of ``hidden`` is one scalar from above times ``scale * (weight[target] - softmax
+    @ weight)``, and ``softmax @ weight`` can be accumulated beside the log-sum-exp, rescaled as the running maximum
+    moves (as flash attention does it, the head being keys and values). So the forward pass stores that [n, d] and the
+    backward pass is one multiplication: the same two matrix products as full logits with a frozen head, no
+    recomputation, no use of the weight in backward, and one [token_tile, vocab_tile] buffer. A cap multiplies each
+    word's weight by its slope, ``1 - tanh(...)**2``, which takes a second such buffer.
 
     Args:
         token_tile, vocab_tile: shape of the largest logits buffer.
@@ -75,18 +85,20 @@ class TiledLogProbs:
     token_tile: int = 1024
     vocab_tile: int = 2048
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> Tensor:
         _refuse_trained_head(weight, type(self).__name__)
         want_gradient = torch.is_grad_enabled() and hidden.requires_grad
-        return _TiledFunction.apply(hidden, weight, targets, temperature, self, want_gradient)
+        return _TiledFunction.apply(hidden, weight, targets, scale, cap, self, want_gradient)
 
     def tile(self, weight: Tensor, vocab: int) -> Tensor:
         """The words from ``vocab`` on, [vocab_tile, d] or what is left, in the precision of the products."""
         return weight[vocab : vocab + self.vocab_tile].float()
 
-    def logits(self, hidden: Tensor, tile: Tensor, temperature: float) -> Tensor:
-        """Of some tokens and words, fp32."""
-        return (hidden.float() / temperature) @ tile.T
+    def logits(self, hidden: Tensor, tile: Tensor, scale: float) -> Tensor:
+        """Of some tokens and words, fp32, without the cap."""
+        return (hidden.float() * scale) @ tile.T
 
     def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
         """``probs``, at most 1, as they go into the product with ``tile``, times any constant."""
@@ -97,17 +109,18 @@ class TiledLogProbs:
         sums.addmm_(probs, tile)
 
     @torch.no_grad()
-    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+    def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
         """Entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
         top, total = _running_start(hidden)
         weighted = torch.zeros_like(total)  # sum of exp(z - top) * (z - top)
         for vocab in range(0, len(weight), self.vocab_tile):
             tile = self.tile(weight, vocab)
             for rows in _slices(len(hidden), self.token_tile):
-                shifted, moved = _shifted(self.logits(hidden[rows], tile, temperature), top[rows])
-                scale, probs = moved.exp(), shifted.exp()
-                weighted[rows] = scale * (weighted[rows] + total[rows] * moved) + (probs * shifted).sum(-1)
-                total[rows] = scale * total[rows] + probs.sum(-1)
+                logits = self.logits(hidden[rows], tile, scale)
+                shifted, moved = _shifted(logits if cap is None else _capped(logits, cap), top[rows])
+                decay, probs = moved.exp(), shifted.exp()
+                weighted[rows] = decay * (weighted[rows] + total[rows] * moved) + (probs * shifted).sum(-1)
+                total[rows] = decay * total[rows] + probs.sum(-1)
         return total.log() - weighted / total
 
 
@@ -115,32 +128,45 @@ class _TiledFunction(torch.autograd.Function):
     """Forward: log-probs and, if wanted, their gradient by hidden state. Backward: scale that by what comes in."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, temperature, tiles, want_gradient):
+    def forward(ctx, hidden, weight, targets, scale, cap, tiles, want_gradient):
         top, total = _running_start(hidden)
-        chosen, divisor = torch.zeros_like(top), torch.zeros_like(top)
+        chosen, divisor, slope_sum, chosen_slope = (torch.zeros_like(top) for _ in range(4))
         shape = hidden.shape if want_gradient else (0,)
         mean_weight = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
         for vocab in range(0, len(weight), tiles.vocab_tile):
             tile = tiles.tile(weight, vocab)
             for rows in _slices(len(hidden), tiles.token_tile):
-                shifted, moved = _shifted(tiles.logits(hidden[rows], tile, temperature), top[rows])
+                logits = tiles.logits(hidden[rows], tile, scale)
                 column = targets[rows] - vocab
                 here = (column >= 0) & (column < len(tile))
-                value = shifted.gather(1, column.clamp(0, len(tile) - 1)[:, None]).squeeze(1)
+                column = column.clamp(0, len(tile) - 1)[:, None]
+                if cap is not None:
+                    logits = _capped(logits, cap)
+                    slopes = 1 - (logits / cap).square_() if want_gradient else None
+                shifted, moved = _shifted(logits, top[rows])
+                value = shifted.gather(1, column).squeeze(1)
                 chosen[rows] = torch.where(here, value, chosen[rows] + moved)
-                scale, probs = moved.exp(), shifted.exp_()
+                decay, probs = moved.exp(), shifted.exp_()
                 sums = probs.sum(-1)
-                total[rows] = scale * total[rows] + sums
+                total[rows] = decay * total[rows] + sums
                 if want_gradient:
+                    if cap is not None:
+                        slope = slopes.gather(1, column).squeeze(1)
+                        chosen_slope[rows] = torch.where(here, slope, chosen_slope[rows])
+                        sums = probs.mul_(slopes).sum(-1)
+                        slope_sum[rows] = decay * slope_sum[rows] + sums
                     rounded = tiles.operand(probs, tile)
                     sums = sums if rounded is probs else rounded.sum(-1, dtype=torch.float32)
-                    divisor[rows] = scale * divisor[rows] + sums
-                    tiles.add_weights(mean_weight[rows].mul_(scale[:, None]), rounded, tile)
+                    divisor[rows] = decay * divisor[rows] + sums
+                    tiles.add_weights(mean_weight[rows].mul_(decay[:, None]), rounded, tile)
         if want_gradient:
+            if cap is not None:  # the mean of the weights by rounded slopes, times the exact mean slope
+                divisor = torch.where(divisor > 0, divisor * total / slope_sum, 1.0)
             gradient = mean_weight.div_(-divisor[:, None])
             for rows in _slices(len(hidden), tiles.token_tile):
-                gradient[rows] += weight[targets[rows]]
-            ctx.save_for_backward(gradient.div_(temperature))
+                words = weight[targets[rows]]
+                gradient[rows] += words if cap is None else words * chosen_slope[rows, None]
+            ctx.save_for_backward(gradient.mul_(scale))
         ctx.hidden_dtype = hidden.dtype
         return chosen - total.log()
 
@@ -148,7 +174,7 @@ class _TiledFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, upstream):
         (gradient,) = ctx.saved_tensors
-        return (gradient * upstream[:, None]).to(ctx.hidden_dtype), None, None, None, None, None
+        return (gradient * upstream[:, None]).to(ctx.hidden_dtype), None, None, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -167,16 +193,18 @@ class TensorCoreLogProbs(TiledLogProbs):
     token_tile: int = 4096
     vocab_tile: int = 8192
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> Tensor:
         _require_half_on_cuda(hidden, weight, type(self).__name__)
-        return super().__call__(hidden, weight, targets, temperature)
+        return super().__call__(hidden, weight, targets, scale, cap)
 
     def tile(self, weight: Tensor, vocab: int) -> Tensor:
         return weight[vocab : vocab + self.vocab_tile]
 
-    def logits(self, hidden: Tensor, tile: Tensor, temperature: float) -> Tensor:
+    def logits(self, hidden: Tensor, tile: Tensor, scale: float) -> Tensor:
         logits = torch.mm(hidden, tile.T, out_dtype=torch.float32)
-        return logits if temperature == 1.0 else logits.div_(temperature)
+        return logits if scale == 1.0 else logits.mul_(scale)
 
     def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
         # fp16 keeps full precision down to 6e-5 only, but up to 65,504.
@@ -192,15 +220,17 @@ class CutCrossEntropyLogProbs:
 
     The kernels' gradient filter, which skips blocks where softmax - onehot is small, is off: it would bias the ratios'
     gradient. The target's logit and the sums over the vocabulary are in fp32, and no update gets lost, neither of which
-    holds for the package's own function (see cce_kernels.py). With a temperature other than 1 it is the hidden state
-    that is divided, and rounded. The last bits of the gradient differ from run to run.
+    holds for the package's own function (see cce_kernels.py). With a scale other than 1 it is the hidden state that is
+    multiplied, and rounded. The last bits of the gradient differ from run to run.
 
     Raises:
         ValueError: (on call) tensors not on CUDA, hidden states in fp32, or a head that wants a gradient.
         ImportError: (on call) cut-cross-entropy or triton is not installed.
     """
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> Tensor:
         _refuse_trained_head(weight, type(self).__name__)
         _require_half_on_cuda(hidden, weight, type(self).__name__)
         try:
@@ -211,24 +241,26 @@ class CutCrossEntropyLogProbs:
             ) from error
         if not len(hidden):
             return hidden.float().sum(-1)
-        scaled = hidden if temperature == 1.0 else hidden / temperature
-        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight, targets)
+        scaled = hidden if scale == 1.0 else hidden * scale
+        return CutCrossEntropyFunction.apply(scaled.contiguous(), weight, targets, cap)
 
-    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+    def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
         """As :meth:`TiledLogProbs.entropy`; the kernels do not give it."""
-        return TensorCoreLogProbs().entropy(hidden, weight, temperature)
+        return TensorCoreLogProbs().entropy(hidden, weight, scale, cap)
 
 
 @dataclass(frozen=True)
 class AutoLogProbs:
     """Tiles: on tensor cores for bf16 or fp16 on CUDA, in fp32 for everything else."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-        return self._head(hidden)(hidden, weight, targets, temperature)
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float | None = None
+    ) -> Tensor:
+        return self._head(hidden)(hidden, weight, targets, scale, cap)
 
-    def entropy(self, hidden: Tensor, weight: Tensor, temperature: float = 1.0) -> Tensor:
+    def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
         """As :meth:`TiledLogProbs.entropy`."""
-        return self._head(hidden).entropy(hidden, weight, temperature)
+        return self._head(hidden).entropy(hidden, weight, scale, cap)
 
     def _head(self, hidden: Tensor) -> TiledLogProbs:
         return TensorCoreLogProbs() if hidden.is_cuda and hidden.dtype in HALF else TiledLogProbs()
@@ -256,21 +288,22 @@ class LogProbDecoder(TransformerDecoder):
     Args:
         decoder: the model to take over; its attention learns to accept packed rows.
         head: one of this module's heads.
-        temperature: of the distribution the tokens were sampled from.
+        scale: what the model's logits are multiplied by.
+        cap: what the model's logits are kept below, by a tanh; None where it has no cap.
 
     Raises:
         ValueError: ``output`` is neither a bias-free linear layer nor tied to the embeddings (LoRA on the head, say).
     """
 
-    def __init__(self, decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> None:
+    def __init__(self, decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None) -> None:
         linear = isinstance(decoder.output, torch.nn.Linear) and decoder.output.bias is None
         if not linear and not isinstance(decoder.output, TiedLinear):
             raise ValueError(
                 f"the decoder's output is a {type(decoder.output).__name__}; log-probs need a linear head without bias "
                 "or a tied one (apply_lora_to_output: false)"
             )
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above 0, but is {temperature}")
+        if scale <= 0 or (cap is not None and cap <= 0):
+            raise ValueError(f"scale and cap must be above 0, but are {scale} and {cap}")
         super().__init__(
             tok_embeddings=decoder.tok_embeddings,
             layers=decoder.layers,
@@ -281,7 +314,7 @@ class LogProbDecoder(TransformerDecoder):
             output=decoder.output,
         )
         self.head = head
-        self.temperature = temperature
+        self.scale, self.cap = scale, cap
         enable_packing(self)
         enable_cuda_layers(self)
 
@@ -321,8 +354,8 @@ class LogProbDecoder(TransformerDecoder):
             h = layer(h, mask=mask, input_pos=input_pos)
         h = self.norm(h.flatten(0, 1).index_select(0, rows))
         weight = self.output.tied_module.weight if isinstance(self.output, TiedLinear) else self.output.weight
-        logprobs = self.head(h, weight, targets if own is None else targets[own], self.temperature)
-        entropy = self.head.entropy(h, weight, self.temperature) if with_entropy else None
+        logprobs = self.head(h, weight, targets if own is None else targets[own], self.scale, self.cap)
+        entropy = self.head.entropy(h, weight, self.scale, self.cap) if with_entropy else None
         hidden = h.detach() if with_hidden else None
         if own is not None and isinstance(mask, Documents):
             part, count = mask.part, len(targets)
@@ -332,9 +365,11 @@ class LogProbDecoder(TransformerDecoder):
         return TokenOutputs(logprobs, entropy, hidden)
 
 
-def attach_head(decoder: TransformerDecoder, head: Head, temperature: float = 1.0) -> LogProbDecoder:
+def attach_head(
+    decoder: TransformerDecoder, head: Head, scale: float = 1.0, cap: float | None = None
+) -> LogProbDecoder:
     """Put a log-prob head on a torchtune decoder; before ``fully_shard`` and activation checkpointing."""
-    return LogProbDecoder(decoder, head, temperature)
+    return LogProbDecoder(decoder, head, scale, cap)
 
 
 def _refuse_trained_head(weight: Tensor, name: str) -> None:
@@ -356,6 +391,11 @@ def _running_start(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Running maximum (lowest finite, so that differences stay finite) and sum of exponentials, both [n] fp32."""
     top = torch.full(hidden.shape[:1], torch.finfo(torch.float32).min, device=hidden.device)
     return top, torch.zeros_like(top)
+
+
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(logits / cap)``, in place."""
+    return logits.div_(cap).tanh_().mul_(cap)
 
 
 def _shifted(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,48 +28,62 @@ def case(n, d, v, scale, seed, dtype=torch.float32):
     return hidden, weight, torch.randint(0, v, (n,), generator=generator), torch.randn(n, generator=generator)
 
 
-def by_hand(hidden, weight, targets, temperature, upstream):
-    """Log-probs, entropy and gradient by hidden state, in float64, from the definition of the softmax."""
-    hidden, weight, upstream = hidden.double(), weight.double(), upstream.double()
-    logits = hidden @ weight.T / temperature
-    logits = logits - logits.max(-1, keepdim=True).values
-    probs = logits.exp() / logits.exp().sum(-1, keepdim=True)
-    logprobs = (logits - logits.exp().sum(-1, keepdim=True).log()).gather(1, targets[:, None]).squeeze(1)
-    entropy = -(probs * probs.clamp(min=1e-300).log()).sum(-1)
-    gradient = upstream[:, None] * (weight[targets] - probs @ weight) / temperature
-    return logprobs, entropy, gradient
+def plain_logits(hidden, weight, scale, cap):
+    logits = scale * hidden @ weight.T
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def by_hand(hidden, weight, targets, upstream, scale=1.0, cap=None):
+    """Log-probs, entropy and gradient by hidden state, in float64, by plain autograd."""
+    hidden = hidden.double().requires_grad_()
+    every = plain_logits(hidden, weight.double(), scale, cap).log_softmax(-1)
+    logprobs = every.gather(1, targets[:, None]).squeeze(1)
+    logprobs.backward(upstream.double())
+    entropy = -(every.exp() * every).sum(-1)
+    return logprobs.detach(), entropy.detach(), hidden.grad
 
 
 @pytest.mark.parametrize("head", [FullLogProbs(), AutoLogProbs(), "tiled"])
 @given(
     shape=st.tuples(st.integers(0, 40), st.integers(1, 24), st.integers(1, 90)),
     tiles=st.tuples(st.integers(1, 50), st.integers(1, 100)),
-    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    factor=st.sampled_from([0.0625, 1.0, 1.7]),
+    cap=st.sampled_from([None, 1.0, 30.0]),
     scale=st.sampled_from([0.1, 1.0, 20.0]),
     seed=st.integers(0, 2**20),
 )
 @settings(max_examples=60)
-def test_heads_equal_the_formula(head, shape, tiles, temperature, scale, seed):
+def test_heads_equal_the_formula(head, shape, tiles, factor, cap, scale, seed):
     head = TiledLogProbs(*tiles) if head == "tiled" else head
     hidden, weight, targets, upstream = case(*shape, scale, seed)
     hidden.requires_grad_()
-    logprobs = head(hidden, weight, targets, temperature)
+    logprobs = head(hidden, weight, targets, factor, cap)
     logprobs.backward(upstream)
-    expected, entropy, gradient = by_hand(hidden.detach(), weight, targets, temperature, upstream)
+    expected, entropy, gradient = by_hand(hidden.detach(), weight, targets, upstream, factor, cap)
     assert logprobs.dtype == torch.float32
-    tolerance = {"rtol": 1e-4, "atol": 2e-5 * max(1.0, scale / temperature)}
+    tolerance = {"rtol": 1e-4, "atol": 2e-5 * max(1.0, factor * scale)}
     torch.testing.assert_close(logprobs.double(), expected, **tolerance)
-    torch.testing.assert_close(head.entropy(hidden, weight, temperature).double(), entropy, **tolerance)
+    torch.testing.assert_close(head.entropy(hidden, weight, factor, cap).double(), entropy, **tolerance)
     torch.testing.assert_close(hidden.grad.double(), gradient, rtol=1e-3, atol=1e-4 * max(1.0, scale))
+
+
+@pytest.mark.parametrize("head", [FullLogProbs(), TiledLogProbs(4, 16)])
+def test_where_all_logits_are_at_the_cap_the_gradient_is_zero(head):
+    hidden, weight, targets, upstream = case(9, 4, 50, 1e6, 1)
+    hidden.requires_grad_()
+    logprobs = head(hidden, weight, targets, cap=1.0)
+    logprobs.backward(upstream)
+    assert logprobs.isfinite().all()
+    assert hidden.grad.abs().max() < 1e-6
 
 
 def test_bf16_inputs_lose_nothing_beyond_their_own_rounding():
     """Logits, sums and log-probs are fp32 whatever the inputs are; only the gradient goes back in the input's type."""
     hidden, weight, targets, upstream = case(33, 48, 500, 0.5, 7, torch.bfloat16)
     hidden.requires_grad_()
-    logprobs = TiledLogProbs(8, 64)(hidden, weight, targets, 1.0)
+    logprobs = TiledLogProbs(8, 64)(hidden, weight, targets)
     logprobs.backward(upstream)
-    expected, _, gradient = by_hand(hidden.detach(), weight, targets, 1.0, upstream)
+    expected, _, gradient = by_hand(hidden.detach(), weight, targets, upstream)
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-5)
     assert hidden.grad.dtype == torch.bfloat16
     torch.testing.assert_close(hidden.grad.double(), gradient, rtol=1e-2, atol=1e-3)
@@ -94,10 +108,10 @@ def test_tiles_never_hold_all_logits_nor_a_gradient_of_the_head():
     hidden, weight, targets, upstream = case(n, d, v, 1.0, 3)
     hidden.requires_grad_()
     with LargestTensor() as seen:
-        TiledLogProbs(16, 40)(hidden, weight, targets, 1.0).backward(upstream)
+        TiledLogProbs(16, 40)(hidden, weight, targets).backward(upstream)
     assert 16 * 40 <= seen.largest <= n * 40  # tiles and [n, d]; far from n * v = 64,000 and v * d = 8,000
     with LargestTensor() as seen:
-        FullLogProbs()(hidden, weight, targets, 1.0).backward(upstream)
+        FullLogProbs()(hidden, weight, targets).backward(upstream)
     assert seen.largest == n * v
     assert weight.grad is None
 
@@ -106,20 +120,20 @@ def test_without_gradient_nothing_is_kept_for_backward():
     hidden, weight, targets, _ = case(9, 4, 30, 1.0, 1)
     hidden.requires_grad_()
     with torch.no_grad():
-        assert not TiledLogProbs()(hidden, weight, targets, 1.0).requires_grad
+        assert not TiledLogProbs()(hidden, weight, targets).requires_grad
 
 
 def test_a_head_that_wants_training_is_refused():
     hidden, weight, targets, _ = case(3, 4, 10, 1.0, 1)
     with pytest.raises(ValueError, match="use FullLogProbs"):
-        TiledLogProbs()(hidden, weight.requires_grad_(), targets, 1.0)
+        TiledLogProbs()(hidden, weight.requires_grad_(), targets)
 
 
 @pytest.mark.parametrize("head", [CutCrossEntropyLogProbs(), TensorCoreLogProbs()])
 def test_a_head_for_cuda_elsewhere_says_what_to_use(head):
     hidden, weight, targets, _ = case(3, 4, 10, 1.0, 1)
     with pytest.raises(ValueError, match=r"needs bf16 or fp16 hidden states on CUDA.*use TiledLogProbs"):
-        head(hidden, weight, targets, 1.0)
+        head(hidden, weight, targets)
 
 
 @pytest.fixture
@@ -132,38 +146,36 @@ def tensor_cores(monkeypatch):
 
 # The largest relative error of rounding once; the gradient is rounded in two places.
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("factor", "cap"), [(1.0, None), (1.4, None), (1.0, 5.0), (0.5, 30.0)])
 @pytest.mark.parametrize("common", [0.0, 10.0])
 @pytest.mark.parametrize("scale", [0.05, 1.0])
-def test_tensor_cores_round_probabilities_and_nothing_else(tensor_cores, dtype, rounding, temperature, common, scale):
+def test_tensor_cores_round_probabilities_and_nothing_else(tensor_cores, dtype, rounding, factor, cap, common, scale):
     """``common`` is what the words' weights have in common, ``scale`` makes tokens uncertain or nearly certain."""
     hidden, weight, _, upstream = case(70, 48, 900, scale, 11, dtype)
     weight = (weight.float() + common).to(dtype)
     targets = (hidden.double() @ weight.double().T).argmax(-1)
     hidden.requires_grad_()
-    logprobs = TensorCoreLogProbs(32, 128)(hidden, weight, targets, temperature)
+    logprobs = TensorCoreLogProbs(32, 128)(hidden, weight, targets, factor, cap)
     logprobs.backward(upstream)
-    expected, entropy, gradient = by_hand(hidden.detach(), weight, targets, temperature, upstream)
+    expected, entropy, gradient = by_hand(hidden.detach(), weight, targets, upstream, factor, cap)
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-4)
-    found = TensorCoreLogProbs(32, 128).entropy(hidden, weight, temperature)
+    found = TensorCoreLogProbs(32, 128).entropy(hidden, weight, factor, cap)
     torch.testing.assert_close(found.double(), entropy, rtol=1e-4, atol=1e-4)
     assert hidden.grad.dtype == dtype
     error = (hidden.grad.double() - gradient).norm(dim=-1)
-    sums_in_fp32 = 2**-21 * weight.double().norm(dim=-1).max() * upstream.abs() / temperature
+    sums_in_fp32 = 2**-21 * weight.double().norm(dim=-1).max() * upstream.abs() * factor
     assert (error < 2 * rounding * gradient.norm(dim=-1) + sums_in_fp32).all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU see test_cce_kernels.py and the tests above")
 @pytest.mark.parametrize("head", [CutCrossEntropyLogProbs(), TensorCoreLogProbs()])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_heads_for_cuda_equal_full_logits(head, temperature):
+@pytest.mark.parametrize(("factor", "cap"), [(1.0, None), (0.5, None), (1.0, 5.0), (2.0, 30.0)])
+def test_heads_for_cuda_equal_full_logits(head, factor, cap):
     hidden, weight, targets, upstream = case(700, 256, 5000, 0.2, 5, torch.bfloat16)
     leaf = hidden.cuda().requires_grad_()
-    logprobs = head(leaf, weight.cuda(), targets.cuda(), temperature)
+    logprobs = head(leaf, weight.cuda(), targets.cuda(), factor, cap)
     logprobs.backward(upstream.cuda())
-    if isinstance(head, CutCrossEntropyLogProbs):  # it is the hidden state that is divided by the temperature
-        hidden, upstream, temperature = hidden / temperature, upstream / temperature, 1.0
-    expected, _, gradient = by_hand(hidden, weight, targets, temperature, upstream)
+    expected, _, gradient = by_hand(hidden, weight, targets, upstream, factor, cap)
     torch.testing.assert_close(logprobs.double().cpu(), expected, rtol=0, atol=1e-4)
     error = leaf.grad.double().cpu() - gradient
     assert error.norm() < 1e-2 * gradient.norm()
@@ -185,13 +197,14 @@ def test_tensor_cores_give_the_same_bits_every_time():
 def test_the_decoder_equals_log_softmax_of_the_plain_models_logits(tied):
     plain = tiny_lora_model(tied)
     batch = collate_step(make_samples([21, 40, 9]), 0, packed=False)
-    logits = plain(batch.tokens, input_pos=batch.input_pos).flatten(0, 1)[batch.rows] / 0.8
+    logits = plain(batch.tokens, input_pos=batch.input_pos).flatten(0, 1)[batch.rows]
+    logits = 2.0 * torch.tanh(0.8 * logits / 2.0)
     expected = logits.log_softmax(-1).gather(1, batch.targets[:, None]).squeeze(1)
     (expected * batch.old_logprobs).sum().backward()
     gradient = adapter_gradient(plain).clone()
     plain.zero_grad()
 
-    decoder = attach_head(plain, TiledLogProbs(16, 32), temperature=0.8)
+    decoder = attach_head(plain, TiledLogProbs(16, 32), scale=0.8, cap=2.0)
     assert list(decoder.state_dict()) == list(plain.state_dict())
     details = decoder(**batch.inputs(), with_entropy=True, with_hidden=True)
     assert isinstance(details, TokenOutputs)
@@ -207,9 +220,9 @@ def test_the_decoder_equals_log_softmax_of_the_plain_models_logits(tied):
 def test_only_rows_that_predict_sampled_tokens_reach_the_head():
     seen = []
 
-    def head(hidden, weight, targets, temperature):
+    def head(hidden, weight, targets, scale, cap):
         seen.append(len(hidden))
-        return TiledLogProbs()(hidden, weight, targets, temperature)
+        return TiledLogProbs()(hidden, weight, targets, scale, cap)
 
     batch = collate_step(make_samples([30, 30]), 0, packed=True)
     attach_head(tiny_lora_model(True), head)(**batch.inputs())
@@ -241,8 +254,9 @@ def test_errors_name_the_cause():
     batch = collate_step(make_samples([70]), 0, packed=True)
     with pytest.raises(ValueError, match="70 tokens is longer than the model's max_seq_len 64"):
         attach_head(tiny_lora_model(True), TiledLogProbs())(**batch.inputs())
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        attach_head(tiny_lora_model(True), TiledLogProbs(), temperature=0.0)
+    for wrong in ({"scale": 0.0}, {"cap": 0.0}):
+        with pytest.raises(ValueError, match="scale and cap must be above 0"):
+            attach_head(tiny_lora_model(True), TiledLogProbs(), **wrong)
     model = tiny_lora_model(False)
     model.output = torch.nn.Linear(32, VOCAB, bias=True)
     with pytest.raises(ValueError, match="linear head without bias"):

@@ -1,14 +1,18 @@
 """A server that prepares once and forks a process for each episode: its own end, and that of the processes.
 
-Nothing that happens in a process holds up another episode, or the owner, and a process that hangs or dies is replaced.
-It runs below the owner (:mod:`agent_environments.forked_process`), perhaps under another interpreter, so it needs the
-standard library only. The owner asks it, in messages of JSON over a socket:
+Nothing that happens in a process holds up another episode, or the owner. What a process did ends with it: its memory,
+its folder, and the processes that it started. The server runs below the owner (:mod:`loop_plumbing.forked_process`),
+perhaps under another interpreter, so it needs the standard library only. They speak in messages of JSON over a socket:
 
-    {"fork": true} and one end of a socket       {"pid": n}, or {"error": why}
-    {"end": pid}                                 {"ended": how}; all that it started is ended too
-    {"interrupt": pid}                           (no answer) the process gets SIGALRM
+    of the owner                            of the server
+    {"fork": true} and one end of a socket  {"pid": n}, or {"error": why}
+    {"kill": pid}
+    {"interrupt": pid}                      (the process gets SIGALRM)
+                                            {"ready": ...}, or {"failed": why}, once
+                                            {"ended": pid, "status": wait status}, once for each process
 
-and a process in lines of JSON over the socket that it was given.
+and the owner speaks with a process over the socket that it was given, for instance in lines of JSON
+(:func:`answers`).
 """
 
 from __future__ import annotations
@@ -17,11 +21,15 @@ import contextlib
 import gc
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from loop_plumbing import process_guard
@@ -46,79 +54,207 @@ Answering = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 "place": where}."""
 
 
-def serve(control: socket.socket, prepare: Callable[[], Callable[[], Answering]]) -> None:
+@dataclass(frozen=True)
+class Prepared:
+    """The outcome of the preparation, which every process inherits.
+
+    Attributes:
+        play: what a process does, with the socket to its owner; the process ends when it returns.
+        ready: what the owner is told, JSON.
+    """
+
+    play: Callable[[socket.socket], None]
+    ready: Mapping[str, Any] = field(default_factory=dict)
+
+
+def answers(make: Callable[[], Answering]) -> Callable[[socket.socket], None]:
+    """Return a ``play`` that answers the owner's requests, lines of JSON, until it hangs up.
+
+    Args:
+        make: its result, made in the process, answers them.
+    """
+
+    def play(connection: socket.socket) -> None:
+        answering = make()
+        with connection.makefile("rb") as requests:
+            for line in requests:
+                answer = json.dumps(answering(json.loads(line))).encode() + b"\n"
+                sys.stdout.flush()
+                connection.sendall(answer if len(answer) < MAX_LINE else TOO_LONG)
+
+    return play
+
+
+def serve(control: socket.socket, prepare: Callable[[], Prepared]) -> None:
     """Prepare, and fork until the owner hangs up.
 
     Args:
-        prepare: its result makes, in each process, what answers there. The owner is told why it raises.
+        prepare: called once. The owner is told why it raises.
     """
+    process_guard.set_process_control(process_guard.PR_SET_CHILD_SUBREAPER, 1)
     try:
-        make = prepare()
+        prepared = prepare()
     except (Exception, SystemExit) as error:
         control.send(json.dumps({"failed": told(error)}).encode())
         return
     gc.collect()
     gc.freeze()
     sys.stdout.flush()
-    control.send(json.dumps({"ready": os.getpid()}).encode())
-    children: set[int] = set()
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 1)
-        if not message:
-            return
-        match json.loads(message):
-            case {"fork": _}:
-                answer = _fork(make, control, descriptors[0])
-                children |= {answer["pid"]} if "pid" in answer else set()
-            case {"end": int(pid)}:
-                children.remove(pid)
-                answer = {"ended": _end(pid)}
-            case {"interrupt": int(pid)}:
-                if pid in children:  # not reaped, so the number is nobody else's
-                    os.kill(pid, signal.SIGALRM)
+    _Server(control, prepared).run()
+
+
+class _Server:
+    def __init__(self, control: socket.socket, prepared: Prepared) -> None:
+        self._control = control
+        self._prepared = prepared
+        self._processes: set[int] = set()
+        self._of_its_own = set(process_guard.descendants(os.getpid()))
+        """What the preparation started lives as long as the server."""
+        self._folders = tempfile.mkdtemp(prefix="episodes-")
+        # SIGCHLD interrupts nothing by itself in Python: it writes a byte here, which wakes the poll below.
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        self._send({"ready": dict(self._prepared.ready)})
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        while True:
+            events = {descriptor for descriptor, _ in poller.poll()}
+            if self._wake_read in events:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, MAX_MESSAGE)
+                self._reap()
+            if self._control.fileno() not in events:
                 continue
-        control.send(json.dumps(answer).encode())
+            message, descriptors, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 1)
+            if not message:
+                for pid in self._processes:
+                    _kill(pid)
+                shutil.rmtree(self._folders, ignore_errors=True)
+                return
+            match json.loads(message):
+                case {"fork": _}:
+                    self._fork(descriptors[0])
+                case {"kill": int(pid)} if pid in self._processes:  # not reaped, so the number is nobody else's
+                    _kill(pid)
+                case {"interrupt": int(pid)} if pid in self._processes:
+                    os.kill(pid, signal.SIGALRM)
 
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the owner has hung up, which the next message that is read says
+            self._control.send(json.dumps(message).encode())
 
-def _fork(make: Callable[[], Answering], control: socket.socket, descriptor: int) -> dict[str, Any]:
-    server = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError as error:  # no memory for another one
+    def _fork(self, descriptor: int) -> None:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory for another one
+            os.close(descriptor)
+            self._send({"error": str(error)})
+            return
+        if pid == 0:
+            self._be_process(descriptor, server)
         os.close(descriptor)
-        return {"error": str(error)}
-    if pid == 0:
-        control.close()
-        _be_process(make, descriptor, server)
-    os.close(descriptor)
-    with contextlib.suppress(OSError):  # also done by the child: whoever comes first
-        os.setpgid(pid, pid)
-    return {"pid": pid}
+        with contextlib.suppress(OSError):  # also done by the process: whoever comes first
+            os.setpgid(pid, pid)
+        self._processes.add(pid)
+        self._send({"pid": pid})
+
+    def _be_process(self, descriptor: int, server: int) -> NoReturn:
+        status = 1
+        try:
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            process_guard.set_process_control(process_guard.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:  # it died before the line above
+                os._exit(1)
+            # What it starts stays below it, and comes to the server when it has ended.
+            process_guard.set_process_control(process_guard.PR_SET_CHILD_SUBREAPER, 1)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for inherited in (self._wake_read, self._wake_write):
+                os.close(inherited)
+            self._control.close()
+            _have_own_folder(self._folder(os.getpid()))
+            _draw_afresh()
+            with socket.socket(fileno=descriptor) as connection:
+                self._prepared.play(connection)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _folder(self, pid: int) -> str:
+        return os.path.join(self._folders, str(pid))
+
+    def _reap(self) -> None:
+        """Collect what has ended; what a process has left behind ends with it."""
+        for pid, status in process_guard.reap().items():
+            if pid in self._processes:
+                self._processes.remove(pid)
+                _kill(pid, group_only=True)
+                self._remove(self._folder(pid))
+                self._send({"ended": pid, "status": status})
+        for pid in self._strays():  # each may leave others, which are seen when it is collected
+            _kill(pid)
+
+    def _strays(self) -> list[int]:
+        """Return the processes that have come to the server as those that started them ended."""
+        return [
+            pid
+            for pid in process_guard.children(os.getpid())
+            if pid not in self._processes and pid not in self._of_its_own and _group(pid) != os.getpgrp()
+        ]
+
+    def _remove(self, folder: str) -> None:
+        """Remove an episode's folder, beside the server where there is something in it."""
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            pass
+        except OSError:  # of a folder that is not empty
+            with contextlib.suppress(OSError):
+                if os.fork() == 0:
+                    self._control.close()
+                    try:
+                        shutil.rmtree(folder, ignore_errors=True)
+                    finally:
+                        os._exit(0)
 
 
-def _be_process(make: Callable[[], Answering], descriptor: int, server: int) -> NoReturn:
-    try:
-        with contextlib.suppress(OSError):
-            os.setpgid(0, 0)
-        process_guard.set_process_control(process_guard.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:  # it died before the line above
-            os._exit(1)
-        answering = make()
-        with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as requests:
-            for line in requests:
-                answer = json.dumps(answering(json.loads(line))).encode() + b"\n"
-                sys.stdout.flush()
-                connection.sendall(answer if len(answer) < MAX_LINE else TOO_LONG)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)
-
-
-def _end(pid: int) -> str:
-    """Kill a process, and what it started; says how it ended."""
-    for group in (True, False):  # it may have left its group
+def _kill(pid: int, group_only: bool = False) -> None:
+    """Kill the process group that a process leads, and itself, which may have left it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    if not group_only:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.killpg if group else os.kill)(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return f"signal {-code}" if code < 0 else f"status {code}"
+            os.kill(pid, signal.SIGKILL)
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _have_own_folder(folder: str) -> None:
+    """Begin in an empty folder, which is that of temporary files too."""
+    os.mkdir(folder)
+    os.chdir(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def _draw_afresh() -> None:
+    """Seed numpy's and torch's own generators anew, as Python does with its own in a process that is forked: else every
+    episode would draw the same."""
+    for name, seed in (("numpy.random", "seed"), ("torch", "seed")):
+        if name in sys.modules:
+            with contextlib.suppress(Exception):
+                getattr(sys.modules[name], seed)()

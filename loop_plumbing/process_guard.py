@@ -33,17 +33,41 @@ KILL_DEADLINE_S = 30.0
 LONGEST_TMPDIR = 40
 """Bytes. A Unix socket's path has at most 107, of which vLLM's own part below the guard's folder takes up to 50."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 def set_process_control(option: int, value: int) -> None:
     """prctl(2); raises OSError when the kernel refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def children(parent: int) -> list[int]:
+    """Process ids of the children of ``parent``, zombies among them; [] where it has ended."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it, or one of its threads, ended while we looked; or a kernel without this file
+        return _below().get(parent, [])
+    return found
 
 
 def descendants(root: int) -> list[int]:
     """Process ids below ``root``, from /proc; zombies are left out."""
-    children: dict[int, list[int]] = {}
+    children_of = _below()
+    found, open_ends = [], [root]
+    while open_ends:
+        below = children_of.get(open_ends.pop(), [])
+        found += below
+        open_ends += below
+    return found
+
+
+def _below() -> dict[int, list[int]]:
+    """Every process's children, without zombies."""
+    below: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -53,13 +77,8 @@ def descendants(root: int) -> list[int]:
         except OSError:  # it ended while we looked
             continue
         if state != "Z":
-            children.setdefault(int(parent), []).append(int(entry))
-    found, open_ends = [], [root]
-    while open_ends:
-        below = children.get(open_ends.pop(), [])
-        found += below
-        open_ends += below
-    return found
+            below.setdefault(int(parent), []).append(int(entry))
+    return below
 
 
 def reap() -> dict[int, int]:

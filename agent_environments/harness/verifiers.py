@@ -7,7 +7,6 @@ The reward comes from the process, over a socket that the agent does not have.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from agent_environments.forked_process import ForkedProcess, ForkServer, ProcessEnded
 from agent_environments.harness.program import program_environment
 from agent_environments.places import Places
 from agent_environments.program_config import variables as environment_variables
@@ -34,8 +32,7 @@ from agent_environments.protocol import (
 from agent_environments.scale import Scale
 from agent_environments.tools.tasks import SPLIT, TaskTable
 from loop_plumbing.breakage import Raised
-
-logger = logging.getLogger(__name__)
+from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 WORKER = Path(__file__).parents[1] / "worlds" / "workers" / "verifiers_worker.py"
 TASKS_DEADLINE_S = 600.0
@@ -130,7 +127,7 @@ class VerifiersPool:
         told = {"taskset": taskset, "env": dict(env or {}), "splits": dict(splits or {SPLIT: {}}), "limit": limit}
         own = {"PATH": f"{os.path.dirname(os.path.abspath(python))}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
         environment = program_environment({**own, **environment_variables("variables", variables or {})})
-        self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), told, environment)
+        self._server = ForkServer(f"taskset {taskset}", (python, str(WORKER)), told, EnvironmentCrashed, environment)
         self._places = Places(max_worlds)
 
     async def open(self) -> None:
@@ -151,7 +148,7 @@ class VerifiersPool:
         try:
             splits = await process.ask("tasks", TASKS_DEADLINE_S)
         finally:
-            await process.end()
+            process.kill()
         self._table = TaskTable(
             {
                 split: [{"id": task, "place": {"split": split, "number": number}} for number, task in enumerate(ids)]
@@ -189,13 +186,8 @@ class VerifiersPool:
 
     async def take_back(self, process: ForkedProcess) -> None:
         """End an episode's process, and all that it started."""
-        try:
-            if process.alive:
-                await process.end()
-        except EnvironmentCrashed as error:  # and so has the process
-            logger.warning("%s", error)
-        finally:
-            self._places.give_back()
+        process.kill()
+        self._places.give_back()
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
         """Nothing waits for a program elsewhere."""

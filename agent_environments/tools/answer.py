@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_environments.forked_process import ProcessEnded
 from agent_environments.observation import printable, truncate
 from agent_environments.protocol import TokenSpans, ToolUse
 from agent_environments.tool_calls import BadCall, ToolCall, render_tool_response
@@ -18,6 +17,7 @@ from agent_environments.tools.deadline import DeadlinePassed
 from agent_environments.tools.instances import Lease
 from agent_environments.tools.tool import Tool, ToolError, WrongArguments
 from loop_plumbing.breakage import Raised, told
+from loop_plumbing.forked_process import ProcessEnded
 
 BAD_CALL = "Error: this is no tool call: "
 UNKNOWN_TOOL = "Error: there is no tool "

@@ -2,7 +2,7 @@
 
 At the deadline an alarm raises in the middle of the function, be it in a loop, asleep or within a regular expression.
 What cannot be interrupted so (one operation of a library that looks at no signal, code that catches everything) is
-ended from outside, with its process (:mod:`agent_environments.forked_process`).
+ended from outside, with its process (:mod:`loop_plumbing.forked_process`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from agent_environments.chat_model import ChatEndpoint
 from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
-from agent_environments.forked_process import ForkServer, ProcessEnded, read_grade
 from agent_environments.observation import printable, truncate
-from agent_environments.protocol import Broke, Grade, Message, PoolStatus, StepResult, TokenSpans
+from agent_environments.protocol import (
+    Broke,
+    EnvironmentCrashed,
+    Grade,
+    Message,
+    PoolStatus,
+    Requirement,
+    StepResult,
+    TokenSpans,
+)
 from agent_environments.tool_calls import parse_tool_calls, tools_section
 from agent_environments.tools.answer import NO_CALL, Answer, answer, shown_together
 from agent_environments.tools.deadline import DeadlinePassed
@@ -24,6 +33,7 @@ from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
 from agent_environments.tools.tool import DEADLINE_S
 from loop_plumbing.breakage import Raised, told
+from loop_plumbing.forked_process import ForkServer, ProcessEnded
 
 if TYPE_CHECKING:
     from agent_environments.tools.mcp_server import McpServer
@@ -127,23 +137,20 @@ class ToolEnvironment:
             return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
         episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory}
         try:
-            return read_grade(await process.ask("grade", REWARD_DEADLINE_S, reward=reward.name, **episode))
-        except asyncio.CancelledError:
-            self._break_instance(reward)
-            raise
+            return _grade(await process.ask("grade", REWARD_DEADLINE_S, reward=reward.name, **episode))
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
-            if isinstance(error, DeadlinePassed):
-                self._break_instance(reward)
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
             what = told(error)
             return Grade.of_ungradable(what, Broke(f"reward {reward.name}", what))
 
-    def _break_instance(self, reward: Reward) -> None:
-        """The reward may still be at work on it."""
-        self._lease.broken = self._lease.broken or reward.takes_instance
-
     async def close(self) -> None:
-        self._lease.end()
+        await self._lease.end()
+
+
+def _grade(fields: dict[str, Any]) -> Grade:
+    """The grade that a process has sent; whether its values may stand in a grade is not looked at."""
+    requirements = tuple(Requirement(**each) for each in fields["requirements"])
+    return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})
 
 
 def _paragraphs(parts: Sequence[str]) -> str:
@@ -201,7 +208,6 @@ class ToolPool:
         self._instances = InstancePool(
             _server(module, tasks, instance_deadline_s, judge), max_worlds, instance_deadline_s
         )
-        self._made_at_once = 1 if self.module.instance_class is None else max_worlds
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
 
@@ -209,7 +215,7 @@ class ToolPool:
         for server in self._servers:
             self.module = self.module.with_tools(await server.open())
         self._describe()
-        await self._instances.open(self._made_at_once)
+        await self._instances.open()
 
     def _describe(self) -> None:
         """Say what scores rest on: the code, the tasks, and the tools as the agent is told of them."""
@@ -231,17 +237,17 @@ class ToolPool:
 
     def status(self) -> PoolStatus:
         pool = self._instances
-        details = {} if self.module.instance_class is None else {"instances": pool.instances}
-        return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced, details=details)
+        return PoolStatus(open_worlds=pool.lent, waiting=pool.waiting, restarts=pool.replaced)
 
     async def close(self) -> None:
         await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
 
 
 def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, Any] | None) -> ForkServer:
-    told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": sys.path}
+    # An episode has a folder of its own, from where other paths would lead elsewhere.
+    told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": [*map(os.path.abspath, sys.path)]}
     told["judge"] = None if judge is None else dict(judge)
-    return ForkServer("tool", (sys.executable, "-c", _PROGRAM), told)
+    return ForkServer("tool", (sys.executable, "-c", _PROGRAM), told, EnvironmentCrashed)
 
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[McpServer]:

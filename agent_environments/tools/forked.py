@@ -1,15 +1,11 @@
-"""What runs in a tool process: the functions of a user's module.
-
-The fork server imports the module once. Each tool process plays one episode at a time and holds the episode's instance,
-where the module has a class.
-"""
+"""The fork server of a user's module, which imports it once; and what runs in the process of an episode."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +27,16 @@ class Calls:
     Args:
         deadline_s: for making, resetting and closing an instance.
         judge: what rewards may ask.
+        instance: that of a class that is made before the fork.
     """
 
-    def __init__(self, module: ToolModule, deadline_s: float, judge: Judge | None = None) -> None:
+    def __init__(
+        self, module: ToolModule, deadline_s: float, judge: Judge | None = None, instance: object = None
+    ) -> None:
         self._module = module
         self._deadline_s = deadline_s
         self._judge = judge
-        self._instance: Any = None
+        self._instance: Any = instance
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, whose ``op`` is the name of one of the methods below."""
@@ -54,9 +53,9 @@ class Calls:
             return {"crashed": str(error)}
 
     def make(self) -> None:
-        """Make the instance, where there is a class of it."""
-        if self._module.instance_class is not None:
-            self._instance = deadline.call(self._module.instance_class, {}, self._deadline_s)
+        """Make the instance."""
+        assert self._module.instance_class is not None, "the node asks for one where there is a class"
+        self._instance = deadline.call(self._module.instance_class, {}, self._deadline_s)
 
     def reset(self, task_id: str) -> str:
         """Put the instance into the task's first state; what it has to show."""
@@ -91,26 +90,26 @@ class Calls:
         return asdict(plain_grade(grade))  # what no JSON can hold is refused here, as it is for every environment
 
     def close(self) -> None:
-        """Close the instance, where it can be."""
-        if hasattr(self._instance, "close"):
-            deadline.call(self._instance.close, {}, self._deadline_s)
+        """Close the instance."""
+        deadline.call(self._instance.close, {}, self._deadline_s)
 
 
 def serve(told: Mapping[str, Any], control: socket.socket) -> None:
     """Import the module that ``told`` names, and fork until the owner hangs up."""
 
-    def prepare() -> Callable[[], fork_server.Answering]:
+    def prepare() -> fork_server.Prepared:
         module = load_module(told["module"], told["tasks"])
         judge = None
         if told["judge"] is not None:
             from agent_environments.tools.judge import Judge  # and its HTTP client: other modules need none
 
             judge = Judge(told["judge"])  # connects at its first text, in the process that asks
-
-        def answering() -> fork_server.Answering:
-            deadline.install()
-            return Calls(module, told["deadline_s"], judge).answer
-
-        return answering
+        deadline.install()
+        kind = module.instance_class
+        forkable = getattr(kind, "forkable", False)
+        instance = deadline.call(kind, {}, told["deadline_s"]) if kind is not None and forkable else None
+        calls = Calls(module, told["deadline_s"], judge, instance)
+        ready = {"makes": kind is not None and instance is None, "closes": hasattr(kind, "close")}
+        return fork_server.Prepared(fork_server.answers(lambda: calls.answer), ready)
 
     fork_server.serve(control, prepare)

@@ -21,7 +21,7 @@ from agent_environments.tools import deadline
 from agent_environments.tools.tool import DEADLINE_S, MAX_CHARACTERS, Tool, ToolError, WrongArguments, as_text
 
 if TYPE_CHECKING:
-    from agent_environments.forked_process import ForkedProcess
+    from loop_plumbing.forked_process import ForkedProcess
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -1,43 +1,31 @@
-"""Tool processes, a fixed number of them, lent to one episode at a time; each holds an instance where there is a class.
+"""Tool processes: one for each episode, forked from one that has imported the module, and ended with the episode.
 
-An instance is put into its task's first state when an episode begins, so nothing of the episode before is left. A
-process that may be broken (it hung or died, a call on its instance was late or cancelled, the reset failed) is not lent
-again: it is ended, and a new one takes its place.
+Where the module has a class, the process holds the episode's instance. A class that says ``forkable = True`` is made
+once, before the fork; any other anew in each process. Nothing of an episode reaches the next one: neither what it left
+in the module's memory, nor its folder, its variables, its tasks or the programs that it started.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
-from agent_environments.forked_process import ForkedProcess, ForkServer, ProcessEnded
 from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from agent_environments.tools.deadline import DeadlinePassed, Raised
-from agent_environments.tools.tool import ToolError, WrongArguments
+from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)
 
 
-class _Slot:
-    """A place in the pool; without a process while there is none that works."""
-
-    process: ForkedProcess | None = None
-
-
 class Lease:
-    """A process in the hands of one episode, until :meth:`end`."""
+    """The processes of one episode, one after the other, until :meth:`end`."""
 
-    def __init__(self, pool: InstancePool, slot: _Slot) -> None:
+    def __init__(self, pool: InstancePool, process: ForkedProcess) -> None:
         self._pool = pool
-        self._slot = slot
+        self._process = process
         self._ended = False
-        self.broken = False
-        """Set it where the instance must not be used again."""
         self.lost = False
         """Whether the instance that the episode had is gone, with its process."""
         self._was_reset = False
@@ -48,13 +36,11 @@ class Lease:
         Raises:
             EnvironmentCrashed: there is none.
         """
-        process = self._slot.process
-        if process is not None:
-            await process.idle()
-        if process is None or not process.alive:
+        await self._process.idle()
+        if not self._process.alive:
             self.lost = self._was_reset
-            process = await self._pool.fill(self._slot)
-        return process
+            self._process = await self._pool.fork_again()
+        return self._process
 
     @property
     def holds_instance(self) -> bool:
@@ -67,162 +53,120 @@ class Lease:
         Raises:
             EnvironmentCrashed: it could not; another instance may.
         """
-        self.broken = True
         try:
             shown: str = await (await self.process()).ask("reset", self._pool.deadline_s, task_id=task_id)
         except (Raised, DeadlinePassed, ProcessEnded) as error:
             raise EnvironmentCrashed(f"the instance's reset failed on task {task_id}: {error}") from error
-        self.broken, self._was_reset = False, True
+        self._was_reset = True
         return shown
 
     @contextlib.contextmanager
     def at_work(self, what: str) -> Iterator[None]:
-        """While ``what`` works on the instance: unless it returns, or raises by itself, it may be half done.
+        """While ``what`` works on the instance, which is half changed where that takes too long.
 
         Raises:
             EnvironmentTimeout: it took too long, or the instance is gone.
         """
         if self.lost:
             raise EnvironmentTimeout("the instance is gone, with its process")
-        self.broken = True
         try:
             yield
         except DeadlinePassed as error:
             raise EnvironmentTimeout(f"{what} {error}") from error
-        except (Raised, ToolError, WrongArguments):
-            self.broken = False
-            raise
-        self.broken = False
 
-    def end(self) -> None:
-        """Give the process back; may be called twice."""
+    async def end(self) -> None:
+        """End the process; may be called twice."""
         if not self._ended:
             self._ended = True
-            self._pool.take_back(self._slot, self.broken)
+            await self._pool.take_back(self._process)
 
 
 class InstancePool:
-    """``size`` tool processes, each with an instance.
+    """A process, and an instance, for each of ``size`` episodes at a time.
 
     Args:
         server: forks them.
+        size: how many episodes there are at a time.
         deadline_s: for making, resetting and closing an instance. ``close()`` is called where it has one.
     """
 
     def __init__(self, server: ForkServer, size: int, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        self.lent = 0
         self.replaced = 0
+        """Processes that ended before their episode."""
         self._server = server
-        self._slots = [_Slot() for _ in range(size)]
-        self._free = deque(self._slots)
-        self._places = Places(size)  # as many are free as there are free slots
-        self._replacing: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._places = Places(size)
 
     @property
-    def instances(self) -> int:
-        """The number of instances; those that are being replaced are not counted."""
-        return sum(slot.process is not None and slot.process.alive for slot in self._slots)
+    def lent(self) -> int:
+        """The number of episodes."""
+        return self._places.taken
 
     @property
     def waiting(self) -> int:
-        """The number of episodes that wait for an instance."""
+        """The number of episodes that wait for a place."""
         return self._places.waiting
 
-    async def open(self, count: int) -> None:
-        """Make so many of them; the others when they are needed.
+    async def open(self) -> None:
+        """Start the server, and make an instance, to know that it can be made.
 
         Raises:
-            EnvironmentCrashed: one could not be made.
+            EnvironmentCrashed: it cannot.
         """
-        await asyncio.gather(*(self.fill(slot) for slot in list(self._free)[:count]))
+        await self._end(await self._fork())
 
     async def acquire(self) -> Lease:
-        """One of them; waits its turn while all are lent.
+        """A process of its own for an episode; waits its turn while all places are taken.
 
         Raises:
-            EnvironmentCrashed: the one before broke, and no new one could be made; or the pool is closed.
+            EnvironmentCrashed: it could not be made; or the pool is closed.
         """
         await self._places.take()
-        slot = self._free.popleft()
-        lease = Lease(self, slot)
-        self.lent += 1
         try:
-            await lease.process()
+            return Lease(self, await self._fork())
         except BaseException:
-            lease.end()
+            self._places.give_back()
             raise
-        return lease
 
-    def take_back(self, slot: _Slot, broken: bool) -> None:
-        self.lent -= 1
-        process = slot.process
-        if self._closed or process is None or not (broken or process.busy or not process.alive):
-            self._set_free(slot)
-            return
-        task = asyncio.ensure_future(self._replace(slot))
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
-
-    async def close(self) -> None:
-        """Refuse who waits, and close every instance; those still lent too."""
-        self._closed = True
-        self._places.close()
-        for task in list(self._replacing):
-            task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
-        await asyncio.gather(*(self._empty(slot) for slot in self._slots))
-        await self._server.close()
-
-    async def _replace(self, slot: _Slot) -> None:
-        try:
-            await self.fill(slot)
-        except EnvironmentCrashed as error:
-            logger.error("%s; it is tried again when an episode needs it", error)
-        finally:
-            self._set_free(slot)
-
-    def _set_free(self, slot: _Slot) -> None:
-        self._free.appendleft(slot)  # rather one that has a process than one that never had
-        self._places.give_back()
-
-    async def fill(self, slot: _Slot) -> ForkedProcess:
-        """Put a new process into a slot, in the place of the one that is there.
+    async def fork_again(self) -> ForkedProcess:
+        """A process in the place of one that has ended.
 
         Raises:
             EnvironmentCrashed: it could not be made.
         """
-        if slot.process is not None:
-            self.replaced += 1
-            await self._empty(slot)
-        process = await self._server.fork()
+        self.replaced += 1
+        return await self._fork()
+
+    async def take_back(self, process: ForkedProcess) -> None:
+        """End an episode's process, and give back its place."""
         try:
-            await process.ask("make", self.deadline_s)
-        except BaseException as error:
-            await _end(process)
-            if isinstance(error, Raised | DeadlinePassed | ProcessEnded):
-                raise EnvironmentCrashed(f"an instance could not be made: {error}") from error
-            raise
-        slot.process = process
+            await self._end(process)
+        finally:
+            self._places.give_back()
+
+    async def close(self) -> None:
+        """Refuse who waits, and end every process."""
+        self._places.close()
+        await self._server.close()
+
+    async def _fork(self) -> ForkedProcess:
+        process = await self._server.fork()
+        if process.ready["makes"]:
+            try:
+                await process.ask("make", self.deadline_s)
+            except BaseException as error:
+                process.kill()
+                if isinstance(error, Raised | DeadlinePassed | ProcessEnded):
+                    raise EnvironmentCrashed(f"an instance could not be made: {error}") from error
+                raise
         return process
 
-    async def _empty(self, slot: _Slot) -> None:
-        process, slot.process = slot.process, None
-        if process is None or not process.alive:
-            return
-        process.interrupt()
+    async def _end(self, process: ForkedProcess) -> None:
         try:
-            await process.ask("close", self.deadline_s)
+            if process.alive and process.ready["closes"]:
+                process.interrupt()
+                await process.ask("close", self.deadline_s)
         except (Raised, DeadlinePassed, ProcessEnded, EnvironmentCrashed) as error:
             logger.warning("closing an instance failed: %s", error)
-        await _end(process)
-
-
-async def _end(process: ForkedProcess) -> Any:
-    """End a process that has not ended with its server."""
-    try:
-        if process.alive:
-            await process.end()
-    except EnvironmentCrashed as error:
-        logger.warning("%s", error)
+        finally:
+            process.kill()

@@ -33,7 +33,7 @@ except ImportError as error:
     raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
 
 if TYPE_CHECKING:
-    from agent_environments.forked_process import ForkedProcess
+    from loop_plumbing.forked_process import ForkedProcess
 
 logger = logging.getLogger(__name__)
 

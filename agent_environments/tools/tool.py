@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from loop_plumbing.fork_server import WrongArguments as WrongArguments  # part of what a call raises
 
 if TYPE_CHECKING:
-    from agent_environments.forked_process import ForkedProcess
+    from loop_plumbing.forked_process import ForkedProcess
 
 MAX_CHARACTERS = 2048
 """Of a result, unless the tool says otherwise; AgentFly's figure."""

@@ -49,7 +49,6 @@ async def test_64_stateful_episodes_at_once_in_the_nodes_loop(tmp_path):
         assert rollout.success == (values[-1] == int(rollout.task_id[5:-2]))
         assert tokens.decode(rollout.token_ids).count("<tool_response>") == 2, "the last answer is heard by nobody"
     assert any(rollout.success for rollout in rollouts)
-    assert pool.status().details["instances"] == 16
     assert behavior_metrics(rollouts)["tool_calls"] == 3.0
     await pool.close()
 

@@ -153,6 +153,6 @@ if __name__ == "__main__":
 
     def prepare():
         answers = Answers(told)
-        return lambda: answers
+        return fork_server.Prepared(fork_server.answers(lambda: answers))
 
     fork_server.serve(socket.socket(fileno=int(sys.argv[1])), prepare)

@@ -1,4 +1,4 @@
-"""The pool of tool processes and their instances: who has which, and what becomes of broken ones."""
+"""A process for each episode, and its instance: what does not reach the next one, and what becomes of broken ones."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ import pytest
 
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade, Requirement
 from agent_environments.tools.environment import ToolPool
+from loop_plumbing.process_guard import descendants
 from support.adapter_support import word_spans
 from support.places import check_who_waits_is_refused
 from support.tool_modules import COUNTER, call, write
@@ -74,7 +75,7 @@ async def test_episodes_at_once_see_only_their_own_instance(counters):
     assert counters.status().open_worlds == 0
 
 
-async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(counters):
+async def test_there_are_as_many_places_as_before_after_crashes_and_timeouts(counters):
     kinds = ["add", "hang", "cancelled", "crash", "leave"]
 
     async def play(number):
@@ -105,9 +106,7 @@ async def test_there_are_as_many_instances_as_before_after_crashes_and_timeouts(
             await environment.close()
 
     await asyncio.gather(*(play(number) for number in range(40)))
-    await wait_until(lambda: counters.status().details["instances"] == 16)
     assert counters.status().open_worlds == 0
-    assert counters.status().restarts >= 24
     again = [await counters.acquire("again") for _ in range(16)]
     assert len({await pid_of(environment) for environment in again}) == 16
     for environment in again:
@@ -148,7 +147,7 @@ async def test_a_stateful_call_that_is_late_is_graded_as_it_stands(one):
 
 
 async def test_work_that_cannot_be_interrupted_ends_with_its_process(one, monkeypatch):
-    monkeypatch.setattr("agent_environments.forked_process.KILL_AFTER_S", 0.5)
+    monkeypatch.setattr("loop_plumbing.forked_process.KILL_AFTER_S", 0.5)
     pool = await one()
     environment = await pool.acquire("first")
     await environment.start("count3_1")
@@ -189,43 +188,21 @@ async def test_a_reward_that_needs_no_instance_grades_without_one(one):
     await environment.close()
 
 
-@pytest.mark.parametrize("end", ["late", "cancelled"])
-@pytest.mark.parametrize("takes_instance", [True, False])
-async def test_an_instance_that_a_reward_has_half_changed_is_not_lent_again(
-    one, tmp_path, monkeypatch, end, takes_instance
-):
-    parameters = "instance: Counter, target: int" if takes_instance else "target: int"
+async def test_a_reward_that_takes_too_long_is_told(one, monkeypatch):
     source = COUNTER.replace(
-        "def reached(instance: Counter, target: int) -> bool:\n    return instance.value == target",
-        f"def reached({parameters}) -> bool:\n"
-        "    (FOLDER / 'graded').touch()\n    while True:\n        time.sleep(0.01)",
+        "-> bool:\n    return instance.value == target", "-> bool:\n    while True:\n        time.sleep(0.01)"
     )
     assert source != COUNTER
-    if end == "late":
-        source += "\nimport sys\nsys.modules['agent_environments.tools.reward'].DEADLINE_S = 0.1\n"
-        monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)  # put back after it
-    pool = await one(source)
-    environment = await pool.acquire("first")
+    source += "\nimport sys\nsys.modules['agent_environments.tools.reward'].DEADLINE_S = 0.1\n"
+    monkeypatch.setattr(sys.modules["agent_environments.tools.reward"], "DEADLINE_S", 0.1)  # put back after it
+    environment = await (await one(source)).acquire("first")
     await environment.start("count1_1")
-    before = await pid_of(environment)
-    grade = asyncio.create_task(environment.grade())
-    if end == "cancelled":
-        await wait_until((tmp_path / "graded").exists)
-        grade.cancel()
-    if end == "cancelled":
-        with pytest.raises(asyncio.CancelledError):
-            await grade
-    else:
-        broke = (await grade).broke
-        assert (broke.where, broke.what) == ("reward reached", "DeadlinePassed: took longer than 0.1 s")
-    await (await environment._lease.process()).idle()
-    await environment.close()
-    environment = await pool.acquire("second")
-    assert (await pid_of(environment) == before) == (not takes_instance)
+    broke = (await environment.grade()).broke
+    assert (broke.where, broke.what) == ("reward reached", "DeadlinePassed: took longer than 0.1 s")
     await environment.close()
 
 
-async def test_a_reward_that_raises_leaves_its_instance_in_order(one):
+async def test_a_reward_that_raises_is_told(one):
     pool = await one(COUNTER.replace("== target", "/ target"))
     environment = await pool.acquire("first")
     await environment.start("count0_1")
@@ -237,35 +214,15 @@ async def test_a_reward_that_raises_leaves_its_instance_in_order(one):
     assert pool.status().restarts == 0
 
 
-async def test_the_pool_closes_every_instance(counters, tmp_path):
-    environment = await counters.acquire("open")
-    environment._lease.broken = True
-    pids = [slot.process.pid for slot in counters._instances._slots]
+async def test_an_instance_is_closed_with_its_episode_and_all_processes_with_the_pool(counters, tmp_path):
+    environments = [await counters.acquire("open") for _ in range(2)]
+    first, second = [await pid_of(environment) for environment in environments]
+    await environments[0].close()
+    assert (tmp_path / f"closed-{first}").exists()
     await counters.close()
-    assert sorted(file.name for file in tmp_path.glob("closed-*")) == sorted(f"closed-{pid}" for pid in pids)
-    assert not any(map(lives, pids))
-    await environment.close()
-    await asyncio.sleep(0)
-    assert counters.status().restarts == 0, "nothing takes the place of a broken one in a closed pool"
-
-
-async def test_whoever_waits_gets_the_next_one_first_come_first_served(one):
-    pool = (await one())._instances
-    lease = await pool.acquire()
-    order = []
-
-    async def wait(name):
-        mine = await pool.acquire()
-        order.append(name)
-        mine.end()
-        mine.end()
-
-    waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
-    await wait_until(lambda: pool.waiting == 3)
-    lease.end()
-    await asyncio.gather(*waiting)
-    assert order == ["a", "b", "c"]
-    assert (pool.lent, pool.waiting, pool.instances) == (0, 0, 1)
+    await wait_until(lambda: not lives(first) and not lives(second))
+    await environments[1].close()
+    assert counters.status().restarts == 0, "nothing takes the place of one in a closed pool"
 
 
 async def test_who_waits_for_an_instance_is_refused_when_the_pool_closes(one):
@@ -275,16 +232,13 @@ async def test_who_waits_for_an_instance_is_refused_when_the_pool_closes(one):
 async def test_an_instance_that_cannot_be_made_is_tried_again(one, tmp_path):
     making = '    def __init__(self):\n        if (FOLDER / "full").exists():\n            raise OSError("no room")\n\n'
     pool = await one(COUNTER.replace("    def reset", making + "    def reset", 1))
-    environment = await pool.acquire("first")
     (tmp_path / "full").touch()
-    environment._lease.broken = True
-    await environment.close()
     for _ in range(2):
         with pytest.raises(EnvironmentCrashed, match="could not be made: OSError: no room"):
             await pool.acquire("again")
     (tmp_path / "full").unlink()
     await (await pool.acquire("last")).close()
-    assert pool.status().details["instances"] == 1
+    assert pool.status().open_worlds == 0
 
 
 async def test_the_end_of_the_server_is_no_doing_of_an_agents(one):
@@ -382,3 +336,224 @@ async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):
     await environment.step("object")
     assert "Grade.tampered" in (await environment.grade()).ungradable
     await environment.close()
+
+
+STATE = """
+import asyncio, functools, logging, math, os, pathlib, random, signal, subprocess, sys, tempfile, threading, time
+
+from agent_environments.tools import reward, tool
+
+NOTES = []
+SEEN = {}
+LOOP = []
+
+
+def default(key, known=[]):
+    known.append(key)
+    return len(known)
+
+
+@functools.cache
+def first_key(_):
+    return os.getpid()
+
+
+class Kept:
+    attribute = ""
+
+
+async def later():
+    while True:
+        await asyncio.sleep(0.001)
+        SEEN["task"] = "it runs"
+
+
+@tool
+def leave(kind: str) -> str:
+    "Leave something."
+    match kind:
+        case "list": NOTES.append("x")
+        case "default argument": default("x")
+        case "cache": first_key(0)
+        case "class attribute": Kept.attribute = "x"
+        case "global": globals()["MADE"] = "x"
+        case "variable": os.environ["LEFT"] = "x"
+        case "file": pathlib.Path("left").write_text("x")
+        case "temporary file": pathlib.Path(tempfile.gettempdir(), "left").write_text("x")
+        case "library": math.pi = 3
+        case "module": sys.modules["left"] = sys
+        case "signal": signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        case "descriptor": SEEN["descriptor"] = os.dup2(os.open("/dev/null", os.O_RDONLY), 200)
+        case "thread": threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        case "logger": logging.getLogger().addHandler(logging.NullHandler())
+        case "folder": os.chdir("/")
+    return find(kind)
+
+
+@tool
+def find(kind: str) -> str:
+    "Find what is left."
+    match kind:
+        case "list": return str(NOTES)
+        case "default argument": return str(default("y"))
+        case "cache": return str(first_key.cache_info().currsize)
+        case "class attribute": return Kept.attribute
+        case "global": return globals().get("MADE", "")
+        case "variable": return os.environ.get("LEFT", "")
+        case "file": return " ".join(os.listdir())
+        case "temporary file": return str(os.path.exists(os.path.join(tempfile.gettempdir(), "left")))
+        case "library": return str(math.pi)
+        case "module": return str("left" in sys.modules)
+        case "signal": return str(signal.getsignal(signal.SIGUSR1))
+        case "descriptor": return str(os.path.exists("/proc/self/fd/200"))
+        case "thread": return str(threading.active_count())
+        case "logger": return str(len(logging.getLogger().handlers))
+        case "folder": return str(os.getcwd() == "/")
+
+
+@tool
+async def begin() -> str:
+    "Begin a task in the background."
+    SEEN["running"] = asyncio.ensure_future(later())
+    await asyncio.sleep(0.05)
+    return str(SEEN.get("task"))
+
+
+@tool
+async def begun() -> str:
+    "What the task did."
+    await asyncio.sleep(0.05)
+    return str(SEEN.get("task"))
+
+
+@tool
+def programs() -> str:
+    "Start a child, one in a session of its own, and one whose parent ends at once."
+    pids = [subprocess.Popen(["sleep", "3600"], start_new_session=new).pid for new in (False, True)]
+    shell = "setsid sleep 3600 >/dev/null 2>&1 & echo $!"
+    pids.append(int(subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout))
+    return " ".join(map(str, pids))
+
+
+@tool
+def where() -> str:
+    "The folder, with something in it."
+    os.makedirs("deep/down")
+    pathlib.Path("deep/down/file").write_text("x")
+    return os.getcwd()
+
+
+@tool
+def draw() -> str:
+    "Draw a number."
+    import numpy
+    return f"{random.random()} {numpy.random.random()}"
+
+
+@reward
+def nothing(answer: str) -> float:
+    return 0.0
+
+
+import numpy
+TASKS = [{"id": "t", "question": "?"}]
+"""
+KINDS = re.findall(r'case "([^"]*)": return', STATE)
+
+
+async def observed(environment, name, **arguments):
+    result = await environment.step(call(name, **arguments))
+    return result.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+
+
+async def test_nothing_that_an_episode_leaves_reaches_the_next_one(one):
+    pool = await one(STATE)
+    assert len(KINDS) == 15
+
+    async def found(*names):
+        environment = await pool.acquire("episode")
+        await environment.start("t")
+        seen = [[await observed(environment, name, kind=kind) for kind in KINDS] for name in names]
+        await environment.close()
+        return [dict(zip(KINDS, each, strict=True)) for each in seen]
+
+    (untouched,) = await found("find")
+    left, kept = await found("leave", "find")
+    assert [kind for kind in KINDS if left[kind] == untouched[kind]] == [], "each leaves something"
+    assert {kind for kind in KINDS if left[kind] != kept[kind]} == {"default argument", "file"}, "and keeps it"
+    assert await found("find") == [untouched]
+
+
+async def test_tasks_programs_and_files_of_an_episode_end_with_it(one):
+    pool = await one(STATE)
+    first, second = await pool.acquire("first"), None
+    await first.start("t")
+    assert await observed(first, "begin") == await observed(first, "begun") == "it runs"
+    pids = (await observed(first, "programs")).split()
+    folder = await observed(first, "where")
+    assert all(map(lives, pids))
+    assert Path(folder, "deep", "down", "file").exists()  # noqa: ASYNC240
+    await first.close()
+    await wait_until(lambda: not any(map(lives, pids)) and not Path(folder).exists())
+    second = await pool.acquire("second")
+    await second.start("t")
+    assert await observed(second, "begun") == "None"
+    await second.close()
+
+
+async def test_a_neighbours_programs_live_on(tmp_path):
+    pool = ToolPool(word_spans, write(tmp_path, STATE), max_worlds=2)
+    await pool.open()
+    ending, going_on = await pool.acquire("ending"), await pool.acquire("going on")
+    pids = []
+    for environment in (ending, going_on):
+        await environment.start("t")
+        pids.append((await observed(environment, "programs")).split())
+    await ending.close()
+    await wait_until(lambda: not any(map(lives, pids[0])))
+    assert all(map(lives, pids[1]))
+    await going_on.close()
+    await pool.close()
+
+
+async def test_programs_of_a_process_that_ended_by_itself_end_too(one):
+    pool = await one(STATE.replace('    return " ".join(map(str, pids))', "    os._exit(3)"))
+    environment = await pool.acquire("first")
+    await environment.start("t")
+    server = parent_of(await pid_of(environment))
+    assert "its process ended with status 3" in await observed(environment, "programs")
+    await environment.close()
+    await wait_until(lambda: not descendants(server))
+
+
+async def test_each_episode_draws_its_own_numbers(one):
+    pool = await one(STATE)
+    drawn = []
+    for _ in range(2):
+        environment = await pool.acquire("episode")
+        await environment.start("t")
+        drawn.append((await observed(environment, "draw")).split())
+        await environment.close()
+    assert all(mine != other for mine, other in zip(*drawn, strict=True))
+
+
+@pytest.mark.parametrize("forkable", [False, True])
+async def test_an_instance_is_made_in_each_episode_or_once_before_them(one, tmp_path, forkable):
+    making = f"""    forkable = {forkable}
+
+    def __init__(self):
+        with open(FOLDER / "made", "a") as file:
+            file.write("x")
+        self.made = []
+
+"""
+    source = COUNTER.replace("    def reset", making + "    def reset", 1).replace(
+        "self.value += amount", "self.made.append(amount); self.value = len(self.made)"
+    )
+    pool = await one(source)
+    for _ in range(3):
+        environment = await pool.acquire("episode")
+        await environment.start("count1_1")
+        assert "count1_1: 1" in (await environment.step(call("add", amount=5))).observation
+        await environment.close()
+    assert (tmp_path / "made").read_text() == "x" * (1 if forkable else 4)

@@ -109,7 +109,7 @@ async def test_a_reply_that_ends_its_process_leaves_nothing_to_grade(echo):
 async def test_a_reply_that_hangs_ends_the_episode(tmp_path, monkeypatch):
     source = ECHO.replace("self.heard.append(text)", "time.sleep(3600)")
     monkeypatch.setattr("agent_environments.tools.environment.DEADLINE_S", 0.2)
-    monkeypatch.setattr("agent_environments.forked_process.KILL_AFTER_S", 0.2)
+    monkeypatch.setattr("loop_plumbing.forked_process.KILL_AFTER_S", 0.2)
     pool = ToolPool(word_spans, write(tmp_path, source), max_worlds=1)
     await pool.open()
     with pytest.raises(EnvironmentTimeout, match="reply said took longer than"):

@@ -1,0 +1,454 @@
+"""The owner's end of a fork server and of its processes (:mod:`loop_plumbing.fork_server`).
+
+The server runs below :mod:`loop_plumbing.process_guard`: it ends with the owner, and with all that was started in
+its processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from loop_plumbing import process_guard
+from loop_plumbing.breakage import Raised
+from loop_plumbing.fork_server import MAX_LINE, MAX_MESSAGE, DeadlinePassed, WrongArguments
+from loop_plumbing.moving import Stalled, while_moving
+
+STALL_S = 600.0
+"""A server that prepares, and for so long neither computes nor waits for a processor or a disk, hangs."""
+KILL_AFTER_S = 10.0
+"""How long after its deadline a call that cannot be interrupted ends with its process."""
+KILLED = f"signal {signal.SIGKILL:d}"
+SERVER_ENDED = {"error": "its server has ended"}
+STOP_S = process_guard.KILL_DEADLINE_S + 5.0
+DEATH_SHOWS_S = 30.0
+"""How long after the end of its answers a process is given to have ended."""
+TAIL_BYTES = 4096
+
+T = TypeVar("T")
+
+
+class ProcessEnded(Exception):
+    """The process ended in the middle of a call, and the server lives: the call was the cause.
+
+    ``killed`` says that it got a SIGKILL, which was none of ours.
+    """
+
+    def __init__(self, how: str, killed: bool = False) -> None:
+        super().__init__(how)
+        self.killed = killed
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """A question that is cut off would leave its answer to the next one: it goes on when the caller is cancelled."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+class ForkServer:
+    """Starts with the first :meth:`fork`, and again with the next one where it has died.
+
+    Args:
+        name: of the server in messages.
+        command: starts it; the number of its socket comes last.
+        told: the first line of its standard input, as JSON.
+        away: makes the exception, of a message, for a server that does not start or has ended, and for a process that
+            says so of what it needs.
+        environment: its variables; None: the owner's.
+        shows: whether what it and its processes print is handed on to the owner's standard error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        told: Mapping[str, Any],
+        away: Callable[[str], Exception],
+        environment: Mapping[str, str] | None = None,
+        shows: bool = True,
+    ) -> None:
+        self.name = name
+        self.away = away
+        self._command = command
+        self._told = json.dumps(told).encode() + b"\n"
+        self._environment = environment
+        self._shows = shows
+        self._running: _Running | None = None
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> Mapping[str, Any]:
+        """Have it run; returns what it said when it was ready.
+
+        Raises:
+            away: it does not start.
+        """
+        return (await self._server()).ready
+
+    async def fork(self) -> ForkedProcess:
+        """A new process.
+
+        Raises:
+            away: the server does not start, or there is no memory.
+        """
+        forking = asyncio.ensure_future(self._fork())
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(_end_unwanted)
+            raise
+
+    async def _fork(self) -> ForkedProcess:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                server = await self._server()
+                answer = await server.fork(theirs.fileno())
+                if server.over.done():  # it died on the way
+                    server = await self._server()
+                    answer = await server.fork(theirs.fileno())
+            if "error" in answer:
+                raise self.away(f"a {self.name} process cannot be started: {answer['error']}")
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+        except BaseException:
+            ours.close()
+            raise
+        return ForkedProcess(self, server, answer, reader, writer)
+
+    async def close(self) -> None:
+        """End the server and every process."""
+        async with self._lock:
+            running, self._running = self._running, None
+            if running is not None:
+                await running.stop()
+
+    async def _server(self) -> _Running:
+        return await _to_its_end(self._found_or_started())
+
+    async def _found_or_started(self) -> _Running:
+        async with self._lock:
+            if self._running is not None and not self._running.over.done():
+                return self._running
+            if self._running is not None:
+                await self._running.stop()
+            self._running = None
+            running = await _Running.start(self._command, self._environment, self._shows)
+            try:
+                said = await running.prepared(self._told)
+            except (Stalled, OSError) as error:
+                await running.stop()
+                why = f"it {error}" if isinstance(error, Stalled) else running.last_words
+                raise self.away(f"the {self.name} server does not start: {why}") from error
+            if "failed" in said:
+                await running.stop()
+                raise self.away(f"the {self.name} server does not start: {said['failed']}")
+            running.ready = said["ready"]
+            self._running = running
+            return running
+
+
+class _Running:
+    """A server from its start to its end. ``over`` is done once it has ended."""
+
+    def __init__(
+        self, guard: asyncio.subprocess.Process, control: socket.socket, stderr: asyncio.StreamReader, shows: bool
+    ) -> None:
+        self.ready: Mapping[str, Any] = {}
+        self._guard = guard
+        self._control = control
+        self._tail = b""
+        self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()
+        """Of those who wait for a process, in the order in which they asked."""
+        self._processes: dict[int, asyncio.Future[int | None]] = {}
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._printed = asyncio.ensure_future(self._drain(stderr, shows))
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listening: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str] | None, shows: bool) -> _Running:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            guard = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", process_guard.__file__, str(os.getpid()), "0"),
+                *(*command, str(theirs.fileno())),
+                stdin=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        assert guard.stderr is not None, "it was asked for"
+        return cls(guard, ours, guard.stderr, shows)
+
+    async def prepared(self, told: bytes) -> dict[str, Any]:
+        """Hand it its first line, and return its first message; raises OSError or Stalled where none comes."""
+        stdin = self._guard.stdin
+        assert stdin is not None, "it was asked for"
+        stdin.write(told)
+        await stdin.drain()
+        stdin.close()  # what asks for a line there is refused, and does not hang
+        said = await while_moving(self._receive(), self.pid, STALL_S)
+        self._listening = asyncio.ensure_future(self._listen())
+        return said
+
+    async def fork(self, descriptor: int) -> dict[str, Any]:
+        """Ask for a process that is given this socket.
+
+        Returns:
+            ``pid``, and ``ended``, which will be its wait status, None where its server ends before; or ``error``.
+        """
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        if self.over.done():
+            return SERVER_ENDED
+        self._answers.append(answer)
+        self.send({"fork": True}, descriptor)
+        try:
+            return await while_moving(answer, self.pid)
+        except Stalled as error:
+            self.kill()
+            return {"error": f"its server {error}, and is ended"}
+
+    def send(self, message: Mapping[str, Any], *descriptors: int) -> None:
+        """Send a message as soon as it has room; the descriptors stay open until it is answered."""
+        if not self.over.done():
+            self._unsent.append((json.dumps(message).encode(), list(descriptors)))
+            self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                data, descriptors = self._unsent[0]
+                socket.send_fds(self._control, [data], descriptors)
+                self._unsent.popleft()
+            loop.remove_writer(self._control)
+        except BlockingIOError:
+            loop.add_writer(self._control, self._flush)
+        except OSError:  # it has ended, which is seen where it is listened to
+            self._unsent.clear()
+            loop.remove_writer(self._control)
+
+    @property
+    def pid(self) -> int:
+        """Process id of its guard."""
+        return self._guard.pid
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                match await self._receive():
+                    case {"ended": int(pid), "status": int(status)}:
+                        self._processes.pop(pid).set_result(status)
+                    case answer:
+                        if "pid" in answer:
+                            answer["ended"] = asyncio.get_running_loop().create_future()
+                            self._processes[answer["pid"]] = answer["ended"]
+                        if not (asked := self._answers.popleft()).done():
+                            asked.set_result(answer)
+        except OSError:
+            pass
+        finally:
+            self._end()
+
+    async def _receive(self) -> dict[str, Any]:
+        """Raises OSError where the server has ended."""
+        message = await asyncio.get_running_loop().sock_recv(self._control, MAX_MESSAGE)
+        if not message:
+            raise ConnectionError("it has ended")
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def _end(self) -> None:
+        """Tell all who wait that the server is gone."""
+        if not self.over.done():
+            self.over.set_result(None)
+        for ended in self._processes.values():
+            ended.set_result(None)
+        self._processes.clear()
+        for asked in self._answers:
+            if not asked.done():
+                asked.set_result(SERVER_ENDED)
+        self._answers.clear()
+
+    async def _drain(self, stderr: asyncio.StreamReader, shows: bool) -> None:
+        while part := await stderr.read(MAX_MESSAGE):
+            self._tail = (self._tail + part)[-TAIL_BYTES:]
+            if shows:
+                sys.stderr.write(part.decode(errors="replace"))
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it printed."""
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def kill(self) -> None:
+        """End the server and every process, at once."""
+        if self._guard.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._guard.terminate()  # the guard's grace is zero
+
+    async def stop(self) -> None:
+        """End it, and return when nothing of it is left."""
+        self.kill()
+        try:
+            await asyncio.wait_for(self._guard.wait(), STOP_S)
+        except TimeoutError:
+            self._guard.kill()
+            await self._guard.wait()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        self._end()
+        self._control.close()
+        await asyncio.wait([self._printed], timeout=1.0)
+        self._printed.cancel()
+
+
+def _end_unwanted(forking: asyncio.Task[ForkedProcess]) -> None:
+    if not forking.cancelled() and forking.exception() is None:
+        forking.result().kill()
+
+
+class ForkedProcess:
+    """A process that answers one request at a time. ``ready`` is what its server said when it was ready."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        running: _Running,
+        forked: Mapping[str, Any],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.pid: int = forked["pid"]
+        self.ready = running.ready
+        self._server = server
+        self._running = running
+        self._ended: asyncio.Future[int | None] = forked["ended"]
+        self._killed = False
+        self._reader, self._writer = reader, writer
+        self._lock = asyncio.Lock()
+        self._until: asyncio.Timeout | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has neither ended nor been ended."""
+        return not self._killed and not self._ended.done()
+
+    async def ask(self, op: str, deadline_s: float, **arguments: Any) -> Any:
+        """Return the result of the operation ``op``, which must be over within ``deadline_s``.
+
+        A call that is cancelled is interrupted; the next one waits until it is over.
+
+        Raises:
+            DeadlinePassed, Raised, WrongArguments: of the call. A call that could not be interrupted has ended with
+                the process.
+            ProcessEnded: the process ended.
+            away: the server ended, or something else that the call needs is away.
+        """
+        try:
+            answer = await _to_its_end(self._in_time({"op": op, **arguments}, deadline_s))
+        except asyncio.CancelledError:
+            self.interrupt()
+            raise
+        if "crashed" in answer:
+            raise self._server.away(answer["crashed"])
+        if "late" in answer:
+            raise DeadlinePassed(answer["late"])
+        if "raised" in answer:
+            raise Raised(answer["raised"], answer.get("place", ""))
+        if "wrong" in answer:
+            raise WrongArguments(answer["wrong"])
+        return answer["result"]
+
+    async def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return its answer, however long it takes.
+
+        Raises:
+            ProcessEnded: the process ended, or sent what is no answer and was ended.
+            away: the server ended.
+        """
+        try:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            await self._writer.drain()
+            line = await self._reader.readline()
+        except OSError:
+            line = b""
+        except ValueError:  # longer than MAX_LINE
+            line = b"\n"
+        if line.endswith(b"\n"):
+            with contextlib.suppress(ValueError, RecursionError):
+                answer = json.loads(line)
+                if isinstance(answer, dict):
+                    return answer
+            await self.end()
+            raise ProcessEnded("its process sent what is no answer")
+        await asyncio.wait([self._ended], timeout=DEATH_SHOWS_S)
+        by_itself = self._ended.done() and not self._killed
+        how = await self.end()
+        raise ProcessEnded(f"its process ended with {how}", killed=by_itself and how == KILLED)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being made, be it that nobody waits for it any more."""
+        return self._lock.locked()
+
+    async def idle(self) -> None:
+        """Return once no call is being made."""
+        async with self._lock:
+            pass
+
+    def interrupt(self) -> None:
+        """End the call that is being made: at once if it lets itself be interrupted, soon with the process else."""
+        if self.alive and self._until is not None:
+            with contextlib.suppress(RuntimeError):  # it is over already: the process is being ended
+                self._until.reschedule(asyncio.get_running_loop().time() + KILL_AFTER_S)
+            self._running.send({"interrupt": self.pid})
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        self._killed = True
+        self._writer.close()
+        self._running.send({"kill": self.pid})
+
+    async def end(self) -> str:
+        """End it and all that it started; says how it ended, which may have been before.
+
+        Raises:
+            away: the server has ended, and all its processes with it.
+        """
+        self.kill()
+        await asyncio.wait([self._ended], timeout=STOP_S)
+        status = self._ended.result() if self._ended.done() else None
+        if status is None:
+            self._running.kill()  # unless it has ended, it hangs
+            raise self._server.away(f"the {self._server.name} server has ended")
+        code = os.waitstatus_to_exitcode(status)
+        return f"signal {-code}" if code < 0 else f"status {code}"
+
+    async def _in_time(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        async with self._lock:
+            if not self.alive:
+                raise ProcessEnded("it had ended before")
+            try:
+                async with asyncio.timeout(deadline_s + KILL_AFTER_S) as self._until:
+                    return await self.exchange(request)
+            except TimeoutError as error:
+                await self.end()
+                raise DeadlinePassed(f"took longer than {deadline_s:g} s, and was ended") from error
+            finally:
+                self._until = None

@@ -205,9 +205,8 @@ class ToolPool:
         self.dataset = dataset or self.module.name
         self._identity = identity(module, self.module.tasks.all())
         self._describe()
-        self._instances = InstancePool(
-            _server(module, tasks, instance_deadline_s, judge), max_worlds, instance_deadline_s
-        )
+        server = _server(module, tasks, instance_deadline_s, judge)
+        self._instances = InstancePool(server, self.module, max_worlds, instance_deadline_s)
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
 

@@ -13,6 +13,7 @@ from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import FunctionTool
+from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.tool import ToolError, WrongArguments
 from loop_plumbing import fork_server
@@ -51,6 +52,10 @@ class Calls:
             return {"late": str(error)}
         except EnvironmentCrashed as error:
             return {"crashed": str(error)}
+
+    def digests(self) -> dict[str, str]:
+        """A digest for each task."""
+        return digests(self._module)
 
     def make(self) -> None:
         """Make the instance."""
@@ -94,6 +99,11 @@ class Calls:
         deadline.call(self._instance.close, {}, self._deadline_s)
 
 
+def digests(module: ToolModule) -> dict[str, str]:
+    """A digest for each task, by id."""
+    return {task["id"]: tasks_digest([task]) for task in module.tasks.all()}
+
+
 def serve(told: Mapping[str, Any], control: socket.socket) -> None:
     """Import the module that ``told`` names, and fork until the owner hangs up."""
 
@@ -109,7 +119,11 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
         forkable = getattr(kind, "forkable", False)
         instance = deadline.call(kind, {}, told["deadline_s"]) if kind is not None and forkable else None
         calls = Calls(module, told["deadline_s"], judge, instance)
-        ready = {"makes": kind is not None and instance is None, "closes": hasattr(kind, "close")}
+        ready = {
+            "tasks": tasks_digest(module.tasks.all()),
+            "makes": kind is not None and instance is None,
+            "closes": hasattr(kind, "close"),
+        }
         return fork_server.Prepared(fork_server.answers(lambda: calls.answer), ready)
 
     fork_server.serve(control, prepare)

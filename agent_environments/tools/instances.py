@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from agent_environments.places import Places
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from agent_environments.tools.deadline import DeadlinePassed, Raised
+from agent_environments.tools.forked import digests
+from agent_environments.tools.identity import tasks_digest
+from agent_environments.tools.module import ToolModule
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)
@@ -86,12 +89,16 @@ class InstancePool:
 
     Args:
         server: forks them.
+        module: as this process has imported it. The server's import must have given the same tasks: a question would
+            come from one draw of them, and what the reward compares with from another.
         size: how many episodes there are at a time.
         deadline_s: for making, resetting and closing an instance. ``close()`` is called where it has one.
     """
 
-    def __init__(self, server: ForkServer, size: int, deadline_s: float) -> None:
+    def __init__(self, server: ForkServer, module: ToolModule, size: int, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self._module = module
+        self._tasks = tasks_digest(module.tasks.all())
         self.replaced = 0
         """Processes that ended before their episode."""
         self._server = server
@@ -111,7 +118,7 @@ class InstancePool:
         """Start the server, and make an instance, to know that it can be made.
 
         Raises:
-            EnvironmentCrashed: it cannot.
+            EnvironmentCrashed: it cannot, or another import of the module gives other tasks.
         """
         await self._end(await self._fork())
 
@@ -151,15 +158,26 @@ class InstancePool:
 
     async def _fork(self) -> ForkedProcess:
         process = await self._server.fork()
-        if process.ready["makes"]:
-            try:
+        try:
+            if process.ready["tasks"] != self._tasks:
+                raise EnvironmentCrashed(self._difference(await process.ask("digests", self.deadline_s)))
+            if process.ready["makes"]:
                 await process.ask("make", self.deadline_s)
-            except BaseException as error:
-                process.kill()
-                if isinstance(error, Raised | DeadlinePassed | ProcessEnded):
-                    raise EnvironmentCrashed(f"an instance could not be made: {error}") from error
-                raise
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, Raised | DeadlinePassed | ProcessEnded):
+                raise EnvironmentCrashed(f"an instance could not be made: {error}") from error
+            raise
         return process
+
+    def _difference(self, theirs: dict[str, str]) -> str:
+        """Say in one line which task is another in the server's import."""
+        ours = digests(self._module)
+        different = [task for task in ours if theirs.get(task) != ours[task]] or sorted(theirs.keys() - ours)
+        return (
+            f"{self._module.name} gives other tasks at each import: {len(different)} of {len(ours)} differ, the first "
+            f"is {different[0]!r}; draw them with a fixed seed, random.Random(0), and sort what comes from a set"
+        )
 
     async def _end(self, process: ForkedProcess) -> None:
         try:

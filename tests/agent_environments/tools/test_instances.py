@@ -557,3 +557,61 @@ async def test_an_instance_is_made_in_each_episode_or_once_before_them(one, tmp_
         assert "count1_1: 1" in (await environment.step(call("add", amount=5))).observation
         await environment.close()
     assert (tmp_path / "made").read_text() == "x" * (1 if forkable else 4)
+
+
+QUESTION = """
+import datetime, functools, os, random, secrets, tempfile, time, uuid
+
+from agent_environments.tools import reward
+
+NAMES = {f"name{n}" for n in range(40)}
+
+
+class Any_:
+    pass
+
+
+@reward
+def right(answer: str, target=None) -> bool:
+    return answer == str(target)
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        "[{'question': f'{n}?', 'target': random.random()} for n in range(3)]",
+        "[{'id': str(n), 'question': f'{random.randrange(10**6)}?'} for n in range(3)]",
+        "[{'question': name} for name in NAMES]",
+        "[{'id': name, 'question': '?', 'others': list(NAMES)} for name in sorted(NAMES)]",
+        "{'train': [{'question': str(time.time_ns())}], 'dev': [{'question': '?'}]}",
+        "[{'question': '?', 'target': str(uuid.uuid4())}]",
+        "[{'id': secrets.token_hex(4), 'question': '?'}]",
+        "[{'question': '?', 'target': hash('a text')}]",
+        "[{'question': '?', 'target': os.getpid()}]",
+        "[{'question': datetime.datetime.now().isoformat()}]",
+        "[{'question': '?', 'file': tempfile.mkdtemp()}]",
+        "__import__('numpy') and [{'question': '?', 'target': __import__('numpy').random.randint(10**9)}]",
+        "[{'question': '?'}] * random.Random().randrange(1) + [{'question': str(random.sample(range(10**6), 3))}]",
+    ],
+)
+async def test_tasks_that_are_others_at_each_import_are_refused(one, tasks):
+    with pytest.raises(
+        EnvironmentCrashed, match=r"^mine gives other tasks at each import: \d+ of \d+ differ, the first is"
+    ):
+        await one(f"{QUESTION}TASKS = {tasks}\n")
+
+
+async def test_tasks_that_are_the_same_at_each_import_may_hold_anything(one):
+    values = ["NAMES", "Any_()", "Any_", "right", "functools.partial(min, 1)", "lambda: 1", "float('nan')", "b'x'"]
+    values += ["__import__('numpy').arange(3)", "datetime.date(2020, 1, 1)", "random.Random(0).random()", "{1: {2, 3}}"]
+    pool = await one(f"{QUESTION}TASKS = [{{'question': '?', 'target': each}} for each in [{', '.join(values)}]]\n")
+    assert len(pool.tasks("train")) == len(values)
+
+
+async def test_a_class_that_draws_its_tasks_is_refused(one):
+    source = COUNTER.replace('"target": n}', '"target": random.random()}').replace("import os", "import os, random")
+    with pytest.raises(EnvironmentCrashed, match="the first is 'count0_1'; draw them with a fixed seed"):
+        await one(source)

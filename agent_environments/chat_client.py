@@ -1,9 +1,9 @@
 """The client of OpenAI-compatible chat endpoints: one way to read what they answer, however oddly, and to ask again.
 
 A service that is busy or away (:data:`~loop_plumbing.retries.TRANSIENT`, any 5xx, no answer at all) is asked again
-with growing pauses. So is one that answers 200 with something else than a completion, which gateways do while the
-service behind them fails; but only so often, because a wrong address does it for ever. What the service itself says is
-the reason that is told.
+with growing pauses. Busy is one that says so: with 429 or 529, or with 503 and when to come back. One that answers 200
+with something else than a completion, which gateways do while the service behind them fails, is asked again too; but
+only so often, because a wrong address does it for ever. What the service itself says is the reason that is told.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ FIRST_PAUSE_S = 1.0
 WARN_AFTER_S = 60.0
 ODD_TRIES = 5
 """Answers that are no completion, one after the other, after which the service is given up."""
+SILENT_TRIES = 2
+"""Requests without an answer in their time, after which a service that is not asked for ever is given up."""
 MAX_ANSWER_BYTES = 16 << 20
 SHOWN_CHARACTERS = 200
 """Of a service's words in a message."""
@@ -60,11 +62,11 @@ REASONING = ("reasoning_content", "reasoning")
 
 class NoCompletion(Exception):
     """The service gives none; the message is one line that names it and holds its words. ``status`` is that of its last
-    answer, None if there was none."""
+    answer, None if there was none. ``busy``: it was busy until the patience was over."""
 
-    def __init__(self, message: str, status: int | None):
+    def __init__(self, message: str, status: int | None, busy: bool = False):
         super().__init__(message)
-        self.status = status
+        self.status, self.busy = status, busy
 
 
 class ConversationTooLong(NoCompletion):
@@ -86,11 +88,31 @@ class Completion:
 
 
 class _Again(Exception):
-    """Worth another try. ``odd``: it answered, and it was no completion."""
+    """Worth another try. ``odd``: it answered, and it was no completion; ``silent``: it did not answer in time."""
 
-    def __init__(self, reason: str, status: int | None, retry_after: str | None = None, odd: bool = False):
+    def __init__(
+        self,
+        reason: str,
+        status: int | None,
+        retry_after: str | None = None,
+        odd: bool = False,
+        silent: bool = False,
+    ):
         super().__init__(reason)
-        self.status, self.retry_after, self.odd = status, retry_after, odd
+        self.status, self.retry_after, self.odd, self.silent = status, retry_after, odd, silent
+
+    @property
+    def busy(self) -> bool:
+        return self.status in (429, 529) or (self.status == 503 and self.retry_after is not None)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The bounds within which a service is asked again: ``tries`` where it is away, ``busy_s`` seconds from the first
+    time on that it is busy."""
+
+    tries: int
+    busy_s: float
 
 
 class EndpointClient(Generic[Answer]):
@@ -113,22 +135,29 @@ class EndpointClient(Generic[Answer]):
         self._url = address
         self._read = read
 
-    async def ask(self, body: Mapping[str, Any], tries: int | None = None) -> Answer:
-        """The answer to a request, for which a service that is busy or away is asked ``tries`` times; None: until
-        this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
+    async def ask(self, body: Mapping[str, Any], patience: Patience | None = None) -> Answer:
+        """The answer to a request, for which a service that is busy or away is asked until the patience is over; None:
+        until this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
 
         Raises:
             ConversationTooLong: for the service's model.
-            NoCompletion: it refuses the request, or goes on to answer with something else.
+            NoCompletion: it refuses the request, goes on to answer with something else, or the patience is over.
         """
-        began, warned, made, odd = time.monotonic(), False, 0, 0
+        began, warned, made, silent, odd = time.monotonic(), False, 0, 0, 0
+        busy_since: float | None = None
         for pause_s in pauses(FIRST_PAUSE_S):
             try:
                 answer = await self._ask(body)
             except _Again as again:
-                made, odd = made + 1, odd + 1 if again.odd else 0
-                if made == tries or odd == ODD_TRIES:
-                    raise NoCompletion(str(again), again.status) from again
+                now, odd = time.monotonic(), odd + 1 if again.odd else 0
+                if again.busy:
+                    busy_since = now if busy_since is None else busy_since
+                else:
+                    made, silent = made + 1, silent + again.silent
+                given_up = patience is not None and (made == patience.tries or silent == SILENT_TRIES)
+                busy = patience is not None and busy_since is not None and now - busy_since > patience.busy_s
+                if given_up or busy or odd == ODD_TRIES:
+                    raise NoCompletion(str(again), again.status, busy) from again
                 waited = time.monotonic() - began
                 if waited >= WARN_AFTER_S and not warned:
                     warned = True
@@ -146,7 +175,8 @@ class EndpointClient(Generic[Answer]):
                 status, retry_after = answer.status, answer.headers.get("Retry-After")
                 text = await _text(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Again(f"{self._url} gives no answer: {one_line(error)}", None) from error
+            silent = isinstance(error, TimeoutError)
+            raise _Again(f"{self._url} gives no answer: {one_line(error)}", None, silent=silent) from error
         try:
             data = json.loads(text)
         except (ValueError, RecursionError):

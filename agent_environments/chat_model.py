@@ -8,12 +8,15 @@ from typing import Any
 
 import aiohttp
 
-from agent_environments.chat_client import ChatClient, NoCompletion, url_problem
+from agent_environments.chat_client import ChatClient, NoCompletion, Patience, url_problem
 from agent_environments.protocol import EnvironmentCrashed
+from loop_plumbing.own_time import not_the_agents
 from loop_plumbing.secret import read_secret
 
-TRIES = 5
-"""For one answer, from an endpoint that is busy or away."""
+PATIENCE = Patience(tries=5, busy_s=1800.0)
+"""With one question."""
+LONGEST_TIMEOUT_S = 600.0
+"""Of one answer. A text that has none, and the greeting after it, then fit into what a judge may take."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class ChatEndpoint:
             raise ValueError(f"url {problem}")
         if self.api_key_env is not None and not read_secret(self.api_key_env):
             raise ValueError(f"set the environment variable {self.api_key_env}, or api_key_env to null")
+        if not 0.0 < self.timeout_s <= LONGEST_TIMEOUT_S:
+            raise ValueError(f"timeout_s must be above 0 and at most {LONGEST_TIMEOUT_S:g}")
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> ChatEndpoint:
@@ -47,10 +52,11 @@ class ChatEndpoint:
 
 
 class ChatModel:
-    """Answers one text at a time, at temperature 0.
+    """Answers one text at a time, at temperature 0. While it is asked no agent's time runs.
 
-    A text that it refuses, or breaks over, is answered by "": a greeting, which does not depend on the agent, then
-    shows whether it is there at all. So an agent whose words break it cannot void an episode.
+    A text that it refuses, breaks over, or is silent to, is answered by "": a greeting, which does not depend on the
+    agent, then shows whether it is there at all. So an agent whose words break it cannot void an episode. One that is
+    busy is waited for.
     """
 
     def __init__(self, name: str, endpoint: ChatEndpoint) -> None:
@@ -71,13 +77,17 @@ class ChatModel:
             raise
 
     async def ask(self, text: str) -> str:
-        """Return its answer; "" if it has none to this text. Raises EnvironmentCrashed if it answers nothing at all."""
-        try:
-            said = await self._complete(text)
-        except NoCompletion:
-            said = ""
-        if not said:
-            await self._say_hello()
+        """Return its answer; "" if it has none to this text. Raises EnvironmentCrashed if it answers nothing at all, or
+        is busy for longer than :data:`PATIENCE`."""
+        with not_the_agents():
+            try:
+                said = await self._complete(text)
+            except NoCompletion as error:
+                if error.busy:
+                    raise EnvironmentCrashed(f"the {self._name} is busy: {error}") from error
+                said = ""
+            if not said:
+                await self._say_hello()
         return said
 
     async def _say_hello(self) -> None:
@@ -93,7 +103,7 @@ class ChatModel:
             raise EnvironmentCrashed(f"the {self._name} is not there: the pool is not open")
         client = ChatClient(self._session, self._endpoint.url)
         body = {"model": self._endpoint.model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
-        return (await client.complete({**body, **self._endpoint.request}, TRIES)).text.strip()
+        return (await client.complete({**body, **self._endpoint.request}, PATIENCE)).text.strip()
 
     async def close(self) -> None:
         if self._session is not None:

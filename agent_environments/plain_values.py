@@ -7,6 +7,7 @@ that would void it, and an agent could bring it about. Here it is made plain, or
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,12 @@ from typing import Any, get_args
 
 from agent_environments.observation import printable
 from agent_environments.protocol import Broke, Grade, Message, Requirement, Role, StepResult, ToolUse
+from loop_plumbing.visible import visible
+
+MOST_ITEMS = 1000
+"""Of each kind in a grade: an agent's words may be in any of them, and each sequence's record has them all."""
+MOST_CHARACTERS = 1000
+"""Of a name, a reason or a requirement in a grade."""
 
 
 def plain_messages(messages: Any) -> list[Message]:
@@ -60,9 +67,9 @@ def plain_grade(grade: Any) -> Grade:
     plain = Grade(
         reward=_number("Grade.reward", grade.reward, 0.0, 1.0),
         success=_truth("Grade.success", grade.success),
-        requirements=tuple(_requirement(item) for item in _sequence("Grade.requirements", grade.requirements)),
-        tampered=_text_or_none("Grade.tampered", grade.tampered),
-        ungradable=_text_or_none("Grade.ungradable", grade.ungradable),
+        requirements=tuple(map(_requirement, _sequence("Grade.requirements", grade.requirements)[:MOST_ITEMS])),
+        tampered=_short_or_none("Grade.tampered", grade.tampered),
+        ungradable=_short_or_none("Grade.ungradable", grade.ungradable),
         broke=_broke("Grade.broke", grade.broke),
         tools=_tools("Grade.tools", grade.tools),
         rewards=_figures("Grade.rewards", grade.rewards),
@@ -80,7 +87,7 @@ def plain_grade(grade: Any) -> Grade:
 def _requirement(item: Any) -> Requirement:
     _instance("an item of Grade.requirements", item, Requirement)
     return Requirement(
-        text=_text("Requirement.text", item.text),
+        text=_short("Requirement.text", item.text),
         passed=_truth("Requirement.passed", item.passed),
         no_op_pass=_truth("Requirement.no_op_pass", item.no_op_pass),
     )
@@ -116,7 +123,8 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
 
 def _figures(name: str, value: Any) -> dict[str, float]:
     _instance(name, value, Mapping)
-    return {_text(name, key): _number(f"{name}[{key!r}]", each, -math.inf, math.inf) for key, each in value.items()}
+    named = {_short(name, key): each for key, each in itertools.islice(value.items(), MOST_ITEMS)}
+    return {key: _number(f"{name}[{key!r}]", each, -math.inf, math.inf) for key, each in named.items()}
 
 
 def _truth(name: str, value: Any) -> bool:
@@ -133,17 +141,24 @@ def _text(name: str, value: Any) -> str:
     return printable(value)
 
 
-def _text_or_none(name: str, value: Any) -> str | None:
-    return None if value is None else _text(name, value)
+def _short(name: str, value: Any) -> str:
+    """What a person reads of a grade, be it on a terminal."""
+    return visible(_text(name, value), MOST_CHARACTERS)
+
+
+def _short_or_none(name: str, value: Any) -> str | None:
+    return None if value is None else _short(name, value)
 
 
 def _broke(name: str, value: Any) -> Broke | None:
     if value is None:
         return None
     _instance(name, value, Broke)
-    return Broke(_text(f"{name}.where", value.where), _text(f"{name}.what", value.what))
+    return Broke(_short(f"{name}.where", value.where), _short(f"{name}.what", value.what))
 
 
 def _tools(name: str, value: Any) -> tuple[ToolUse, ...]:
-    uses = [_instance(f"an item of {name}", item, ToolUse) for item in _sequence(name, value)]
-    return tuple(ToolUse(_text(name, use.tool), int(use.calls), int(use.raised), _text(name, use.what)) for use in uses)
+    uses = [_instance(f"an item of {name}", item, ToolUse) for item in _sequence(name, value)[:MOST_ITEMS]]
+    return tuple(
+        ToolUse(_short(name, use.tool), int(use.calls), int(use.raised), _short(name, use.what)) for use in uses
+    )

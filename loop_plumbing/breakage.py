@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from loop_plumbing.visible import visible
+
 MOST_CHARACTERS = 500
 """Of what is said of one error."""
 _PACKAGES = Path(__file__).resolve().parents[1]
@@ -70,7 +72,7 @@ def told(error: BaseException) -> str:
     raised = error if isinstance(error, Raised) else Raised.by(error)
     said = traceback.format_exception_only(error)[-1] if isinstance(error, SyntaxError) else str(raised)
     said = said.removeprefix(f"{type(error).__module__}.")
-    said = " ".join(said.split()).encode("utf-8", "replace").decode()[:MOST_CHARACTERS]
+    said = visible(" ".join(said[: 2 * MOST_CHARACTERS].split()), MOST_CHARACTERS)
     return f"{said} ({raised.place})" if raised.place else said
 
 

@@ -22,6 +22,7 @@ from rich.logging import RichHandler
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.secret import read_secret
+from loop_plumbing.visible import VisibleFormatter
 from rollout_server.app import build_runner
 from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
@@ -104,7 +105,8 @@ def _serve(arguments: list[str], program: str) -> None:
     # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
     handler = RichHandler(console=terminal, show_path=False) if terminal.is_terminal else logging.StreamHandler()
     plain = "%(message)s" if terminal.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=plain, handlers=[handler], force=True)
+    handler.setFormatter(VisibleFormatter(plain))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if options.owner_pid is not None:
         _follow(options.owner_pid)
     _raise_open_files(config.max_concurrent_episodes)

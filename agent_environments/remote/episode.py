@@ -33,9 +33,6 @@ GRADE_PATIENCE_S = 900.0
 """For a grade, and the step before it. Less than the protocol's own deadline for grades, after which a state is
 ungradable: that the machine gives no grade is no state's doing."""
 CLOSE_TIMEOUT_S = 120.0
-MAX_REQUIREMENTS = 1000
-MAX_TEXT = 1000
-"""Characters of a requirement, and of why a state is not what it should be."""
 STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The episode is over."
 
 _numbers = itertools.count(1)
@@ -305,25 +302,18 @@ def _digest(answer: dict[str, Any]) -> bytes:
 
 
 def _grade(answer: dict[str, Any]) -> Grade:
-    """A world's grade, of bounded size whatever the world is."""
-    requirements = tuple(
-        Requirement(**{**requirement, "text": str(requirement["text"])[:MAX_TEXT]})
-        for requirement in itertools.islice(answer.get("requirements", ()), MAX_REQUIREMENTS)
-    )
-    tampered, ungradable = (
-        text if text is None else str(text)[:MAX_TEXT] for text in (answer.get("tampered"), answer.get("ungradable"))
-    )
+    """A world's grade; :func:`~agent_environments.plain_values.plain_grade` looks at its values, and bounds it."""
     broke = answer.get("broke")
     return Grade(
         float(answer["reward"]),
         bool(answer["success"]),
-        requirements,
-        tampered,
-        ungradable,
+        tuple(Requirement(**requirement) for requirement in answer.get("requirements", ())),
+        answer.get("tampered"),
+        answer.get("ungradable"),
         broke=None if broke is None else Broke(**broke),
-        tools=tuple(ToolUse(**use) for use in itertools.islice(answer.get("tools", ()), MAX_REQUIREMENTS)),
-        rewards=dict(itertools.islice(answer.get("rewards", {}).items(), MAX_REQUIREMENTS)),
-        metrics=dict(itertools.islice(answer.get("metrics", {}).items(), MAX_REQUIREMENTS)),
+        tools=tuple(ToolUse(**use) for use in answer.get("tools", ())),
+        rewards=answer.get("rewards", {}),
+        metrics=answer.get("metrics", {}),
     )
 
 

@@ -25,6 +25,7 @@ from agent_environments.services.server import MAX_SESSIONS, EnvironmentServer
 from agent_environments.services.service_pool import TOKEN_VARIABLE
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.secret import read_secret
+from loop_plumbing.visible import VisibleFormatter
 
 OPEN_FILES_PER_SESSION = 16
 """Of one session: its connection, and its world's processes and files."""
@@ -84,7 +85,9 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     arguments = parser().parse_intermixed_args(words)
     if not 0 <= arguments.port <= 65535:
         parser().error(f"--port is {arguments.port}; it must be 0 to 65535")

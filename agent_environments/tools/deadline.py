@@ -8,10 +8,11 @@ ended from outside, with its process (:mod:`loop_plumbing.forked_process`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -28,6 +29,8 @@ class _State:
 
     running = False
     late = False
+    pauses = 0
+    left = 0.0
 
 
 def install() -> None:
@@ -49,7 +52,7 @@ def call(
         Raised: anything at all that it raised, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of
             its own included.
     """
-    _State.late = False
+    _State.late, _State.pauses = False, 0
     try:
         try:
             _State.running = True
@@ -68,6 +71,20 @@ def call(
     if _State.late:
         raise DeadlinePassed(f"took longer than {deadline_s:g} s")
     return result
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Stop the time of the call that is being made, once however many stop it at once."""
+    if not _State.pauses:
+        _State.left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    _State.pauses += 1
+    try:
+        yield
+    finally:
+        _State.pauses -= 1
+        if not _State.pauses and _State.running and _State.left > 0.0:
+            signal.setitimer(signal.ITIMER_REAL, _State.left)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

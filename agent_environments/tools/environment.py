@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+JUDGE_PATIENCE_S = 2700.0
+"""For all that an episode's rewards ask a judge; with a reward's own time less than the protocol has for a grade."""
+
 _PROGRAM = """
 import json, socket, sys
 told = json.loads(sys.stdin.readline())
@@ -64,6 +68,7 @@ class ToolEnvironment:
         self._task_id = ""
         self._answer = ""
         self._trajectory: list[dict[str, str]] = []
+        self._judge_until = 0.0
         self._ends_by_tool = any(tool.terminal for tool in module.tools.values())
 
     async def start(self, task_id: str) -> list[Message]:
@@ -120,6 +125,7 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
+        self._judge_until = time.monotonic() + JUDGE_PATIENCE_S
         grades: list[tuple[Reward, Grade]] = []
         broke: Broke | None = None
         for reward in self._module.rewards:
@@ -135,9 +141,11 @@ class ToolEnvironment:
         process = await lease.process()
         if lease.lost and reward.takes_instance:
             return Grade.of_ungradable("the instance is gone: a tool that was called ended its process")
-        episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory}
+        judge_s = max(0.0, self._judge_until - time.monotonic()) if reward.takes_judge else 0.0
+        episode = {"task_id": self._task_id, "answer": self._answer, "trajectory": self._trajectory, "judge_s": judge_s}
         try:
-            return _grade(await process.ask("grade", REWARD_DEADLINE_S, reward=reward.name, **episode))
+            answered = await process.ask("grade", REWARD_DEADLINE_S + judge_s, reward=reward.name, **episode)
+            return _grade(answered)
         except (Raised, DeadlinePassed, ProcessEnded, ValueError) as error:
             logger.error("reward %s gives no grade", reward.name, exc_info=error)
             what = told(error)

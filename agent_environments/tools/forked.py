@@ -82,8 +82,12 @@ class Calls:
         assert self._module.reply is not None, "the node asks for one that is there"
         return self._module.reply.run(text, self._instance)
 
-    def grade(self, reward: str, task_id: str, answer: str, trajectory: list[dict[str, str]]) -> dict[str, Any]:
-        """The fields of the grade that the reward of this name gives."""
+    def grade(
+        self, reward: str, task_id: str, answer: str, trajectory: list[dict[str, str]], judge_s: float
+    ) -> dict[str, Any]:
+        """The fields of the grade that the reward of this name gives; a judge has ``judge_s`` seconds to answer."""
+        if self._judge is not None:
+            self._judge.answer_within(judge_s)
         task = copy.deepcopy(self._module.tasks[task_id])
         (found,) = (each for each in self._module.rewards if each.name == reward)
         episode = {"answer": answer, "trajectory": trajectory, "instance": self._instance, "judge": self._judge}

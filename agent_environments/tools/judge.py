@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.chat_model import ChatEndpoint, ChatModel
 from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.tools import deadline
 
 
 class Judge:
-    """Answers a text: ``said = await judge("...")``, in an async reward.
+    """Answers a text: ``said = await judge("...")``, in an async reward, whose own time stands meanwhile.
 
     Args:
         options: the arguments of :class:`~agent_environments.chat_model.ChatEndpoint`.
@@ -20,26 +23,39 @@ class Judge:
         self._endpoint = ChatEndpoint.of("judge", options)
         self._model: ChatModel | None = None
         self._crashed: EnvironmentCrashed | None = None
+        self._until: float | None = None
+
+    def answer_within(self, seconds: float) -> None:
+        """Count one that has not answered by then as away."""
+        self._until = time.monotonic() + seconds
 
     async def __call__(self, text: str) -> str:
         """Return the answer to a text.
 
         Raises:
             ValueError: it has none to this text, though it is there: perhaps what the agent wrote is in its way.
-            EnvironmentCrashed: it is away.
+            EnvironmentCrashed: it is away, or busy for too long.
         """
         try:
-            if self._model is None:
-                model = ChatModel("judge", self._endpoint)
-                await model.open()
-                self._model = model
-            said = await self._model.ask(text)
+            with deadline.paused():
+                said = await self._said(text)
         except EnvironmentCrashed as error:
             self._crashed = error
             raise
         if not said:
             raise ValueError("the judge has no answer to this text")
         return said
+
+    async def _said(self, text: str) -> str:
+        try:
+            async with asyncio.timeout_at(self._until):
+                if self._model is None:
+                    model = ChatModel("judge", self._endpoint)
+                    await model.open()
+                    self._model = model
+                return await self._model.ask(text)
+        except TimeoutError:
+            raise EnvironmentCrashed("the judge does not answer in time, or is busy") from None
 
     def check(self) -> None:
         """Raise EnvironmentCrashed if it was away since the last check, be it that the reward made a number of that."""

@@ -16,7 +16,7 @@ from agent_environments.tools import deadline
 OWN_NAMES = ("answer", "trajectory", "instance", "judge")
 """Parameters that are filled from the episode; all others from the task's fields."""
 DEADLINE_S = 600.0
-"""For a call; the node itself waits 300 s for a grade."""
+"""For a call, without what a judge takes."""
 
 
 class Reward:

@@ -21,7 +21,8 @@ from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
 from loop_formats.run_files import log_path, meta_path
-from loop_plumbing.breakage import told
+from loop_plumbing.breakage import MOST_CHARACTERS, told
+from loop_plumbing.visible import visible
 from rollout_server.collecting.attempt import Attempt
 from rollout_server.collecting.collector import Collector, EpisodeKey, Gone
 from rollout_server.collecting.policy_sampler import EpisodeServices
@@ -249,6 +250,7 @@ class CollectionRun:
         key = episode.key
         if key not in self.collector.running:  # dropped while it failed
             return
+        message = visible(message, MOST_CHARACTERS)
         logger.warning("%s: %s: %s", episode.rollout_id, reason, message)
         self._running[key].delivering = True
         self.services.metrics.failed(reason)

@@ -18,6 +18,7 @@ from agent_environments.chat_client import (
     Completion,
     ConversationTooLong,
     NoCompletion,
+    Patience,
     url_problem,
 )
 
@@ -117,16 +118,26 @@ async def test_a_service_that_recovers_is_not_given_up():
         assert (await client.complete({})).text == "x"
 
 
-@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
-async def test_who_is_busy_is_asked_again_as_often_as_is_wanted(status, caplog, monkeypatch):
+@pytest.mark.parametrize("status", [408, 409, 425, 500, 502, 503, 504])
+async def test_who_is_away_is_asked_again_as_often_as_is_wanted(status, caplog, monkeypatch):
     monkeypatch.setattr(chat_client, "WARN_AFTER_S", 0.0)
     async with answering(*[(status, "slow down")] * 8, (200, said("x"))) as (client, asked):
         with pytest.raises(NoCompletion, match=f"answers {status}: slow down"):
-            await client.complete({}, tries=3)
+            await client.complete({}, patience=Patience(3, 600.0))
         assert (await client.complete({})).text == "x"
         assert len(asked) == 9
     assert caplog.text.count("slow down") == 2, "one warning a completion"
     assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(("status", "headers"), [(429, {}), (529, {}), (503, {"Retry-After": "0"})])
+async def test_who_is_busy_is_asked_again_until_the_patience_is_over(status, headers):
+    async with answering(*[(status, "slow down", headers)] * 8, (200, said("x"))) as (client, asked):
+        with pytest.raises(NoCompletion, match=f"answers {status}: slow down") as refused:
+            await client.complete({}, patience=Patience(tries=1, busy_s=0.0))
+        assert refused.value.busy
+        assert (await client.complete({}, patience=Patience(tries=1, busy_s=600.0))).text == "x"
+        assert len(asked) == 9
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 413, 422])
@@ -147,14 +158,14 @@ async def test_an_answer_without_end_is_read_so_far_only(monkeypatch):
     monkeypatch.setattr(chat_client, "MAX_ANSWER_BYTES", 1 << 20)
     async with answering((200, b" " * (40 << 20))) as (client, _):
         with pytest.raises(NoCompletion, match="an empty body"):
-            await client.complete({}, tries=1)
+            await client.complete({}, patience=Patience(1, 600.0))
 
 
 async def test_nobody_there_is_no_answer(caplog):
     caplog.set_level(logging.DEBUG)
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
         with pytest.raises(NoCompletion, match="gives no answer") as refused:
-            await ChatClient(session, "http://127.0.0.1:9/v1").complete({}, tries=2)
+            await ChatClient(session, "http://127.0.0.1:9/v1").complete({}, patience=Patience(2, 600.0))
     assert refused.value.status is None
     assert KEY not in str(refused.value) + caplog.text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,21 +12,25 @@ from aiohttp.test_utils import TestServer
 
 
 class FakeChatEndpoint:
-    """Answers what ``reply`` makes of a request's body: a text, or a status. Keeps bodies and keys."""
+    """Answers what ``reply`` makes of a request's body, awaited if it is to be: a text, a status, or a status with
+    headers. Keeps bodies and keys."""
 
     url: str
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        self.reply: Callable[[dict[str, Any]], str | int] = lambda body: "Hello."
+        self.reply: Callable[[dict[str, Any]], Any] = lambda body: "Hello."
 
     async def _complete(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
         self.keys.append(request.headers.get("Authorization"))
         reply = self.reply(self.bodies[-1])
-        if isinstance(reply, int):
-            return web.Response(status=reply, text="no")
+        if inspect.isawaitable(reply):
+            reply = await reply
+        status, headers = reply if isinstance(reply, tuple) else (reply, {})
+        if isinstance(status, int):
+            return web.Response(status=status, text="no", headers=headers)
         return web.json_response({"choices": [{"message": {"role": "assistant", "content": reply}}]})
 
     @asynccontextmanager

@@ -19,6 +19,7 @@ from agent_environments.protocol import EnvironmentFault, Message
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, read_rollouts
 from loop_formats.schema import ConfigError
+from loop_plumbing.visible import visible
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.launch.own_task import (
     TRAINED,
@@ -133,7 +134,7 @@ def _value(text: str) -> Any:
 
 def shown(message: Message) -> str:
     """A message for the terminal, with its number of words."""
-    return f"--- {message.role} ({len(message.content.split())} words)\n{message.content}"
+    return f"--- {message.role} ({len(message.content.split())} words)\n{visible(message.content)}"
 
 
 def result(played: Played) -> str:

@@ -31,9 +31,12 @@ def build_app(run: RunData) -> web.Application:
             web.get("/", routes.page),
             web.get("/api/run", routes.overview),
             web.get("/api/collections/{collection}", routes.summaries),
-            web.get("/api/collections/{collection}/rollouts/{cursor:\\d+}", routes.rollout),
+            web.get("/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}", routes.rollout),
             web.get("/api/collections/{collection}/search", routes.search),
-            web.post("/api/collections/{collection}/rollouts/{cursor:\\d+}/turns/{turn:\\d+}/branch", routes.branch),
+            web.post(
+                "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}/turns/{turn:[0-9]{1,12}}/branch",
+                routes.branch,
+            ),
             web.get("/api/branches/{collection}", routes.branch_state),
             web.static("/static", STATIC),
         ]

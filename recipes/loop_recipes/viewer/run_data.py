@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import takewhile
@@ -22,7 +23,9 @@ from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
+from loop_formats.rollout import BranchOf
 from loop_formats.run_files import find_logs, meta_path, read_lines
+from loop_plumbing.breakage import told
 from loop_recipes.algorithm.token_statistics import TOKEN_STATISTICS, statistics_files
 from loop_recipes.methods.turn_credit.turn_values import read_turn_values, values_file
 from loop_recipes.paths import METRICS_FILE
@@ -171,8 +174,12 @@ class RunData:
         Raises:
             KeyError: no such collection or rollout.
         """
-        _, line = self.stored(collection, cursor)
+        path, line = self.stored(collection, cursor)
         record = json.loads(line)
+        with _as_rollout(path, cursor):
+            return self._shown(collection, cursor, record)
+
+    def _shown(self, collection: str, cursor: int, record: dict[str, Any]) -> dict[str, Any]:
         texts: dict[str, int] = {}
         index = [texts.setdefault(self._token_text(token), len(texts)) for token in record["token_ids"]]
         own = self._statistics(collection).get(record["rollout_id"])
@@ -234,7 +241,8 @@ class RunData:
         for line in read_lines(log.path):
             if line.number > log.lines:
                 break
-            texts = (f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"])
+            with _as_rollout(log.path, line.number):
+                texts = [f"{each['content']}\n{each.get('reasoning', '')}" for each in line.record["messages"]]
             if any(wanted in text.casefold() for text in texts):
                 found.append(line.number)
         return found
@@ -246,8 +254,9 @@ class RunData:
 
     def _read_on(self, log: _Indexed) -> None:
         for line in read_lines(log.path, log.read_to, log.lines + 1):
+            with _as_rollout(log.path, line.number):
+                log.summaries.append(_summary(line.record, line.number, self._environment))
             log.offsets[line.number] = line.start
-            log.summaries.append(_summary(line.record, line.number, self._environment))
             log.read_to, log.lines = line.end, line.number
 
     def _thread(self, collection: str, cursor: int, record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -296,6 +305,15 @@ class RunData:
         if self._tokenizer is None:
             return f"‹{token}›"
         return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+@contextmanager
+def _as_rollout(path: Path, number: int) -> Iterator[None]:
+    """Read line ``number``, which is any JSON until it was read; raises ValueError, which names the line."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        raise ValueError(f"{path}, line {number}, is no rollout: {told(error)}") from error
 
 
 @lru_cache(maxsize=64)
@@ -353,11 +371,11 @@ def _summary(record: dict[str, Any], cursor: int, environment: Description) -> d
         "id": record["rollout_id"],
         "episode": record["episode_id"],
         "task": record["task_id"],
-        "branch_of": record["branch_of"],
+        "branch_of": record["branch_of"] and asdict(BranchOf(**record["branch_of"])),
         "index": record["index"],
         "segment": record["segment"],
         "segments": record["segments"],
-        "reward": record["reward"],
+        "reward": float(record["reward"]),
         "success": record["success"],
         "end_reason": record["end_reason"],
         "turns": len(turns),

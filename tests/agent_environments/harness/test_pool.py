@@ -5,9 +5,10 @@ import os
 
 import pytest
 
+from agent_environments.counter import CounterPool
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.program_protocol import Connection
-from agent_environments.protocol import UnknownTask, acquire
+from agent_environments.protocol import Grade, UnknownTask, acquire
 from support.places import check_who_waits_is_refused
 from support.waiting import wait_until
 
@@ -236,3 +237,24 @@ async def test_an_episode_without_a_folder_leaves_no_world(monkeypatch):
     with pytest.raises(OSError, match="no space"):
         await harness_pool.acquire("e")
     assert harness_pool._world.status().open_worlds == harness_pool.status().open_worlds == 0
+
+
+class NamesItsParts(CounterPool):
+    async def acquire(self, episode_id):
+        environment = await super().acquire(episode_id)
+
+        async def grade():
+            return Grade(0.0, False, rewards={"correct": 0.0}, metrics={"steps": 3.0})
+
+        environment.grade = grade
+        return environment
+
+
+async def test_a_programs_figures_take_no_name_that_the_grader_has():
+    pool = HarnessPool(spans, ["true"], world={"name": f"{__name__}:NamesItsParts"})
+    environment = await pool.acquire("e")
+    await environment.start("reach3_1")
+    environment.finish(1.0, {"rewards": {"correct": 1.0, "own": 0.5}, "metrics": {"steps": 0.0}})
+    grade = await environment.grade()
+    assert (grade.rewards, grade.metrics) == ({"correct": 0.0, "own": 0.5}, {"steps": 3.0})
+    await environment.close()

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from agent_environments import losses as rule
+from agent_environments import plain_values
 from agent_environments.losses import LOSSES_PER_COMMAND, Loss, WorldLost
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Message
@@ -188,15 +189,15 @@ async def test_what_a_world_grades_is_bounded():
     graded = {**GRADED, "requirements": many, "ungradable": "y" * 5000, "tampered": "z" * 5000}
     environment, _ = await play(ScriptedPool([None, None, graded]), "one")
     grade = await environment.grade()
-    assert len(grade.requirements) == episodes.MAX_REQUIREMENTS
+    assert len(grade.requirements) == plain_values.MOST_ITEMS
     texts = [grade.ungradable, grade.tampered, *(requirement.text for requirement in grade.requirements)]
-    assert {len(text) for text in texts} == {episodes.MAX_TEXT}
+    assert {len(text) for text in texts} == {plain_values.MOST_CHARACTERS}
 
 
 async def test_the_parts_of_a_reward_and_other_figures_come_along_a_bounded_number_of_them():
-    endless = {f"figure{number}": 1.0 for number in range(2 * episodes.MAX_REQUIREMENTS)}
+    endless = {f"figure{number}": 1.0 for number in range(2 * plain_values.MOST_ITEMS)}
     environment, _ = await play(ScriptedPool([None, None, GRADED | FIGURES]), "one")
     grade = await environment.grade()
     assert {"rewards": grade.rewards, "metrics": grade.metrics} == FIGURES
     environment, _ = await play(ScriptedPool([None, None, GRADED | {"metrics": endless}]), "one")
-    assert len((await environment.grade()).metrics) == episodes.MAX_REQUIREMENTS
+    assert len((await environment.grade()).metrics) == plain_values.MOST_ITEMS

@@ -1,10 +1,13 @@
 """A reward that asks a model: its answer counts, what it refuses is worth 0, and its absence is nobody's reward."""
 
+import asyncio
+
 import pytest
 
-from agent_environments import chat_client
+from agent_environments import chat_client, chat_model
 from agent_environments.no_voiding import NoVoiding
 from agent_environments.protocol import EnvironmentCrashed
+from agent_environments.tools import deadline
 from agent_environments.tools.environment import ToolPool
 from agent_environments.tools.judge import Judge
 from support.adapter_support import word_spans
@@ -83,6 +86,73 @@ async def test_a_judge_who_is_away_loses_the_attempt_whatever_the_reward_makes_o
     judge.check()
 
 
+BUSY = {"429": 429, "503 that says when to come back": (503, {"Retry-After": "0"})}
+
+
+@pytest.mark.parametrize("how", BUSY)
+async def test_a_busy_judge_is_waited_for(endpoint, how):
+    refused = [BUSY[how]] * 12
+    endpoint.reply = lambda body: refused.pop() if refused else "1"
+    judge = Judge(options_of(endpoint))
+    assert await judge("Hello!") == "1"
+    judge.check()
+    assert len(endpoint.bodies) == 14
+
+
+@pytest.mark.parametrize("greets", [True, False], ids=["from the second text on", "from the start"])
+async def test_a_judge_who_is_busy_for_too_long_loses_the_attempt(endpoint, monkeypatch, greets):
+    monkeypatch.setattr(chat_model, "PATIENCE", chat_client.Patience(tries=5, busy_s=0.0))
+    endpoint.reply = lambda body: "1" if greets and len(endpoint.bodies) == 1 else 429
+    judge = Judge(options_of(endpoint))
+    with pytest.raises(EnvironmentCrashed, match=r"the judge .* answers 429"):
+        await judge("Hello!")
+    with pytest.raises(EnvironmentCrashed):
+        judge.check()
+
+
+async def silent(body):
+    await asyncio.Event().wait()
+
+
+async def test_a_silent_judge_loses_the_attempt_and_a_text_that_silences_one_does_not(endpoint):
+    judge = Judge({**options_of(endpoint), "timeout_s": 0.3})
+    assert await judge("Hello!") == "1"
+    endpoint.reply = lambda body: silent(body) if "hostile" in str(body) else "1"
+    with pytest.raises(ValueError, match="the judge has no answer to this text"):
+        await judge("hostile")
+    judge.check()
+    endpoint.reply = silent
+    with pytest.raises(EnvironmentCrashed, match="the judge does not answer"):
+        await judge("Hello!")
+    with pytest.raises(EnvironmentCrashed):
+        judge.check()
+
+
+async def test_what_the_judge_takes_is_bounded_for_an_episode(endpoint):
+    endpoint.reply = silent
+    judge = Judge(options_of(endpoint))
+    judge.answer_within(0.0)
+    with pytest.raises(EnvironmentCrashed, match="the judge does not answer in time, or is busy"):
+        await judge("Hello!")
+
+
+def test_what_the_judge_takes_is_no_part_of_a_rewards_own_time():
+    deadline.install()
+
+    async def asks():
+        with deadline.paused(), deadline.paused():
+            await asyncio.sleep(0.3)
+        return "1"
+
+    async def dawdles():
+        await asks()
+        await asyncio.sleep(600)
+
+    assert deadline.call(asks, {}, 0.2) == "1"
+    with pytest.raises(deadline.DeadlinePassed):
+        deadline.call(dawdles, {}, 0.2)
+
+
 async def test_a_judge_who_was_never_there_is_a_crash(tmp_path, endpoint):
     endpoint.reply = lambda body: 401
     with pytest.raises(EnvironmentCrashed, match=r"the judge does not answer: .* answers 401"):
@@ -94,6 +164,10 @@ async def test_a_judge_who_was_never_there_is_a_crash(tmp_path, endpoint):
     [
         (None, "reward polite asks a judge: name its url and model under environment.judge"),
         ({"url": "nowhere", "model": "m", "api_key_env": None}, "judge: url 'nowhere' must begin with http"),
+        (
+            {"url": "http://localhost/v1", "model": "m", "api_key_env": None, "timeout_s": 601},
+            "judge: timeout_s must be",
+        ),
         ({"url": "http://localhost/v1"}, "judge: .* missing 1 required positional argument: 'model'"),
         ({"url": "http://localhost/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}, "judge: set .* NO_SUCH_KEY"),
     ],

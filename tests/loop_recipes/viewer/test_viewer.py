@@ -246,6 +246,38 @@ async def test_what_is_not_there_is_404(client, path):
     assert (await client.get(path)).status == 404
 
 
+@pytest.mark.parametrize("cursor", ["9" * 5000, "\u0663", "-1", "1e3"])
+async def test_an_odd_place_is_404(client, cursor):
+    assert (await client.get(f"/api/collections/demo-i0001/rollouts/{cursor}")).status == 404
+
+
+NO_ROLLOUTS = {
+    "no turns": lambda record: {key: value for key, value in record.items() if key != "turns"},
+    "turns of another kind": lambda record: {**record, "turns": [1]},
+    "a turn without its end": lambda record: {**record, "turns": [{"start": 0}]},
+    "messages of another kind": lambda record: {**record, "messages": 7},
+    "a reward of another kind": lambda record: {**record, "reward": [1.0]},
+    "no id": lambda record: {key: value for key, value in record.items() if key != "episode_id"},
+    "log-probs of another kind": lambda record: {**record, "sampler_logprobs": ["x"]},
+    "tokens of another kind": lambda record: {**record, "token_ids": None},
+    "an origin of another kind": lambda record: {**record, "branch_of": 3},
+    "a list": lambda record: [record],
+}
+
+
+@pytest.mark.parametrize("how", NO_ROLLOUTS)
+def test_a_line_that_is_no_rollout_is_named_in_one_line(run_folder, tmp_path, capsys, how):
+    log = next(run_folder.glob("**/collections/demo-i0001.jsonl"))
+    lines = log.read_text().splitlines()
+    lines[1] = json.dumps(NO_ROLLOUTS[how](json.loads(lines[1])))
+    (tmp_path / "demo-i0001.jsonl").write_text("\n".join(lines) + "\n")
+    assert main([str(tmp_path / "demo-i0001.jsonl"), "--export", str(tmp_path / "x.html")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert "line 2" in said or ":2 is no JSON object" in said
+    assert not (tmp_path / "x.html").exists()
+
+
 async def test_other_host_names_are_refused(client):
     assert (await client.get("/api/run", headers={"Host": "evil.example"})).status == 403
     assert (await client.get("/api/run", headers={"Host": "localhost:8750"})).status == 200

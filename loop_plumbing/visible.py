@@ -1,0 +1,21 @@
+"""Text from outside as a terminal or a log may hold it: what would steer a terminal is spelled out."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for tab and newline, changes of the writing direction, and lone surrogates."""
+
+
+def visible(text: str, most: int | None = None) -> str:
+    """Return ``text`` with each character that steers a terminal as its escape, cut to ``most`` characters."""
+    return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text[:most])[:most]
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats log records so that nothing in them, tracebacks included, steers a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))

@@ -1,0 +1,45 @@
+"""What a terminal or a log is shown of texts from outside."""
+
+import logging
+import sys
+
+import pytest
+
+from loop_plumbing.breakage import MOST_CHARACTERS, told
+from loop_plumbing.visible import VisibleFormatter, visible
+
+STEERS = {
+    "\x1b[2J": "\\x1b[2J",
+    "\x07": "\\x07",
+    "\x9b31m": "\\x9b31m",
+    "\x7f": "\\x7f",
+    "\x00": "\\x00",
+    "a\rb": "a\\rb",
+    "\u202egnp.exe": "\\u202egnp.exe",
+    "\u2066": "\\u2066",
+    "\ud800": "\\ud800",
+    "\x0b\x0c": "\\x0b\\x0c",
+}
+
+
+@pytest.mark.parametrize("text", STEERS)
+def test_what_steers_a_terminal_is_spelled_out(text):
+    assert visible(text) == STEERS[text]
+    assert told(ValueError(f"answer {text!s}!")).isprintable()
+
+
+def test_ordinary_text_stays_as_it_is():
+    text = "é 你好 👩‍👩‍👧\n\tprint('x')"
+    assert visible(text) == text
+    assert visible("\x1b" * 9, 5) == "\\x1b\\"
+    assert len(told(ValueError("x" * 10**7))) <= MOST_CHARACTERS
+
+
+def test_a_log_line_with_its_traceback_steers_no_terminal():
+    try:
+        raise ValueError("\x1b]0;mine\x07")
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "said %s", ("\x9b",), sys.exc_info())
+    line = VisibleFormatter("%(message)s").format(record)
+    assert line.startswith("said \\x9b\nTraceback")
+    assert all(part.isprintable() for part in line.split("\n"))

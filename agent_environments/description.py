@@ -25,7 +25,8 @@ Messages = Sequence[Mapping[str, str]]
 Counts = Mapping[str, int]
 
 NUMBERED = r"(.+)_\d+"
-"""Group pattern of tasks ``<group>_<n>``."""
+"""Group pattern of worlds that name their tasks ``<group>_<n>`` themselves, as AppWorld does. An id that a user chose,
+such as ``math_1``, says nothing of groups."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Description:
         groups: what groups of tasks are called, in the plural.
         group_pattern: a regular expression for a whole task id, whose first group names the task's group. A task that
             it does not match is a group of its own; so is every task where there is none.
+        task_groups: the groups of tasks that state one, by task id; the pattern is not asked for these.
         unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
         environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
@@ -125,6 +127,7 @@ class Description:
     behavior: tuple[str, ...] = ()
     environments: Mapping[str, Description] | None = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
+    task_groups: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -153,7 +156,8 @@ class Description:
     @property
     def grouped(self) -> bool:
         """Whether a group may have several tasks."""
-        return self.group_pattern is not None or any(member.grouped for member in (self.environments or {}).values())
+        members = (self.environments or {}).values()
+        return self.group_pattern is not None or bool(self.task_groups) or any(member.grouped for member in members)
 
     @property
     def whole_identity(self) -> dict[str, str]:
@@ -171,6 +175,8 @@ class Description:
         """The group of a task; a task's own id where it is its own group."""
         description, prefix = self._member(task_id)
         own = task_id.removeprefix(prefix)
+        if own in description.task_groups:
+            return prefix + description.task_groups[own]
         found = description.group_pattern and re.fullmatch(description.group_pattern, own, re.DOTALL)
         return prefix + (found[1] or own) if found else task_id
 

@@ -12,6 +12,8 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, get_args
 
 from agent_environments.observation import printable
@@ -105,14 +107,19 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
     return value
 
 
-def _scalar(value: Any) -> Any:
-    """numpy's numbers and booleans, and torch's, as Python's own."""
-    return value.item() if getattr(value, "shape", None) == () else value
+def scalar(value: Any) -> Any:
+    """A number or a boolean of numpy's or torch's, a decimal or a fraction as Python's own; anything else as it is."""
+    if isinstance(value, Decimal | Fraction):
+        return float(value)
+    try:
+        return value.item() if hasattr(value, "dtype") else value
+    except (ValueError, RuntimeError):  # several numbers
+        return value
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
     """Nor is NaN one, or anything infinite."""
-    number = _scalar(value)
+    number = scalar(value)
     real = isinstance(number, numbers.Real)
     if not real or not math.isfinite(number) or not low <= float(number) <= high:
         shown = repr(float(number)) if real else f"of type {type(value).__name__}"
@@ -128,7 +135,7 @@ def _figures(name: str, value: Any) -> dict[str, float]:
 
 
 def _truth(name: str, value: Any) -> bool:
-    truth = _scalar(value)
+    truth = scalar(value)
     if not isinstance(truth, bool) and not (isinstance(truth, int) and truth in (0, 1)):
         kind = "NaN" if isinstance(truth, float) and math.isnan(truth) else f"of type {type(value).__name__}"
         raise ValueError(f"{name} is {kind}, and neither True nor False")

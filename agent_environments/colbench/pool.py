@@ -9,7 +9,7 @@ from agent_environments.chat_model import ChatEndpoint
 from agent_environments.colbench.grader import Grader, GraderLimits, base_python
 from agent_environments.colbench.human import EndpointHuman, Human, ScriptedHuman
 from agent_environments.colbench.tasks import ColBenchTask, ColBenchTasks
-from agent_environments.description import NUMBERED, QUESTIONS_BEHAVIOR, Description
+from agent_environments.description import QUESTIONS_BEHAVIOR, Description
 from agent_environments.extraction import extract_code
 from agent_environments.places import Places
 from agent_environments.protocol import (
@@ -112,7 +112,7 @@ class ColBenchPool:
         ValueError: a file of tasks, or an option, is wrong; one line.
     """
 
-    description = Description(group_pattern=NUMBERED, groups="groups of tasks", behavior=(QUESTIONS_BEHAVIOR,))
+    description = Description(behavior=(QUESTIONS_BEHAVIOR,))
 
     def __init__(
         self,

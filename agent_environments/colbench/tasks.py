@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_environments.protocol import UnknownTask
+from agent_environments.tools.tasks import json_lines
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,16 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
     Raises:
         ValueError: there is no such file, or a line is no task; says which.
     """
-    tasks = []
+    tasks: list[ColBenchTask] = []
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    tasks.append(ColBenchTask.from_json(f"{split}{number:05}_1", json.loads(line)))
-                except (KeyError, TypeError, ValueError) as error:
-                    raise ValueError(
-                        f"{path}, line {number} is no task of ColBench's backend programming "
-                        f"(problem_description, ground_truth, test_cases): {error!r}"
-                    ) from error
+        for number, data in json_lines(path):
+            try:
+                tasks.append(ColBenchTask.from_json(f"{split}{len(tasks) + 1:05}_1", data))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path}, line {number} is no task of ColBench's backend programming "
+                    f"(problem_description, ground_truth, test_cases): {error!r}"
+                ) from error
     except OSError as error:
         raise ValueError(f"cannot read the tasks of split {split!r}: {error}") from error
     if not tasks:

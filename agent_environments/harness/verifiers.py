@@ -156,7 +156,7 @@ class VerifiersPool:
             }
         )
         if self._held_out is not None:
-            self._table.hold_out(self._held_out, self.description.group_of)
+            self._table.hold_out(self._held_out)
 
     @property
     def _tasks(self) -> TaskTable:

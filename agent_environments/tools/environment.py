@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.chat_model import ChatEndpoint
-from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
+from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.observation import printable, truncate
 from agent_environments.protocol import (
     Broke,
@@ -185,7 +185,7 @@ class ToolPool:
         ValueError: anything wrong with the module or the tasks; one line.
     """
 
-    description = Description(group_pattern=NUMBERED, groups="groups of tasks", behavior=(TOOLS_BEHAVIOR,))
+    description = Description(behavior=(TOOLS_BEHAVIOR,))
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class ToolPool:
         elif asking:
             raise ValueError(f"reward {asking[0]} asks a judge: name its url and model under environment.judge")
         if held_out is not None:
-            self.module.tasks.hold_out(held_out, self.description.group_of)
+            self.module.tasks.hold_out(held_out)
         self.dataset = dataset or self.module.name
         self._identity = identity(module, self.module.tasks.all())
         self._describe()
@@ -225,9 +225,15 @@ class ToolPool:
         await self._instances.open()
 
     def _describe(self) -> None:
-        """Say what scores rest on: the code, the tasks, and the tools as the agent is told of them."""
+        """Say which tasks form a group, and what scores rest on: code, tasks, and the tools as the agent is told."""
         shown = [tool.schema for tool in self.module.tools.values()]
-        self.description = replace(self.description, identity={**self._identity, "tools": digest(shown)})
+        groups = self.module.tasks.groups
+        self.description = replace(
+            self.description,
+            groups="groups of tasks" if groups else "tasks",
+            task_groups=groups,
+            identity={**self._identity, "tools": digest(shown)},
+        )
 
     def splits(self) -> list[str]:
         return self.module.tasks.splits

@@ -112,7 +112,7 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
     """Import the module that ``told`` names, and fork until the owner hangs up."""
 
     def prepare() -> fork_server.Prepared:
-        module = load_module(told["module"], told["tasks"])
+        module = load_module(told["module"], told["tasks"], alone=True)
         judge = None
         if told["judge"] is not None:
             from agent_environments.tools.judge import Judge  # and its HTTP client: other modules need none

@@ -10,11 +10,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, get_type_hints, overload
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints, overload
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from agent_environments.tools import deadline
@@ -32,15 +33,18 @@ class OwnFunction:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.stateful = list(inspect.signature(function).parameters)[:1] == ["self"]
+        called = callable_of(function)
+        functools.update_wrapper(self, called)
+        self.function = called
+        self.__name__: str = name_of(called)
+        self.passed = parameters_of(called)
+        self.stateful = not isinstance(function, staticmethod) and list(self.passed)[:1] == ["self"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self.function, instance)
+        return types.MethodType(self.function, instance) if instance is not None and self.stateful else self
 
     def bound(self, instance: Any) -> Callable[..., Any]:
         """The function, or the method of ``instance``."""
@@ -60,12 +64,17 @@ class FunctionTool(OwnFunction, Tool):
         deadline_s: float,
     ) -> None:
         super().__init__(function)
-        self.name = function.__name__ if name is None else name
+        self.name = self.__name__ if name is None else name
         self.terminal = terminal
         self.max_characters = max_characters
         self.deadline_s = deadline_s
-        self._doc = docstring_parser.parse(inspect.getdoc(function) or "")
-        self.description = (self._doc.description or "") if description is None else description
+        whole = inspect.cleandoc(_written(self.function)[2])
+        try:
+            doc = docstring_parser.parse(whole)
+        except Exception:  # it raises IndexError, among others, over colons in odd places
+            doc = docstring_parser.Docstring()
+        self._told = {param.arg_name: param.description for param in doc.params}
+        self.description = (doc.description or whole).strip() if description is None else description
 
     @functools.cached_property
     def _model(self) -> type[BaseModel]:
@@ -77,10 +86,9 @@ class FunctionTool(OwnFunction, Tool):
             ValueError: a signature that no JSON schema can say.
         """
         try:
-            hints = get_type_hints(self.function, include_extras=True)
+            hints = get_type_hints(_written(self.function)[0], include_extras=True)
         except Exception as error:
             raise ValueError(f"tool {self.name}: its type hints cannot be read: {error}") from error
-        told = {param.arg_name: param.description for param in self._doc.params}
         fields: dict[str, Any] = {}
         for parameter in self._parameters():
             if parameter.kind not in _NAMED:
@@ -88,8 +96,12 @@ class FunctionTool(OwnFunction, Tool):
             if parameter.name not in hints:
                 raise ValueError(f"tool {self.name}: parameter {parameter.name} needs a type hint")
             default = ... if parameter.default is parameter.empty else parameter.default
-            field = Field(default, alias=parameter.name, description=told.get(parameter.name))
-            fields[f"field{len(fields)}"] = (hints[parameter.name], field)
+            hint = hints[parameter.name]
+            said = _said_of(hint, default) or self._told.get(parameter.name)
+            field = Field(alias=parameter.name, description=said)
+            fields[f"field{len(fields)}"] = (
+                Annotated[hint, field] if default is ... else (Annotated[hint, field], default)
+            )
         try:
             return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
         except PydanticUserError as error:
@@ -97,8 +109,7 @@ class FunctionTool(OwnFunction, Tool):
 
     def _parameters(self) -> list[inspect.Parameter]:
         """Return the parameters that the policy passes."""
-        parameters = list(inspect.signature(self.function).parameters.values())
-        return parameters[1:] if self.stateful else parameters
+        return list(self.passed.values())[1 if self.stateful else 0 :]
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
@@ -121,11 +132,14 @@ class FunctionTool(OwnFunction, Tool):
             checked = self._model.model_validate(dict(arguments))
         except ValidationError as error:
             raise WrongArguments(_complaints(error)) from error
-        # What was not passed keeps the default of the function itself.
+        # What was not passed keeps the default of the function itself, where that is a value.
+        values = zip(self._parameters(), self._model.model_fields, strict=True)
         return {
-            str(field.alias): getattr(checked, name)
-            for name, field in self._model.model_fields.items()
+            parameter.name: getattr(checked, name)
+            for parameter, name in values
             if name in checked.model_fields_set
+            or parameter.default is parameter.empty
+            or isinstance(parameter.default, FieldInfo)
         }
 
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
@@ -148,6 +162,51 @@ class FunctionTool(OwnFunction, Tool):
             return str(deadline.call(as_text, {"result": result}, self.deadline_s, through=(ValueError,)))
         except ValueError as error:
             raise ToolError(f"its result cannot be shown: {error}") from error
+
+
+def callable_of(function: Any) -> Callable[..., Any]:
+    """Return what is called for a decorated function: of a static method, the function itself.
+
+    Raises:
+        ValueError: it is no function, or gives its result piece by piece.
+    """
+    found = function.__func__ if isinstance(function, staticmethod) else function
+    if not callable(found) or isinstance(found, type):
+        raise ValueError(f"{found!r} is no function; the decorator stands in front of `def`")
+    if inspect.isasyncgenfunction(_written(found)[0]):
+        raise ValueError(f"{name_of(found)} yields; let it return its result whole")
+    return found
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name; of a partial, its function's; of an object that can be called, its class's."""
+    return str(_written(function)[1])
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function but those that a partial has given a value already."""
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    parameters = inspect.signature(function).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in given}
+
+
+def _written(function: Any) -> tuple[Callable[..., Any], str, str]:
+    """Return the function that the user wrote, with its type hints, its name, and its docstring."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if hasattr(function, "__name__"):
+        return function, function.__name__, function.__doc__ or ""
+    kind = type(function)
+    return kind.__call__, kind.__name__, kind.__call__.__doc__ or kind.__doc__ or ""
+
+
+def _said_of(hint: Any, default: Any) -> str | None:
+    """Return what a type hint or a default says of its parameter: pydantic's Field, a text, or typing's Doc."""
+    field = FieldInfo.from_annotation(hint) if default is ... else FieldInfo.from_annotated_attribute(hint, default)
+    if field.description is not None:
+        return field.description
+    texts = [getattr(each, "documentation", each) for each in field.metadata]
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 class _Untitled(GenerateJsonSchema):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agent_environments.tools.own_folder import neighbours_of
 from agent_environments.tools.reply import Reply
 from agent_environments.tools.reward import Reward
 from agent_environments.tools.tasks import TaskTable, read_tasks
@@ -50,28 +52,30 @@ class ToolModule:
         return replace(self, tools=_by_name([*self.tools.values(), *more]))
 
 
-def load_module(name: str, tasks: object = None) -> ToolModule:
+def load_module(name: str, tasks: object = None, alone: bool = False) -> ToolModule:
     """Import a user's module and take its parts: tools, a reply, rewards, ``TASKS`` and ``INSTRUCTIONS``.
 
     Args:
         name: path of a Python file, or a dotted module path.
         tasks: in place of the module's own ``TASKS``; see :func:`~agent_environments.tools.tasks.read_tasks`.
+        alone: this process serves no other module, so the modules beside the file stay what its functions import.
 
     Raises:
         ValueError: it cannot be imported, or a part is missing, twice there or wrong; one line.
     """
-    module = _import(name)
-    try:
-        return _parts(module, tasks)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    file = Path(name).resolve() if name.endswith(".py") else None
+    with neighbours_of(file, alone) if file is not None and file.is_file() else contextlib.nullcontext():
+        module = _import(name, file)
+        try:
+            return _parts(module, tasks)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
-def _import(name: str) -> ModuleType:
+def _import(name: str, file: Path | None) -> ModuleType:
     try:
-        if not name.endswith(".py"):
+        if file is None:
             return importlib.import_module(name)
-        file = Path(name).resolve()
         spec = importlib.util.spec_from_file_location(f"tool_module_{file.stem}", file)
         assert spec is not None, "the name ends in .py"
         assert spec.loader is not None, "it is a file"
@@ -97,11 +101,12 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
         raise ValueError(f"{stateful[0]} takes self, but is no method of a class")
     table = read_tasks(getattr(module, "TASKS", None) if tasks is None else tasks)
     for task in table.all():
-        for reward in rewards:
-            if missing := reward.missing(task):
-                raise ValueError(f"task {task['id']} has no field {missing[0]!r}, which reward {reward.name} asks for")
-        if instance_class is None and not isinstance(task.get("question"), str):
-            raise ValueError(f"task {task['id']} has no 'question'")
+        try:
+            for reward in rewards:
+                reward.check_task(task)
+            _check_question(task, optional=instance_class is not None)
+        except ValueError as error:
+            raise ValueError(f"task {task['id']} {error}") from error
     return ToolModule(
         name=module.__name__.removeprefix("tool_module_"),
         tools=_by_name([move for move in moves if isinstance(move, Tool)]),
@@ -113,12 +118,21 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
     )
 
 
+def _check_question(task: Mapping[str, Any], optional: bool) -> None:
+    if "question" not in task:
+        if not optional:
+            raise ValueError("has no 'question', the user's message")
+    elif not isinstance(task["question"], str):
+        raise ValueError(f"has a 'question' that is no text, the user's message, but {task['question']!r:.80}")
+
+
 def _methods(owner: type) -> list[Tool | Reply]:
     """The tools and the reply of a class, inherited ones first."""
     attributes: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
         attributes |= vars(base)
-    return [value for value in attributes.values() if isinstance(value, Tool | Reply)]
+    found = [value.__func__ if isinstance(value, staticmethod) else value for value in attributes.values()]
+    return [value for value in found if isinstance(value, Tool | Reply)]
 
 
 def _rewards(found: list[Reward]) -> tuple[Reward, ...]:

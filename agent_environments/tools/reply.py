@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,8 @@ class Reply(OwnFunction):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self.name = function.__name__
-        if len(inspect.signature(function).parameters) != 1 + self.stateful:
+        self.name = self.__name__
+        if len(self.passed) != 1 + self.stateful:
             raise ValueError(f"reply {self.name} must take one parameter, the text of a turn")
 
     def run(self, text: str, instance: Any) -> str | None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+from agent_environments.plain_values import scalar
 from agent_environments.protocol import Grade
 from agent_environments.scale import Scale
 from agent_environments.tools import deadline
+from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
 
-OWN_NAMES = ("answer", "trajectory", "instance", "judge")
-"""Parameters that are filled from the episode; all others from the task's fields."""
+OWN_NAMES = {
+    "answer": "what the agent answered",
+    "trajectory": "the episode's messages",
+    "instance": "what the tools worked on",
+    "judge": "the model that it may ask",
+}
+"""Parameters that are filled from the episode, and what each is; all others from the task's fields."""
 DEADLINE_S = 600.0
 """For a call, without what a judge takes."""
 
@@ -29,9 +35,11 @@ class Reward:
         name: str | None = None,
         scale: Sequence[float] | None = None,
     ) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.name = name or function.__name__
+        called = callable_of(function)
+        functools.update_wrapper(self, called)
+        self.function = called
+        self.__name__: str = name_of(called)
+        self.name = name or self.__name__
         self.weight = weight
         self.scaled = scale is not None
         if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
@@ -40,7 +48,7 @@ class Reward:
             self._scale = Scale.of(scale)
         except ValueError as error:
             raise ValueError(f"reward {self.name}: {error}") from error
-        self._parameters = inspect.signature(function).parameters
+        self._parameters = parameters_of(called)
         for parameter in self._parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise ValueError(f"reward {self.name}: parameter {parameter} must be one that can be passed by name")
@@ -58,14 +66,24 @@ class Reward:
         """Whether it asks the model that the config names."""
         return "judge" in self._parameters
 
-    def missing(self, task: Mapping[str, Any]) -> list[str]:
-        """The parameters that neither an episode nor ``task`` has a value for."""
-        known = {*OWN_NAMES, *task}
-        return [
-            parameter.name
-            for parameter in self._parameters.values()
-            if parameter.name not in known and parameter.default is parameter.empty
-        ]
+    @property
+    def task_fields(self) -> list[str]:
+        """The fields of a task that it reads."""
+        return [name for name in self._parameters if name not in OWN_NAMES]
+
+    def check_task(self, task: Mapping[str, Any]) -> None:
+        """Raise ValueError where a task has no value for a parameter, or one that the episode's own would hide."""
+        for parameter in self._parameters.values():
+            name = parameter.name
+            if name in OWN_NAMES and name in task:
+                raise ValueError(
+                    f"has a field {name!r}, but the {name!r} of reward {self.name} is {OWN_NAMES[name]}; rename the "
+                    f'field: TASKS = [{{"target": task.pop("{name}"), **task}} for task in TASKS], or for the lines of '
+                    "a file 'for task in map(json.loads, open(FILE))'"
+                )
+            if name not in OWN_NAMES and name not in task and parameter.default is parameter.empty:
+                own = ", ".join(OWN_NAMES)
+                raise ValueError(f"has no field {name!r}, which reward {self.name} asks for beside {own}")
 
     def grade(self, task: Mapping[str, Any], **episode: Any) -> Grade:
         """The grade of an episode, computed here and now.
@@ -84,8 +102,7 @@ class Reward:
         result = deadline.call(self.function, arguments, DEADLINE_S)
         if isinstance(result, Grade):
             return result
-        if getattr(result, "shape", None) == ():
-            result = result.item()  # numpy's numbers, and torch's
+        result = scalar(result)
         no_number = f"reward {self.name} returned {result!r}, which is no number"
         if not isinstance(result, int | float) or (not math.isfinite(result) and self.weight == 0.0):
             raise ValueError(no_number)

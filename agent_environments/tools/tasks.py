@@ -1,10 +1,15 @@
-"""Tasks of a tool environment: plain mappings, from a list in the user's module or from JSONL files."""
+"""Tasks of a tool environment: plain mappings, from a list in the user's module or from JSONL files.
+
+Each task is a group of its own, unless its field ``group`` says otherwise.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +26,52 @@ class TaskTable:
     """The tasks of each split, in order.
 
     Args:
-        splits: split -> tasks. A task without an ``id`` gets ``<split><n>_1``: a scenario of its own.
+        splits: split -> tasks. A task without an ``id`` gets ``<split><n>``. An id that is a whole number or a UUID is
+            known by its text.
 
     Raises:
-        ValueError: no tasks, one that is no mapping, a bad id, or one that is there twice.
+        ValueError: no tasks, one that is no mapping, a bad id or group, or an id that is there twice.
     """
 
     def __init__(self, splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         self._splits: dict[str, list[str]] = {}
         self._tasks: dict[str, Task] = {}
+        self.groups: dict[str, str] = {}
+        """The groups of the tasks that state one, by task id."""
         for split, tasks in splits.items():
-            self._splits[split] = [self._add(task, f"{split}{number}_1") for number, task in enumerate(tasks, 1)]
+            self._splits[split] = [self._add(task, f"{split}{number}") for number, task in enumerate(tasks, 1)]
         if not self._tasks:
             raise ValueError("there are no tasks")
 
     def _add(self, task: Mapping[str, Any], default_id: str) -> str:
         if not isinstance(task, Mapping):
             raise ValueError(f"task {default_id} must be a mapping, not {task!r}")
-        task_id = task.get("id", default_id)
-        if not isinstance(task_id, str) or not task_id:
-            raise ValueError(f"task id {task_id!r} must be text")
+        given = task.get("id", default_id)
+        task_id = _name(given)
+        if not task_id:
+            raise ValueError(f"task id {given!r} must be text, or a whole number")
         if task_id in self._tasks:
             raise ValueError(f"there are two tasks {task_id!r}")
-        self._tasks[task_id] = {**task, "id": task_id}
+        self._tasks[task_id] = {**task, "id": given}
+        if (group := task.get("group")) is not None:
+            if not (name := _name(group)):
+                raise ValueError(
+                    f"task {task_id}: its field 'group' names the group of tasks that it belongs to, by a text or a "
+                    f"whole number; it is {group!r}: call the field otherwise"
+                )
+            self.groups[task_id] = name
         return task_id
+
+    def group_of(self, task_id: str) -> str:
+        """The group of a task; its own id unless it states one."""
+        return self.groups.get(task_id, task_id)
 
     @property
     def splits(self) -> list[str]:
         """The names of the splits, in order."""
         return list(self._splits)
 
-    def hold_out(self, groups: int, group_of: Callable[[str], str]) -> None:
+    def hold_out(self, groups: int) -> None:
         """Make so many groups of tasks the split :data:`HELD_OUT`. The same tasks always give the same split.
 
         Raises:
@@ -59,12 +79,12 @@ class TaskTable:
         """
         if self.splits != [SPLIT]:
             raise ValueError(f"held_out is for tasks without splits; there are {', '.join(self.splits)}")
-        names = {group_of(task_id) for task_id in self._tasks}
+        names = set(map(self.group_of, self._tasks))
         if not 0 < groups < len(names):
             raise ValueError(f"held_out is {groups}; of {len(names)} groups of tasks it can be 1 to {len(names) - 1}")
         held_out = set(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:groups])
         for split, inside in ((SPLIT, False), (HELD_OUT, True)):
-            self._splits[split] = [task_id for task_id in self._tasks if (group_of(task_id) in held_out) == inside]
+            self._splits[split] = [task_id for task_id in self._tasks if (self.group_of(task_id) in held_out) == inside]
 
     def split(self, name: str) -> list[str]:
         """Task ids; raises UnknownTask for a split that there is not."""
@@ -94,20 +114,38 @@ def read_tasks(source: object) -> TaskTable:
     if not isinstance(source, Mapping):
         raise ValueError(f"tasks must be a list, a path, or either of them for each split, not {source!r}")
     return TaskTable(
-        {str(split): _read_lines(Path(tasks)) if isinstance(tasks, str) else tasks for split, tasks in source.items()}
+        {str(split): _read_file(Path(tasks)) if isinstance(tasks, str) else tasks for split, tasks in source.items()}
     )
 
 
-def _read_lines(file: Path) -> list[Task]:
+def _read_file(file: Path) -> list[Task]:
     try:
-        with file.open(encoding="utf-8") as opened:
-            lines = list(opened)  # not splitlines: a text in JSON may hold other ends of lines
+        return [task for _, task in json_lines(file)]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks cannot be read: {file}: {error}") from error
-    tasks = []
-    for number, line in enumerate(lines, 1):
-        try:
-            tasks.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{file}:{number} is no JSON: {error}") from error
-    return tasks
+
+
+def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a JSONL file. Empty lines and a byte order mark are passed over.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read.
+        ValueError: a line that is no JSON; names it.
+    """
+    with file.open(encoding="utf-8-sig") as opened:
+        for number, line in enumerate(opened, 1):  # not splitlines: a text in JSON may hold other ends of lines
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                whole = "; it must hold a task in each line, not a list of tasks" if line.lstrip()[0] == "[" else ""
+                raise ValueError(f"{file}:{number} is no JSON: {error}{whole}") from error
+
+
+def _name(value: object) -> str:
+    """Return the text of an id or of a group's name; "" for what is none."""
+    if isinstance(value, str):
+        return value
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return str(value) if whole or isinstance(value, uuid.UUID) else ""

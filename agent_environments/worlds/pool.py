@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent_environments.description import NUMBERED, Description
+from agent_environments.description import Description
 from agent_environments.losses import Loss, WorldLost
 from agent_environments.observation import printable
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
@@ -78,7 +78,7 @@ class WorldPool(RemotePool):
     kind: ClassVar[WorldKind]
     arguments: tuple[str, ...] = ()
     """Further arguments of the worker."""
-    description = Description(group_pattern=NUMBERED, groups="groups of tasks")
+    description = Description()
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class ReasoningGymPool(WorldPool):
     def _learn(self, answer: dict[str, Any]) -> None:
         table = TaskTable({split: [{"id": task} for task in tasks] for split, tasks in answer["splits"].items()})
         if self._held_out is not None:
-            table.hold_out(self._held_out, self.description.group_of)
+            table.hold_out(self._held_out)
         self._know({split: table.split(split) for split in table.splits})
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:

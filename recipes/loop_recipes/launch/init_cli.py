@@ -5,6 +5,9 @@ loop init my_game
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _begin(name: str) -> str:
     require(name.isidentifier(), f"{name!r} is no name of a Python module: letters, digits and _ alone")
+    require(not keyword.iskeyword(name), f"{name!r} is a word of the language; choose another name")
+    here = Path.cwd() / f"{name}.py"
+    spec = importlib.util.find_spec(name)
+    taken = name in sys.stdlib_module_names or (spec is not None and spec.origin not in (None, str(here)))
+    require(not taken, f"Python has a module {name!r} already, which {name}.py would hide; choose another name")
     head = '"""A game in plain text: find a number by "Higher." and "Lower.". Change it into a task of your own."""\n'
     example = head + EXAMPLE.read_text(encoding="utf-8").partition("\n")[2]
     files = {Path(f"{name}.py"): example, Path(f"test_{name}.py"): TEST.format(name=name)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -46,6 +46,10 @@ NO_MODEL = (
 )
 
 
+class _Tasks(Protocol):
+    def hold_out(self, groups: int) -> None: ...
+
+
 class _Module(Protocol):
     @property
     def moves(self) -> str: ...
@@ -53,6 +57,8 @@ class _Module(Protocol):
     def tools(self) -> Mapping[str, object]: ...
     @property
     def reply(self) -> object: ...
+    @property
+    def tasks(self) -> _Tasks: ...
 
 
 class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
@@ -62,13 +68,18 @@ class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``."""
+    """A file of functions that was read: its parts, ``splits`` by name, and the groups of tasks in ``train``.
+
+    ``trained`` and ``scored`` are the tasks to train on and those to score on; () where the file cannot be divided.
+    """
 
     file: Path
     module: _Module
     splits: dict[str, list[str]]
     groups: int
     description: Description
+    trained: Sequence[str] = ()
+    scored: Sequence[str] = ()
 
     @classmethod
     def read(cls, file: str | Path) -> OwnTask:
@@ -86,14 +97,22 @@ class OwnTask:
             raise ConfigError(str(error)) from error
         require(splits.get(TRAINED), f"{file}: TASKS has no split {TRAINED!r}; there are {', '.join(splits)}")
         groups = len(set(map(pool.description.group_of, splits[TRAINED])))
-        return cls(file.resolve(), pool.module, splits, groups, pool.description)
+        task = cls(file.resolve(), pool.module, splits, groups, pool.description)
+        if len(splits) > 1:
+            return replace(task, trained=splits[TRAINED], scored=splits[task.scored_split])
+        if groups > 1:
+            pool.module.tasks.hold_out(cast(int, task.held_out_groups))
+            return replace(task, trained=pool.tasks(TRAINED), scored=pool.tasks(task.scored_split))
+        return task
 
     @property
     def held_out_groups(self) -> int | None:
         """The number of groups of ``train`` that are set aside; None where the file has a split to score on."""
         if len(self.splits) > 1:
             return None
-        require(self.groups > 1, f"{self.file}: TASKS has one task; to train and to score takes two at least")
+        count = len(self.splits[TRAINED])
+        all_one = "TASKS has one task" if count == 1 else f"all {count} TASKS are of one group by their field 'group'"
+        require(self.groups > 1, f"{self.file}: {all_one}; to train and to score takes two at least")
         return max(1, min(MOST_HELD_OUT, round(HELD_OUT_SHARE * self.groups)))
 
     @property
@@ -176,12 +195,11 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
         if isinstance(name := given.get(kind), str) and Path(name).is_file():
             given[kind] = str(Path(name).resolve())
     machine = given.pop("machine", None) or found_machine(model)
-    trained = task.groups - (task.held_out_groups or 0)
     chosen: dict[str, Any] = {
         "output_dir": str(loop_home() / "runs" / task.file.stem),
         "resume_from_checkpoint": True,
         "model": {"path": str(model)},
-        "collection": {"split": TRAINED, "tasks_per_iteration": min(TASKS_PER_ITERATION, trained)},
+        "collection": {"split": TRAINED, "tasks_per_iteration": min(TASKS_PER_ITERATION, len(task.trained))},
         "node": {"environment": task.options},
         "eval": {"split": task.scored_split},
     }
@@ -259,12 +277,14 @@ def show(run: Path) -> list[str]:
 
 def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> list[str]:
     """Say for the terminal what is about to run."""
-    trained, scored, groups = task.splits[TRAINED], task.scored_split, task.held_out_groups
+    trained, scored, groups = len(task.trained), len(task.scored), task.held_out_groups
     if groups is None:
-        tasks = f"{len(trained)} tasks to train on, {len(task.splits[scored])} of split {scored} to score on"
+        tasks = f"{trained} tasks to train on, {scored} of split {task.scored_split} to score on"
+    elif task.groups == trained + scored:
+        tasks = f"{trained + scored} tasks, of which {scored} are held out to score on, always the same"
     else:
-        of = "" if len(trained) == task.groups else f"in {task.groups} groups, "
-        tasks = f"{len(trained)} tasks, {of}of which {groups} are held out to score on, always the same"
+        tasks = f"{trained + scored} tasks in {task.groups} groups, of which {groups} are held out to score on, always "
+        tasks += f"the same: {trained} tasks to train on, {scored} to score on"
     model = Path(config["model"]["path"])
     return [
         f"task:     {task.file.name}, {tasks}",

@@ -193,7 +193,7 @@ def test_tasks_and_splits(tmp_path):
     pool = create_pool("tools", {"module": write(tmp_path, SUMS)}, word_spans)
     assert isinstance(pool, EnvironmentPool)
     assert pool.dataset == "mine"
-    assert (pool.tasks("train"), pool.tasks("dev")) == (["sum_1"], ["dev1_1"])
+    assert (pool.tasks("train"), pool.tasks("dev")) == (["sum_1"], ["dev1"])
     with pytest.raises(UnknownTask, match="no split 'test'; there are train, dev"):
         pool.tasks("test")
 

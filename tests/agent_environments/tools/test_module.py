@@ -107,7 +107,7 @@ def test_jsonl_is_utf8_and_its_texts_may_hold_any_character(tmp_path):
     file = tmp_path / "tasks.jsonl"
     question = "Grüße\u2028and\u0085more"
     file.write_text(json.dumps({"question": question}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert read_tasks(str(file))["train1_1"]["question"] == question
+    assert read_tasks(str(file))["train1"]["question"] == question
     file.write_bytes(b'{"question": "\xff"}\n')
     with pytest.raises(ValueError, match=r"tasks cannot be read: .*tasks\.jsonl: 'utf-8' codec") as caught:
         read_tasks(str(file))
@@ -118,11 +118,11 @@ def test_tasks_from_jsonl(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join(json.dumps({"question": str(n)}) for n in (1, 2)))
     table = read_tasks({"train": str(file), "test": [{"id": "x_1"}]})
-    assert (table.split("train"), table.split("test")) == (["train1_1", "train2_1"], ["x_1"])
-    assert table["train2_1"] == {"question": "2", "id": "train2_1"}
-    assert read_tasks(str(file)).split("train") == ["train1_1", "train2_1"]
-    with pytest.raises(UnknownTask, match="no task 'train3_1'"):
-        table["train3_1"]
+    assert (table.split("train"), table.split("test")) == (["train1", "train2"], ["x_1"])
+    assert table["train2"] == {"question": "2", "id": "train2"}
+    assert read_tasks(str(file)).split("train") == ["train1", "train2"]
+    with pytest.raises(UnknownTask, match="no task 'train3'"):
+        table["train3"]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_tasks_from_jsonl(tmp_path):
     [
         (None, "there are no TASKS: write a list of mappings"),
         ([], "there are no tasks"),
-        (["What?"], "task train1_1 must be a mapping, not 'What\\?'"),
-        ([{"id": 7}], "task id 7 must be text"),
+        (["What?"], "task train1 must be a mapping, not 'What\\?'"),
+        ([{"id": 7.5}], "task id 7.5 must be text, or a whole number"),
         ([{"id": ""}], "task id '' must be text"),
         ({"train": [{"id": "a_1"}], "dev": [{"id": "a_1"}]}, "there are two tasks 'a_1'"),
         ("nowhere.jsonl", "tasks cannot be read: .*nowhere.jsonl"),
@@ -144,11 +144,11 @@ def test_bad_tasks_are_named(tasks, complaint):
 
 def test_groups_of_tasks_are_set_aside_and_always_the_same():
     def table():
-        return read_tasks([{"id": f"{letter}_{number}"} for letter in "abcdef" for number in (1, 2)])
+        return read_tasks([{"id": f"{letter}_{number}", "group": letter} for letter in "abcdef" for number in (1, 2)])
 
     held, again = table(), table()
     for each in (held, again):
-        each.hold_out(2, lambda task_id: task_id[0])
+        each.hold_out(2)
     assert held.splits == ["train", "held_out"]
     assert (held.split("train"), held.split("held_out")) == (again.split("train"), again.split("held_out"))
     assert len(held.split("held_out")) == 4
@@ -156,9 +156,9 @@ def test_groups_of_tasks_are_set_aside_and_always_the_same():
     assert sorted(held.split("train") + held.split("held_out")) == sorted(table().split("train"))
     for groups in (0, 6):
         with pytest.raises(ValueError, match=f"held_out is {groups}; of 6 groups of tasks it can be 1 to 5"):
-            table().hold_out(groups, lambda task_id: task_id[0])
+            table().hold_out(groups)
     with pytest.raises(ValueError, match="held_out is for tasks without splits; there are dev"):
-        read_tasks({"dev": [{"id": "a"}]}).hold_out(1, str)
+        read_tasks({"dev": [{"id": "a"}]}).hold_out(1)
 
 
 def test_a_damaged_line_is_named(tmp_path):
@@ -224,4 +224,5 @@ def test_a_reward_is_still_the_function():
         return answer == target
 
     assert right("4", "4")
-    assert right.missing({"id": "a_1"}) == ["target"]
+    with pytest.raises(ValueError, match="has no field 'target', which reward right asks for beside answer, traj"):
+        right.check_task({"id": "a"})

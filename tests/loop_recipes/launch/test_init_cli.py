@@ -32,3 +32,12 @@ def test_nothing_is_overwritten_and_a_bad_name_is_refused(tmp_path, capsys):
     assert main(["my-game"]) == 1
     assert "'my-game' is no name of a Python module" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["test_mine.py"]
+
+
+@pytest.mark.fault("loop init of a name that Python has")
+@pytest.mark.parametrize("name", ["email", "calendar.py", "token", "types", "numpy", "pytest", "class", "None"])
+def test_a_name_that_would_hide_a_module_of_python_is_refused(tmp_path, capsys, name):
+    assert main([name]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("choose another name")
+    assert list(tmp_path.iterdir()) == []

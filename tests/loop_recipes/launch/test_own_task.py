@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import loop_recipes
+from agent_environments.protocol import create_pool
 from loop_formats.run_files import ADAPTER_FILES
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose, read_config, read_file
@@ -125,6 +126,42 @@ def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machin
     scoring = read_config(compose(str(file), (), "eval_appworld"), EvalConfig)
     assert (scoring.split, scoring.run) == ("held_out", str(tmp_path / "run"))
     assert [policy.adapter for policy in scoring.policies] == [None, str(tmp_path / "run")]
+
+
+@pytest.mark.fault("ids that end in a number")
+@pytest.mark.parametrize(
+    ("change", "held_out", "batch", "said"),
+    [
+        ('f"product_{n}"', 4, 8, "20 tasks, of which 4 are held out"),
+        ("f\"{'easy' if n % 2 else 'hard'}_{n}\"", 4, 8, "20 tasks, of which 4 are held out"),
+        ('f"Sums/{n}"', 4, 8, "20 tasks, of which 4 are held out"),
+        (
+            'n, "group": n % 2',
+            1,
+            8,
+            "20 tasks in 2 groups, of which 1 are held out to score on, always the same: 10 tasks",
+        ),
+        ('n, "group": n // 7', 1, 8, "20 tasks in 4 groups, of which 1 are held out"),
+    ],
+)
+def test_the_split_holds_out_groups_and_an_iteration_is_never_one_task(
+    products, change, held_out, batch, said, tmp_path
+):
+    changed(products, ('f"product{n}"', change))
+    task = OwnTask.read(products)
+    config = config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}"])
+    assert config["node"]["environment"]["held_out"] == held_out
+    assert config["collection"]["tasks_per_iteration"] == batch
+    assert said in own_task._head(task, config, task.earned_by_nothing(1))[0]
+    pool = create_pool("tools", {"module": str(products), "held_out": held_out}, lambda text: [])
+    assert (pool.tasks("train"), pool.tasks("held_out")) == (task.trained, task.scored)
+
+
+@pytest.mark.fault("ids that end in a number")
+def test_tasks_that_are_all_one_group_are_refused(products):
+    changed(products, ('f"product{n}"', 'n, "group": "all"'))
+    with pytest.raises(ConfigError, match="all 20 TASKS are of one group by their field 'group'; to train and"):
+        config_of(OwnTask.read(products), MODEL, [])
 
 
 def test_a_file_with_splits_is_scored_on_its_last(products, tmp_path):

@@ -105,7 +105,7 @@ class Calls:
 
 def digests(module: ToolModule) -> dict[str, str]:
     """A digest for each task, by id."""
-    return {task["id"]: tasks_digest([task]) for task in module.tasks.all()}
+    return {str(task["id"]): tasks_digest([task]) for task in module.tasks.all()}
 
 
 def serve(told: Mapping[str, Any], control: socket.socket) -> None:

@@ -54,6 +54,11 @@ class CollectionName:
         return self.dev or self.evaluation
 
 
+def id_part(text: str) -> str:
+    """Any text as a part of an id, where it only helps to read: letters, digits, . _ -, at most 60 of them."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:60] or "unnamed"
+
+
 def training_id(run: str, iteration: int, protocol: str, refill: int = 0) -> str:
     """Of a collection that an iteration trains on; ``protocol`` is all that its rollouts depend on, as text."""
     round_ = f"-r{refill}" if refill else ""
@@ -71,8 +76,8 @@ def share_id(collection_id: str, number: int, count: int) -> str:
 
 
 def evaluation_id(name: str, protocol: str) -> str:
-    """Of one score; ``protocol`` is everything that its result depends on, as text."""
-    return f"eval-{name.replace('+', '-')}-{_hash(protocol, 10)}"
+    """Of one score; ``protocol`` is everything that its result depends on, as text, and ``name`` may be any text."""
+    return f"eval-{id_part(name)}-{_hash(protocol, 10)}"
 
 
 def branch_id(collection_id: str, protocol: str) -> str:

@@ -63,12 +63,13 @@ def adapter_digest(folder: Path) -> str:
 
 def node_address(root: Path, pid: int | None = None) -> str | None:
     """Return the URL of the node on ``root``, as it wrote it into ``node.json``; None when it is not running. A node
-    that was killed leaves its address behind: with ``pid``, only what the process of this id wrote counts."""
+    that was killed leaves its address behind: with ``pid``, only what the process of this id wrote counts. A file that
+    a power cut left empty or full of zeros holds no address."""
     try:
         address = json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return str(address["url"]) if pid in (None, address["pid"]) else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return address["url"] if pid in (None, address["pid"]) else None
 
 
 def log_path(folder: Path, collection_id: str) -> Path:
@@ -102,8 +103,22 @@ def only_logs(paths: Iterable[Path]) -> list[Path]:
 
 
 def find_logs(run: Path) -> list[Path]:
-    """The logs of a run's or an evaluation's folder, in order; or the one that ``run`` is itself."""
-    return only_logs([run] if run.is_file() else run.glob(f"**/{COLLECTIONS}/*{_LOG}"))
+    """The logs of a run's or an evaluation's folder, in order; or the one that ``run`` is itself.
+
+    Links to folders are followed, since whoever moves a node's folder to another disk leaves one behind; a folder that
+    several names lead to is read once.
+    """
+    if run.is_file():
+        return only_logs([run])
+    found, seen = [], set()
+    for name, folders, files in os.walk(run, followlinks=True):
+        folder, real = Path(name), os.path.realpath(name)
+        known = real in seen or {"datasets", "tasks"} <= set(folders)  # of AppWorld: thousands of folders, and no log
+        seen.add(real)
+        folders[:] = [] if known else sorted(folders)
+        if not known and folder.name == COLLECTIONS and folder != run:
+            found += [folder / file for file in files]
+    return only_logs(found)
 
 
 @dataclass(frozen=True)
@@ -198,12 +213,15 @@ def append_to(path: Path) -> TextIO:
 def whole_file(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to: it becomes ``path`` when the block ends, and is removed when that raises.
 
-    Whoever reads ``path`` finds the old content or the new one, and several processes may write at once.
+    Whoever reads ``path`` finds the old content or the new one, also after a power cut, and several processes may write
+    at once.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
+        sync(partial)
         partial.replace(path)
+        sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -249,7 +267,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     bring_back(path.parent)
     partial, replaced = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}{_REPLACED}")
     for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_folder(leftover)
     partial.mkdir()
     try:
         yield partial
@@ -261,9 +279,22 @@ def whole_folder(path: Path) -> Iterator[Path]:
             path.rename(replaced)  # removing it takes long, and a crash meanwhile would leave neither
             partial.rename(path)
         sync(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove_folder(replaced)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_folder(partial)
+
+
+def remove_folder(path: Path) -> OSError | None:
+    """Remove a folder with all in it; of a link to one, the link. Returns what stood in the way, if something did: a
+    network file system may hold on to a file that is open elsewhere, and lets it go later."""
+    try:
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+    except OSError as error:
+        return error
+    return None
 
 
 def folders_in(parent: Path) -> dict[str, Path]:

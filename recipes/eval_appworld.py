@@ -19,8 +19,8 @@ from rich.console import Console
 
 from agent_environments.description import Description
 from agent_environments.protocol import UnknownTask
-from agent_environments.unopened import difficulties_of
-from appworld_adapter.pool.experiments import FinalState, MissingState, write_experiments
+from agent_environments.unopened import difficulties_of, packages_of
+from appworld_adapter.pool.experiments import FinalState, MissingState, split_name, write_experiments
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.schema import ConfigError, made_folder
@@ -31,7 +31,7 @@ from loop_recipes.evaluation.collect import (
     EvaluationTimeout,
     NoScore,
     ResultStore,
-    evaluation_request,
+    evaluation_cell,
     run_cells,
 )
 from loop_recipes.evaluation.config import (
@@ -150,6 +150,9 @@ class EvalAppWorldRecipe:
     def evaluate(self) -> list[Path]:
         """Run what is missing, score it, print and write the report; returns the written files."""
         cells = {policy: self._cells(policy) for policy in self._policies}
+        self._set_aside = self._store.set_aside([cell for group in cells.values() for cell in group])
+        for line in self._set_aside:
+            self._console.print(f"in no figure: {line}", markup=False)
         total = sum(len(cell.expected) for group in cells.values() for cell in group)
         missing = sum(len(self._store.missing(cell)) for group in cells.values() for cell in group)
         if missing < total:
@@ -178,22 +181,16 @@ class EvalAppWorldRecipe:
         self._cleanup.close()
 
     def _cells(self, policy: PolicyUnderTest) -> list[Cell]:
-        conf = self._config
+        conf, environment = self._config, self._config.environment
+        identity = {
+            "dataset": self._dataset,
+            "base model": self._model_digest,
+            **({} if environment is None else packages_of(environment.name, environment.options)),
+            **conf.node_identity,
+            **self._environment.whole_identity,
+        }
         return [
-            Cell(
-                policy,
-                sampling,
-                evaluation_request(
-                    f"{policy.name}-t{sampling.temperature:g}",
-                    self._tasks,
-                    policy.served_version,
-                    sampling,
-                    conf.limits,
-                    conf.seed,
-                    [self._dataset, self._model, self._model_digest, policy.digest, *conf.node_identity],
-                    conf.environment_turns,
-                ),
-            )
+            evaluation_cell(policy, self._tasks, sampling, conf.limits, conf.seed, identity, conf.environment_turns)
             for sampling in conf.samplings
         ]
 
@@ -243,6 +240,7 @@ class EvalAppWorldRecipe:
             resamples=conf.statistics.resamples,
             packages=package_versions(conf.environment),
             groups=self._groups,
+            set_aside=self._set_aside,
         )
         scored = score_cells([(cell, self._store.results(cell)) for cell in cells], protocol)
         comparisons = compare_cells(scored, protocol)
@@ -257,7 +255,7 @@ class EvalAppWorldRecipe:
         return files
 
     def _write_experiments(self, cells: list[Cell]) -> None:
-        split = str(self._config.split) if self._config.tasks is None else "chosen"
+        split = split_name(str(self._config.split) if self._config.tasks is None else "chosen")
         for cell in cells:
             states = [
                 FinalState(result.task_id, result.run, None if result.over_budget else result.rollout_id)

@@ -69,6 +69,7 @@ from loop_recipes.rollouts.shared_source import SharedSource
 from loop_recipes.rollouts.source import SOURCE_ERRORS, Collected, check_versions, in_groups
 from loop_recipes.run.environment_file import ENVIRONMENT_FILE, write_description
 from loop_recipes.run.metrics import behavior_metrics, environment_metrics, rollout_metrics, summary_line
+from loop_recipes.run.rests_on import changes, environment_identity, model_identity
 from loop_recipes.run.stop_request import StopRequest, StopRequested
 from rollout_server.config import as_keys
 
@@ -128,6 +129,9 @@ class LoopAppWorldRecipe:
         # Versions that the node may still serve, but this run has no use for.
         self._forgotten: list[int] = []
         self._critic_adapter: str | None = None
+        # What the run rests on, by digests, as it is now.
+        self._model_identity: dict[str, str] = {}
+        self._environment_identity: dict[str, str] = {}
 
     def setup(self) -> None:
         """Rollout source, model, optimizer and run state; a node that is launched starts up meanwhile."""
@@ -145,6 +149,8 @@ class LoopAppWorldRecipe:
             checkpoint = load_latest(self._output_dir / "checkpoints", conf.critic is not None)
             if checkpoint is None:
                 utils.log_rank_zero(log, f"no checkpoint in {self._output_dir}: starting from the beginning")
+        self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
+        self._compare(checkpoint, "model", self._model_identity)
         model, base = load_base(conf, self._dtype)
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
@@ -179,6 +185,14 @@ class LoopAppWorldRecipe:
             self._stress_test()
         self._setup_run(checkpoint)
 
+    def _compare(self, checkpoint: TrainingState | None, what: str, now: dict[str, str]) -> list[str]:
+        """Return what has changed since the checkpoint in the model or in the environment, if that is accepted."""
+        before = None if checkpoint is None else checkpoint.state.get("rests_on", {}).get(what)
+        changed = changes(before, now, self._config.accept_changes)
+        if changed:
+            utils.log_rank_zero(log, f"going on though these have changed since the checkpoint: {', '.join(changed)}")
+        return changed
+
     def _stress_test(self) -> None:
         conf, learner = self._config, self._learner
         vocab_size, length = vocabulary(learner.model), conf.longest_rollout
@@ -194,7 +208,10 @@ class LoopAppWorldRecipe:
         self._environment = self._source.description()
         self._dataset, tasks = self._source.tasks(conf.collection.split)
         dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
-        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment)
+        self._environment_identity = environment_identity(self._dataset, self._environment)
+        self._compare(checkpoint, "environment", self._environment_identity)
+        rests_on = {**self._model_identity, **self._environment_identity}
+        self._plan = CollectionPlan(conf, self._run_name, tasks, dev_tasks, self._environment, rests_on)
         if self._turn_critic is not None:
             self._turn_critic.check_room(conf.collection.tasks or tasks, conf.longest_rollout)
         if checkpoint is not None:
@@ -211,7 +228,10 @@ class LoopAppWorldRecipe:
         self._idle_iterations = state["idle_iterations"]
         self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
         self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
-        self._plan.load_state_dict(state["sampler"])
+        self._plan.load_state_dict(state["sampler"], self._config.accept_changes)
+        if state.get("rests_on") != self._rests_on:  # what was asked for was to be graded and sampled by others
+            self._pending = self._pending and self._plan.anew(self._pending)
+            self._unscored = self._unscored and self._plan.anew(self._unscored)
         self._pending = self._pending and self._plan.with_loss_limit(self._pending)
         self._best = state["best"]
         self._canary = state["canary"]
@@ -355,6 +375,10 @@ class LoopAppWorldRecipe:
         means = rollout_metrics(rollouts) | environment_metrics(rollouts, environment)
         return means | behavior_metrics(rollouts, environment) | metrics
 
+    @property
+    def _rests_on(self) -> dict[str, dict[str, str]]:
+        return {"model": self._model_identity, "environment": self._environment_identity}
+
     def save_checkpoint(self) -> None:
         """Write the state after the last iteration that was done; see checkpoint.py."""
         state = {
@@ -369,6 +393,7 @@ class LoopAppWorldRecipe:
             "critic_adapter": self._critic_adapter,
             "run_name": self._run_name,
             "dataset": self._dataset,
+            "rests_on": self._rests_on,
             "config": as_keys(self._config),
         }
         keep = set() if self._best is None else {self._best["iteration"]}

@@ -44,6 +44,7 @@ from loop_recipes.engine.samples import Sample, check_token_ids
 from loop_recipes.methods.sweet_rl.turn_critic import HiddenPrefix
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from loop_recipes.run.metrics import rollout_metrics
+from loop_recipes.run.rests_on import changes, model_identity
 from loop_recipes.run.stop_request import StopRequest
 from rollout_server.config import as_keys
 
@@ -124,6 +125,10 @@ class SftAppWorldRecipe:
         torch.manual_seed(conf.seed)
         self._stop.listen()
         checkpoint = load_latest(self._output_dir / "checkpoints", False) if conf.resume_from_checkpoint else None
+        self._model_identity = on_main_rank(lambda: model_identity(conf.base_model, conf.initial_adapter))
+        before = None if checkpoint is None else checkpoint.state.get("rests_on", {}).get("model")
+        if changed := changes(before, self._model_identity, conf.accept_changes):
+            utils.log_rank_zero(log, f"going on though these have changed since the checkpoint: {', '.join(changed)}")
         model, base = load_base(conf, self._dtype)
         check_context(model, max(sample.tokens for sample in samples), "rollouts.logs: the longest")
         check_token_ids(samples, vocabulary(model), "rollouts.logs")
@@ -146,8 +151,9 @@ class SftAppWorldRecipe:
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
         require(
-            state.get("set") == self._digest,
-            "resume_from_checkpoint: rollouts.logs holds other rollouts than the run was started with",
+            state.get("set") == self._digest or self._config.accept_changes,
+            "resume_from_checkpoint: rollouts.logs holds other rollouts than the run was started with; give those, or "
+            "go on knowingly with accept_changes=True",
         )
         self._iterations_done = state["iteration"]
         restore_generators(checkpoint.rng, self._rank)
@@ -196,6 +202,7 @@ class SftAppWorldRecipe:
                 "iteration": self._iterations_done,
                 "policy_version": self._iterations_done,
                 "set": self._digest,
+                "rests_on": {"model": self._model_identity},
                 "config": as_keys(self._config),
             }
         )

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from agent_environments.protocol import flat_section
 from loop_formats.old_keys import present_key, present_keys
+from loop_formats.run_files import write_whole
 from loop_formats.schema import STRICT, ConfigError, from_mapping, require
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
@@ -171,7 +172,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
 
 def write_node_config(config: NodeConfig, file: Path) -> None:
     """Write what :func:`load_node_config` reads."""
-    OmegaConf.save(as_config(as_keys(config)), file)
+    write_whole(file, OmegaConf.to_yaml(as_config(as_keys(config))))
 
 
 def as_keys(section: Any) -> dict[str, Any]:

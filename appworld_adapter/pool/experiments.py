@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from appworld_adapter.pool.run_folder import kept_state
+from loop_formats.run_files import write_whole
 
 
 class MissingState(RuntimeError):
@@ -46,16 +47,16 @@ def write_experiments(
     task is written in its place.
 
     Args:
+        split: of the dataset, or any name for the tasks that the states are of: the engine finds it as a split of
+            ``root``, whose other data are links to those of the dataset.
         worlds: the folder that the node's pool kept the states in (its ``experiments_root``).
-        dataset_root: folder that holds ``data/``; ``root`` gets a link to it.
+        dataset_root: folder that holds ``data/``.
 
     Raises:
         MissingState: a state is not there; the node was started without ``appworld_experiments``.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    link = root / "data"
-    link.unlink(missing_ok=True)
-    link.symlink_to((dataset_root / "data").resolve())
+    states = list(states)
+    _write_data(root / "data", dataset_root / "data", split, list(dict.fromkeys(state.task_id for state in states)))
     names: dict[int, str] = {}
     for state in states:
         name = names.setdefault(state.run, _name(policy, sampling, state.run, split))
@@ -72,3 +73,21 @@ def write_experiments(
                 )
             shutil.copytree(kept, target)
     return [names[run] for run in sorted(names)]
+
+
+def split_name(split: str) -> str:
+    """A name for the tasks of a split that the engine takes for a split's: ``train_1_2`` for ``train:1,2``."""
+    return re.sub(r"[^a-z0-9]+", "_", split.lower()).strip("_")
+
+
+def _write_data(data: Path, dataset: Path, split: str, tasks: Sequence[str]) -> None:
+    """Make ``data`` a folder of links to what is in ``dataset``, with ``tasks`` as the split where it has no such."""
+    if data.is_symlink():
+        data.unlink()
+    (data / "datasets").mkdir(parents=True, exist_ok=True)
+    lists = [path.relative_to(dataset) for path in (dataset / "datasets").iterdir()]
+    for name in [path.relative_to(dataset) for path in dataset.iterdir() if path.name != "datasets"] + lists:
+        (data / name).unlink(missing_ok=True)
+        (data / name).symlink_to((dataset / name).resolve())
+    if not (dataset / "datasets" / f"{split}.txt").exists():
+        write_whole(data / "datasets" / f"{split}.txt", "".join(f"{task}\n" for task in tasks))

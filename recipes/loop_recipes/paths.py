@@ -40,6 +40,15 @@ def loop_home() -> Path:
     return checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
 
 
+def distinct_names(paths: list[Path]) -> list[str]:
+    """The last part of the paths in which all differ: a and b of runs/a/evaluation and runs/b/evaluation."""
+    parts = [path.resolve().parts[::-1] for path in paths]
+    for names in zip(*parts, strict=False):
+        if len(set(names)) == len(paths):
+            return list(names)
+    return [str(path) for path in paths]
+
+
 def loop_package(relative: str) -> Path:
     """A file or folder shipped inside the installed ``loop_recipes`` package."""
     return _PACKAGE / relative

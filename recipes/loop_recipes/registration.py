@@ -9,6 +9,7 @@ stay cheap and must never raise, because every program that imports torch in thi
 to wait (`agent_environments/__init__.py`), so it is started once more, with that variable, before it has done anything.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import logging
@@ -26,6 +27,8 @@ def register(registry) -> None:
 
     The configs of recipe ``R`` are the files that it runs by themselves; ``--config R/name`` names one.
     """
+    # `tune cp` and `tune validate` read configs too, whose paths are resolved by these.
+    importlib.import_module("loop_recipes.config.resolvers")
     folder = recipes_folder()
     known = {recipe.name for recipe in registry._ALL_RECIPES}
     for name in RECIPES:

@@ -137,8 +137,6 @@ class PolicyFolder:
         self._publications += 1
         with whole_file(folder / _PUBLICATION) as partial:
             partial.write_text(f"{self._publications}\n", encoding="utf-8")
-            sync(partial)
-        sync(folder)
 
     def unmark(self, folder: Path) -> None:
         """Note durably that the version in ``folder`` is not to be served after a restart."""

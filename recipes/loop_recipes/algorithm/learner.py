@@ -14,7 +14,7 @@ from torchtune.modules import TransformerDecoder
 from torchtune.utils import get_world_size_and_rank
 
 from agent_environments.description import BehaviorFigure
-from loop_formats.run_files import writing
+from loop_formats.run_files import write_whole, writing
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.critic import place_critic
 from loop_recipes.algorithm.policy_update import PolicyUpdate
@@ -135,7 +135,7 @@ class Learner:
         """
         config = as_config(as_keys(self.conf))
         with writing(self._output_dir / "config.yaml"):
-            OmegaConf.save(config, self._output_dir / "config.yaml")
+            write_whole(self._output_dir / "config.yaml", OmegaConf.to_yaml(config))
         for logger in self._loggers:
             logger.log_config(config)
         return RunMetrics(self._output_dir / METRICS_FILE, self._loggers, after_iteration, figures)

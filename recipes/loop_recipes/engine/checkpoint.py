@@ -14,8 +14,8 @@ Nothing in it is pickled, so a checkpoint from elsewhere is safe to open.
 from __future__ import annotations
 
 import json
+import logging
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from loop_formats.run_files import bring_back, check_sums, folders_in, to_json, whole_folder, write_sums
+from loop_formats.run_files import bring_back, check_sums, folders_in, remove_folder, to_json, whole_folder, write_sums
 from loop_formats.schema import ConfigError
 from loop_recipes.engine.process_group import gather_bytes
 
+logger = logging.getLogger(__name__)
+
+_told: set[Path] = set()
+"""Folders that could not be removed, of which the log has told."""
 _FOLDER = re.compile(r"iteration_(\d+)")
 _ADAPTER = re.compile(r"adapter_v(\d+)\.safetensors")
 
@@ -65,7 +69,7 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
     """Write the checkpoint of ``iteration``; a crash on the way leaves none."""
     bring_back(root)
     for leftover in root.glob(".*partial*"):
-        shutil.rmtree(leftover)
+        _remove(leftover)
     final = checkpoint_folder(root, iteration)
     with whole_folder(final) as partial:
         for version, adapter in training.adapters.items():
@@ -130,10 +134,18 @@ def save_and_prune(
 
 
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
-    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``."""
+    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``. One that cannot be
+    removed is tried again by the next pruning; the log says so once."""
     for iteration, path in _checkpoints(root)[:-keep_last]:
         if iteration not in keep:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def _remove(folder: Path) -> None:
+    error = remove_folder(folder)
+    if error is not None and folder not in _told:
+        _told.add(folder)
+        logger.warning("%s cannot be removed (%s); it is tried again after each iteration", folder, error)
 
 
 def all_generators() -> dict[str, Tensor]:

@@ -1,16 +1,19 @@
 """Runs an evaluation on rollout nodes: one collection per policy and way of sampling, resumable, with named losses.
 
 Every rollout that arrives becomes a line of ``journal.jsonl`` at once, so an evaluation that is started again with the
-same config asks only for what is missing; the node, too, finds again what it has under the collection's id.
+same config asks only for what is missing; the node, too, finds again what it has under the collection's id. An attempt
+is known by what its result rests on, its task and its run: an evaluation that is asked for more uses what is there, and
+one whose grader, model or limits are others begins anew beside it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -49,11 +52,17 @@ class NoScore(RuntimeError):
 
 @dataclass(frozen=True)
 class Cell:
-    """A unit that gets one score: a policy, a way of sampling, and R runs over the tasks."""
+    """A unit that gets one score: a policy, a way of sampling, and R runs over the tasks.
+
+    ``request`` asks for all of it. ``rests_on`` names all that the result of an attempt depends on, beside its task and
+    run, as JSON-able values: attempts of whose cells these are the same are the same attempts, whatever else was asked
+    for with them.
+    """
 
     policy: PolicyUnderTest
     sampling: SamplingConfig
     request: CollectionRequest
+    rests_on: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -64,89 +73,150 @@ class Cell:
         """(task id, run) of every attempt."""
         return [(task, run) for task in self.request.tasks for run in range(self.request.rollouts_per_task)]
 
+    @property
+    def key(self) -> str:
+        """The same for cells that rest on the same."""
+        return hashlib.sha256(json.dumps(self.rests_on, sort_keys=True).encode()).hexdigest()[:16]
 
-def evaluation_request(
-    name: str,
+
+def evaluation_cell(
+    policy: PolicyUnderTest,
     tasks: Sequence[str],
-    version: int,
     sampling: SamplingConfig,
     limits: Limits,
     seed: int,
-    identity: Any = None,
+    identity: Mapping[str, Any] = MappingProxyType({}),
     environment_turns: Mapping[str, int] = MappingProxyType({}),
-) -> CollectionRequest:
-    """The collection behind one score: every run of every task, under one pinned version.
+) -> Cell:
+    """The unit behind one score: every run of every task, under one pinned version.
 
-    Its id ends in a hash of everything that the result depends on, so another protocol is another collection and the
-    same one is found again.
+    Its collection's id ends in a hash of what it rests on and of what is asked for, so another protocol is another
+    collection, and the same one is found again.
 
     Args:
-        name: readable start of the id.
-        identity: what else the result depends on, JSON-able: the adapter's digest, the base model, the environment.
+        identity: what else a result depends on, by name, JSON-able: base model, dataset, the environment's code.
         environment_turns: environment of a mixture -> turns of its episodes, in place of ``limits.max_turns``.
     """
-    protocol: list[Any] = [list(tasks), version, asdict(sampling), limits.given(), seed, identity]
-    if environment_turns:  # without them the ids are those of evaluations that knew no such turns
-        protocol.append(dict(environment_turns))
-    content = json.dumps(protocol, sort_keys=True)
-    return CollectionRequest(
-        id=evaluation_id(name, content),
+    how = {name: value for name, value in asdict(sampling).items() if name != "runs"}
+    own = {"policy": policy.digest, "sampling": how, "limits": limits.given(), "seed": seed}
+    turns = {"environment_turns": dict(environment_turns)} if environment_turns else {}
+    rests_on = {**identity, **own, **turns}
+    request = CollectionRequest(
+        id=evaluation_id(
+            f"{policy.name}-t{sampling.temperature:g}",
+            json.dumps([rests_on, list(tasks), sampling.runs], sort_keys=True),
+        ),
         tasks=list(tasks),
         rollouts_per_task=sampling.runs,
-        policy_version=version,
+        policy_version=policy.served_version,
         seed=seed,
         sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k),
         limits=limits,
         environment_turns=dict(environment_turns),
     )
+    return Cell(policy, sampling, request, rests_on)
 
 
 class ResultStore:
-    """``journal.jsonl``: one line per attempt, {"cell": collection id, "policy", "sampling", ...TaskResult}.
+    """``journal.jsonl``: one line per attempt, {"key": what it rests on, "cell": collection id, "policy", "sampling",
+    ...TaskResult}, and before the first of a key {"key", "rests_on", "policy", "sampling"}.
 
-    Lines are kept whatever the config becomes; only those of the cells asked for are used. A lost rollout is only
+    Lines are kept whatever the config becomes; only attempts that the cells ask for are used. A lost rollout is only
     counted, and a line that is no result is ignored: starting the evaluation again plays those again.
     """
 
     def __init__(self, path: Path) -> None:
         self._results: dict[str, dict[tuple[str, int], TaskResult]] = {}
+        self._from: dict[tuple[str, str, int], str] = {}
+        """(key, task, run) -> id of the collection that the result came with."""
+        self._heads: dict[str, tuple[str, str, dict[str, Any]]] = {}
+        """Key -> the policy's name, the label of the sampling, and what results of this key rest on."""
         self._losses: Counter[tuple[str, str, int]] = Counter()
         self._path = path
         append_to(path).close()
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 data = json.loads(line)
-                cell, result = data["cell"], TaskResult.from_dict(data)
+                key = data["key"]
+                if "rests_on" in data:
+                    self._heads[key] = data["policy"], data["sampling"], dict(data["rests_on"])
+                    continue
+                collection, result = data["cell"], TaskResult.from_dict(data)
             except (ValueError, TypeError, KeyError):
                 continue
-            if result.lost:
-                self._losses[cell, result.task_id, result.run] += 1
-            else:
-                self._results.setdefault(cell, {})[result.task_id, result.run] = result
+            self._keep(key, collection, result)
+
+    def _keep(self, key: str, collection: str, result: TaskResult) -> None:
+        if result.lost:
+            self._losses[key, result.task_id, result.run] += 1
+        else:
+            self._results.setdefault(key, {})[result.task_id, result.run] = result
+            self._from[key, result.task_id, result.run] = collection
 
     def add(self, cell: Cell, result: TaskResult) -> bool:
         """Store it unless it is there; returns whether it was new."""
-        known = self._results.setdefault(cell.request.id, {})
+        known = self._results.setdefault(cell.key, {})
         if (result.task_id, result.run) in known:
             return False
         known[result.task_id, result.run] = result
-        line = {"cell": cell.request.id, "policy": cell.policy.name, "sampling": cell.sampling.label}
+        self._from[cell.key, result.task_id, result.run] = cell.request.id
+        head = {"key": cell.key, "policy": cell.policy.name, "sampling": cell.sampling.label}
+        lines = [head | {"cell": cell.request.id} | result.to_dict()]
+        if cell.key not in self._heads:
+            self._heads[cell.key] = cell.policy.name, cell.sampling.label, dict(cell.rests_on)
+            lines.insert(0, head | {"rests_on": dict(cell.rests_on)})
         with writing(self._path), append_to(self._path) as file:
-            file.write(f"{to_json(line | result.to_dict())}\n")
+            file.writelines(f"{to_json(line)}\n" for line in lines)
         return True
 
     def results(self, cell: Cell) -> list[TaskResult]:
         """Return the results of a cell that are there, in the order of its tasks and runs."""
-        known = self._results.get(cell.request.id, {})
+        known = self._results.get(cell.key, {})
         return [known[key] for key in cell.expected if key in known]
 
     def missing(self, cell: Cell) -> list[tuple[str, int]]:
-        known = self._results.get(cell.request.id, {})
+        known = self._results.get(cell.key, {})
         return [key for key in cell.expected if key not in known]
+
+    def request(self, cell: Cell) -> CollectionRequest:
+        """Return the cell's request without what other collections have brought; what it has brought itself is found
+        again under its id by the node, with whatever else the node has of it."""
+        elsewhere = {
+            (task, run)
+            for task, run in cell.expected
+            if self._from.get((cell.key, task, run), cell.request.id) != cell.request.id
+        }
+        if not elsewhere:
+            return cell.request
+        only = _by_task([each for each in cell.expected if each not in elsewhere])
+        return replace(cell.request, id=replay_id(cell.request.id, json.dumps(only)), tasks=list(only), only=only)
 
     def times_lost(self, cell: Cell) -> int:
         """Return how many earlier starts ended with a loss among what is missing: the most of any of them."""
-        return max((self._losses[cell.request.id, task, run] for task, run in self.missing(cell)), default=0)
+        return max((self._losses[cell.key, task, run] for task, run in self.missing(cell)), default=0)
+
+    def set_aside(self, cells: Sequence[Cell]) -> list[str]:
+        """Return a line for the results that are there under the name and sampling of one of ``cells``, but are in no
+        figure, because something that they rest on has changed: how many they are, and what has changed."""
+        lines, used = [], {cell.key for cell in cells}
+        for cell in cells:
+            for key, (policy, sampling, was) in self._heads.items():
+                if key in used or (policy, sampling) != (cell.policy.name, cell.sampling.label):
+                    continue
+                changed = [name for name in {**was, **cell.rests_on} if was.get(name) != cell.rests_on.get(name)]
+                count = len(self._results.get(key, {}))
+                lines += [f"{cell.label}: {count} earlier results, since which changed: {', '.join(changed)}"] * bool(
+                    count
+                )
+        return lines
+
+
+def _by_task(attempts: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+    """Task -> its runs among (task, run), in their order."""
+    only: dict[str, list[int]] = {}
+    for task, run in attempts:
+        only.setdefault(task, []).append(run)
+    return only
 
 
 class Nodes(Protocol):
@@ -192,7 +262,7 @@ def run_cells(
     waiting = [cell for cell in cells if store.missing(cell)]
     lost: dict[str, dict[tuple[str, int], str]] = {cell.request.id: {} for cell in waiting}
     for number in range(retries + 1):
-        asked = [(cell, _missing_again(cell, store, number) if number else cell.request) for cell in waiting]
+        asked = [(cell, _missing_again(cell, store, number) if number else store.request(cell)) for cell in waiting]
         for _, request in asked:
             nodes.start(request)
         for cell, request in asked:
@@ -211,9 +281,7 @@ def run_cells(
 def _missing_again(cell: Cell, store: ResultStore, number: int) -> CollectionRequest:
     """Return a request for what the cell lacks, with the seeds that it had; ``number`` counts such requests from 1
     since this start of the evaluation."""
-    only: dict[str, list[int]] = {}
-    for task, run in store.missing(cell):
-        only.setdefault(task, []).append(run)
+    only = _by_task(store.missing(cell))
     protocol = json.dumps([only, store.times_lost(cell), number])
     request_id = replay_id(cell.request.id, protocol)
     return replace(cell.request, id=request_id, tasks=list(only), only=only, attempts=1)

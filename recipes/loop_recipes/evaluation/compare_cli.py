@@ -17,10 +17,11 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from loop_formats.run_files import to_json
+from loop_formats.run_files import to_json, write_whole
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.evaluation.comparison import NamedResults, compare_with_first, comparison_markdown
 from loop_recipes.evaluation.report import read_report
+from loop_recipes.paths import distinct_names
 from loop_recipes.run.environment_file import read_description
 
 
@@ -40,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         text, data = _compare(options.folders, options.level, options.resamples)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "comparison.md").write_text(text, encoding="utf-8")
-            (options.out / "comparison.json").write_text(to_json(data, indent=1) + "\n", encoding="utf-8")
+            write_whole(options.out / "comparison.md", text)
+            write_whole(options.out / "comparison.json", to_json(data, indent=1) + "\n")
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -53,9 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, dict[str, Any]]:
-    environment = read_description(folders[0])
+    described = [read_description(folder) for folder in folders]
+    environment = described[0]
     reports, scores = [], []
-    for folder, name in zip(folders, _names(folders), strict=True):
+    for folder, name in zip(folders, distinct_names(folders), strict=True):
         report, named = read_report(folder)
         reports.append(report)
         prefix = f"{name}/" if len(folders) > 1 else ""
@@ -66,6 +68,12 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
             raise ValueError(
                 f"the evaluations differ in {key}, so their scores cannot be compared: {', '.join(values)}"
             )
+    rests_on = [each.whole_identity for each in described]
+    if changed := [name for name in rests_on[0] if len({each.get(name) for each in rests_on}) > 1]:
+        raise ValueError(
+            f"the evaluations were graded by different {' and '.join(changed)} of the environment, so their scores "
+            "cannot be compared; evaluate both again as it is now"
+        )
     groups = reports[0].get("groups")
     comparisons = compare_with_first(scores, groups, environment, level=level, resamples=resamples)
     if not comparisons:
@@ -80,15 +88,6 @@ def _compare(folders: list[Path], level: float, resamples: int) -> tuple[str, di
         **header,
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """The last part of the paths in which all folders differ: a and b of runs/a/evaluation and runs/b/evaluation."""
-    paths = [folder.resolve().parts[::-1] for folder in folders]
-    for names in zip(*paths, strict=False):
-        if len(set(names)) == len(folders):
-            return list(names)
-    return [str(folder) for folder in folders]
 
 
 if __name__ == "__main__":

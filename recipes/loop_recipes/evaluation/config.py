@@ -161,16 +161,17 @@ class EvalConfig(WithNode):
         return None if self.node is None else self.node.environment
 
     @property
-    def node_identity(self) -> list[Any]:
-        """The settings of a node on which results depend, beside its model and dataset; [] where the config describes
-        no node."""
+    def node_identity(self) -> dict[str, Any]:
+        """The settings of a node on which results depend, beside its model and dataset, by name; {} where the config
+        describes no node."""
         if not self.rollout_node.launch:
-            return []
-        node = self.child
-        model = node.model
-        chat = [model.chat_format, model.thinking, model.observation_role]
-        # What is not given leaves the ids of evaluations as they were when it could not be given.
-        return [model.dtype, node.environment.name, _without_where(node.environment.options), *([chat] * any(chat))]
+            return {}
+        environment, model = self.child.environment, self.child.model
+        return {
+            "dtype": model.dtype,
+            "chat format": [model.chat_format, model.thinking, model.observation_role],
+            "environment": [environment.name, _without_where(environment.options)],
+        }
 
     @property
     def metadata_root(self) -> Path | None:
@@ -244,7 +245,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
             found.append(PolicyUnderTest(policy.name, None, policy.endpoint.digest, endpoint=policy.endpoint))
         elif policy.adapter is None:
             found.append(PolicyUnderTest(policy.name, None, "base"))
-        elif "*" in policy.adapter:
+        elif "*" in policy.adapter and not Path(policy.adapter).exists():
             folders = [path for path in in_order(map(Path, glob.glob(policy.adapter))) if is_adapter(path)]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
             found += [PolicyUnderTest(policy.name + folder.name, folder, adapter_digest(folder)) for folder in folders]

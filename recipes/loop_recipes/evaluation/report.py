@@ -54,7 +54,8 @@ class ScoredCell:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Everything that all scores of one evaluation share."""
+    """Everything that all scores of one evaluation share; ``set_aside`` names earlier results that are in none of
+    them."""
 
     environment: Description
     dataset: str
@@ -69,6 +70,7 @@ class Protocol:
     packages: dict[str, str]
     groups: dict[str, list[str]] = field(default_factory=dict)
     environment_turns: dict[str, int] = field(default_factory=dict)
+    set_aside: list[str] = field(default_factory=list)
 
     def lines(self) -> dict[str, str]:
         """Name to text, for the head of a document."""
@@ -173,7 +175,7 @@ def write_report(
             {
                 "policy": item.cell.policy.name,
                 "sampling": {**asdict(item.cell.sampling), "label": item.cell.sampling.label},
-                "collection": item.cell.request.id,
+                "rests_on": dict(item.cell.rests_on),
                 **item.score.to_dict(),
                 "groups": [asdict(group) for group in item.groups],
             }
@@ -199,6 +201,7 @@ def markdown(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Sequ
     lines += [
         f"- policy {policy.name}: {_describe(policy)}" for policy in dict.fromkeys(item.cell.policy for item in scored)
     ]
+    lines += [f"- in no figure: {line}" for line in protocol.set_aside]
     lines += [
         "",
         f"{_scores(environment)} in percent: mean over tasks ± standard deviation over whole runs, "
@@ -263,7 +266,7 @@ def terminal_table(protocol: Protocol, scored: Sequence[ScoredCell], console: Co
     for column in _columns(scored, environment):
         table.add_column(column)
     for item in scored:
-        table.add_row(*_cells(item, scored, environment))
+        table.add_row(*map(escape, _cells(item, scored, environment)))
     console.print(table)
     if protocol.groups:
         by_group = Table(title="Success in % and reward, by environment and group", title_justify="left")
@@ -343,7 +346,7 @@ def _table_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return [
         "| " + " | ".join(columns) + " |",
         "|" + "---|" * len(columns),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
     ]
 
 

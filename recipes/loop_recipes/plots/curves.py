@@ -5,8 +5,8 @@
     loop plot --rollouts runs/demo --task 692c77d_1
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
-band. A run is its output folder or a metrics.jsonl. See run_metrics.METRICS for what the keys mean. The pictures of
-``--rollouts`` show what agents wrote instead: behaviour early against late, API-call sequences (rollouts.py).
+band. A run is its output folder or a metrics.jsonl; loop_recipes/run/metrics.py says what the keys mean. The pictures
+of ``--rollouts`` show what agents wrote instead: behaviour early against late, API-call sequences (rollouts.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from agent_environments.description import BehaviorFigure
 from loop_recipes.config.arguments import verb_parser
+from loop_recipes.paths import distinct_names
 from loop_recipes.plots.rollouts import write_rollout_figures
 from loop_recipes.plots.style import COLOURS, panels, save
 from loop_recipes.run.environment_file import read_description
@@ -49,6 +50,11 @@ class Curve:
     figures: Sequence[BehaviorFigure] = ()
 
     @property
+    def whole_until(self) -> int:
+        """The last iteration that every run has."""
+        return min(max(line["iteration"] for line in run) for run in self.runs)
+
+    @property
     def datasets(self) -> set[str]:
         return {str(line["dataset"]) for run in self.runs for line in run if "dataset" in line}
 
@@ -64,19 +70,52 @@ class Curve:
         return np.array(known), values
 
 
-def parse_curve(text: str) -> Curve:
-    """``[label=]RUN[,RUN...]``; without a label, the name of the first run's folder.
+def parse_curves(texts: Sequence[str]) -> list[Curve]:
+    """Each ``[label=]RUN[,RUN...]``; without a label, the part of the first run's path that tells it from the others'.
 
     Raises:
         ValueError: a run has no metrics, or they cannot be read.
     """
-    label, _, names = text.rpartition("=")
-    paths = [Path(name) for name in names.split(",")]
+    parsed = [split_curve(text) for text in texts]
+    folders = [runs[0].parent if runs[0].is_file() else runs[0] for _, runs in parsed]
+    names = distinct_names(folders) if len(folders) > 1 else [folders[0].resolve().name]
+    return [_curve(label or name, runs) for (label, runs), name in zip(parsed, names, strict=True)]
+
+
+def parse_curve(text: str) -> Curve:
+    """As :func:`parse_curves`, of one curve, which is called as its folder where it has no label."""
+    return parse_curves([text])[0]
+
+
+def split_curve(text: str) -> tuple[str, list[Path]]:
+    """The label of ``[label=]RUN[,RUN...]``, "" without one, and its runs. A path that exists is that path, whatever
+    = or , is in its name; else the first = ends the label."""
+    starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "=")]
+    for start in starts:
+        if runs := _existing(text[start:].split(",")):
+            return text[: max(0, start - 1)], runs
+    label, _, names = text.partition("=") if "=" in text else ("", "", text)
+    return label, [Path(name) for name in names.split(",")]
+
+
+def _existing(pieces: list[str]) -> list[Path]:
+    """Paths that exist, of which all ``pieces`` are parted by commas; [] where there are no such paths."""
+    for count in range(len(pieces), 0, -1):
+        path = Path(",".join(pieces[:count]))
+        if path.exists() and str(path) != ".":
+            if count == len(pieces):
+                return [path]
+            if rest := _existing(pieces[count:]):
+                return [path, *rest]
+    return []
+
+
+def _curve(label: str, paths: Sequence[Path]) -> Curve:
     runs = [read_metrics(path) for path in paths]
     for path, lines in zip(paths, runs, strict=True):
         if not lines:
             raise ValueError(f"{path} holds no metrics yet")
-    return Curve(label or paths[0].resolve().name, runs, read_description(paths[0]).figures)
+    return Curve(label, runs, read_description(paths[0]).figures)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -93,7 +132,7 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
     """One key of one curve: its mean over seeds, smoothed, with what lies behind it; False if no run has the key.
 
     Draws the raw values behind a single run, and the band from the lowest to the highest seed (smoothed) behind
-    several.
+    several. Where a seed has ended before others, what goes on is a dotted line: its step there says nothing.
     """
     iterations, values = curve.series(key)
     if not len(iterations):
@@ -107,7 +146,10 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
     elif window > 1:
         axes.plot(iterations, values[0], color=colour, alpha=0.3, lw=1)
     marker = "o" if len(iterations) < 4 else None
-    axes.plot(iterations, _nan_mean(smoothed, axis=0), color=colour, lw=2, marker=marker, label=label or curve.label)
+    mean, of_all = _nan_mean(smoothed, axis=0), iterations <= curve.whole_until
+    axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, marker=marker, label=label or curve.label)
+    if not of_all.all():
+        axes.plot(iterations[~of_all], mean[~of_all], color=colour, lw=1, ls=":")
     return True
 
 
@@ -136,6 +178,7 @@ def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
     found = [[_nan_mean(curve.series(f"{when}dev_{name}")[1], 0) for when in whens] for name in ("iteration", key)]
     evaluated, values = (np.concatenate(parts) for parts in found)
     order = np.argsort(evaluated)
+    order = order[evaluated[order] <= curve.whole_until]  # beyond it are scores of some seeds only
     return evaluated[order], values[order]
 
 
@@ -236,13 +279,13 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     if parsed.smooth < 1:
         parser.error(f"--smooth is {parsed.smooth}; it must be at least 1")
-    first = Path(parsed.curves[0].rpartition("=")[2].split(",")[0])
+    first = split_curve(parsed.curves[0])[1][0]
     output = parsed.out or (first if first.is_dir() else first.parent)
     try:
         if parsed.rollouts:
             written = write_rollout_figures(first, output, parsed.task)
         else:
-            written = write_figures([parse_curve(text) for text in parsed.curves], output, parsed.smooth)
+            written = write_figures(parse_curves(parsed.curves), output, parsed.smooth)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -279,6 +322,9 @@ def _from_zero(axes: Axes) -> None:
 def _finish(figure: Figure, curves: Sequence[Curve], note: str) -> Figure:
     """Print the dataset's name, so that curves of different datasets are not confused."""
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves)))) or "dataset not recorded"
+    ended = [curve.label for curve in curves if any(run[-1]["iteration"] > curve.whole_until for run in curve.runs)]
+    if ended:
+        note = "; ".join([note] * bool(note) + [f"dotted: seeds of {', '.join(ended)} that go on after others ended"])
     figure.suptitle(f"{datasets}\n{note}" if note else datasets, fontsize=10, x=0.01, ha="left")
     for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import UNSAID, Description
 from loop_formats.collection_request import CollectionRequest, Sampling
-from loop_formats.ids import dev_id, parse_collection_id, training_id
+from loop_formats.ids import dev_id, id_part, parse_collection_id, training_id
 from loop_formats.run_files import write_whole
 from loop_formats.schema import ConfigError
 from loop_recipes.config.loop_config import HorizonStage, LoopConfig
@@ -37,15 +37,19 @@ def run_name(config: LoopConfig, output_dir: Path) -> str:
         return config.run_name
     file = output_dir / "run.json"
     if not file.exists():
-        stem = re.sub(r"[^A-Za-z0-9._-]", "-", output_dir.name).lstrip("._-") or "run"
-        write_whole(file, json.dumps({"run_name": f"{stem[:60]}-{secrets.token_hex(3)}"}))
-    return json.loads(file.read_text(encoding="utf-8"))["run_name"]
+        write_whole(file, json.dumps({"run_name": f"{id_part(output_dir.name)}-{secrets.token_hex(3)}"}))
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["run_name"])
+    except (ValueError, KeyError, TypeError) as error:
+        cure = "give run_name as the ids of its collections begin, or remove the file for a new name"
+        raise ConfigError(f"{file} holds no name of a run, as after a power cut; {cure}") from error
 
 
 class CollectionPlan:
     """Draws the tasks of each iteration; its state is part of a checkpoint.
 
-    A collection's id ends in a hash of everything that its rollouts depend on: the request and the adapter. So a run
+    A collection's id ends in a hash of everything that its rollouts depend on: the request, the adapter, and what the
+    run rests on. So a run
     that was interrupted finds its rollouts again, and one that went back to an earlier checkpoint, whose version
     numbers will mean other weights, does not get those of the weights that it gave up.
 
@@ -54,6 +58,7 @@ class CollectionPlan:
         tasks: those of the training split.
         dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
         environment: the tasks' environment.
+        rests_on: name -> digest of what else rollouts depend on: base model, tasks, grader.
 
     Raises:
         ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
@@ -66,8 +71,10 @@ class CollectionPlan:
         tasks: Sequence[str],
         dev_tasks: Sequence[str] = (),
         environment: Description = UNSAID,
+        rests_on: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._environment = environment
+        self._rests_on = dict(rests_on)
         self._config = config.collection
         self._evaluation = config.dev_evaluation
         self._dev_tasks = list(dev_tasks)
@@ -125,7 +132,7 @@ class CollectionPlan:
             environment_turns=self.environment_horizons(iteration),
         )
         request = self.with_loss_limit(request)
-        return replace(request, id=training_id(self._name, iteration, _protocol(request, adapter)))
+        return replace(request, id=training_id(self._name, iteration, self._protocol(request, adapter)))
 
     def refill(
         self, asked: Sequence[CollectionRequest], with_signal: Collection[str], lost: int, version: int, adapter: str
@@ -148,7 +155,7 @@ class CollectionPlan:
             return None
         request = replace(first, tasks=tasks, policy_version=version)
         of_iteration = math.floor(conf.max_lost_share * sum(each.episodes for each in [*asked, request]))
-        protocol = _protocol(request, adapter)
+        protocol = self._protocol(request, adapter)
         return replace(
             request, id=training_id(self._name, iteration, protocol, len(asked)), max_lost=max(0, of_iteration - lost)
         )
@@ -183,13 +190,24 @@ class CollectionPlan:
             limits=replace(self._config.limits, max_turns=self._evaluation.max_turns),
             environment_turns=self._evaluation.environment_turns,
         )
-        return replace(request, id=dev_id(self._name, iteration, _protocol(request, adapter)))
+        return replace(request, id=dev_id(self._name, iteration, self._protocol(request, adapter)))
+
+    def anew(self, request: CollectionRequest) -> CollectionRequest:
+        """The same rollouts under an id of their own, for a run that rests on something else than when it asked for
+        them."""
+        name, protocol = parse_collection_id(request.id), self._protocol(request, "")
+        new_id = dev_id if name.dev else training_id
+        return replace(request, id=new_id(self._name, name.iteration or 0, protocol))
+
+    def _protocol(self, request: CollectionRequest, adapter: str) -> str:
+        return json.dumps([request.protocol(), adapter, self._rests_on], sort_keys=True)
 
     def state_dict(self) -> dict[str, Any]:
         return self._sampler.state_dict() | {"rests_until": self._rests_until}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on drawing where a saved state left off.
+    def load_state_dict(self, state: dict[str, Any], accept_changes: bool = False) -> None:
+        """Go on drawing where a saved state left off; with ``accept_changes`` begin to draw anew where that is of other
+        tasks or of another seed.
 
         Raises:
             ConfigError: the state is of other tasks or of another seed.
@@ -198,11 +216,9 @@ class CollectionPlan:
             self._sampler.load_state_dict(state)
             self._rests_until = dict(state.get("rests_until", {}))  # earlier versions knew no rest
         except ValueError as error:
-            raise ConfigError(f"resume_from_checkpoint: {error}; give the config the run was started with") from error
-
-
-def _protocol(request: CollectionRequest, adapter: str) -> str:
-    return json.dumps([request.protocol(), adapter], sort_keys=True)
+            if not accept_changes:
+                cure = "give the config the run was started with, or go on knowingly with accept_changes=True"
+                raise ConfigError(f"resume_from_checkpoint: {error}; {cure}") from error
 
 
 def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:

@@ -61,7 +61,8 @@ class TaskSampler:
             resting: tasks to pass over, and when the rest of each ends. Where too few are left, those whose rest ends
                 first are woken.
         """
-        own = sorted((until, task) for task, until in resting.items() if task in self._tasks)
+        tasks = set(self._tasks)
+        own = sorted((until, task) for task, until in resting.items() if task in tasks)
         asleep = len(self._tasks) - self._tasks_per_iteration
         return self._draw(self._tasks_per_iteration, {task for _, task in own[max(0, len(own) - asleep) :]}, set())
 
@@ -72,18 +73,19 @@ class TaskSampler:
 
     def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:
         count = min(count, sum(task not in taken and task not in resting for task in self._tasks))
-        drawn: list[str] = []
+        drawn: dict[str, None] = {}
         while True:
-            later = []
-            while self._queue and len(drawn) < count:
-                task = self._queue.pop(0)
+            later, seen = [], 0
+            while seen < len(self._queue) and len(drawn) < count:
+                task = self._queue[seen]
+                seen += 1
                 if task in taken or task in drawn:
                     later.append(task)
                 elif task not in resting:
-                    drawn.append(task)
-            self._queue = later + self._queue
+                    drawn[task] = None
+            self._queue = later + self._queue[seen:]
             if self._queue and len(drawn) == count:
-                return drawn
+                return list(drawn)
             self._pass += 1
             self._queue += self._shuffled(self._pass)
 

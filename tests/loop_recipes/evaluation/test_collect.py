@@ -3,7 +3,7 @@
 import random
 
 from loop_formats.collection_request import CollectionEnd, Limits, LostRollout
-from loop_recipes.evaluation.collect import Cell, ResultStore, evaluation_request, run_cells
+from loop_recipes.evaluation.collect import ResultStore, evaluation_cell, run_cells
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from rollout_server.client import CollectionFailed
 from support.random_policy import write_tokenizer
@@ -13,8 +13,11 @@ from support.viewer_run import ordinary
 TASKS = ["craft/goal1_1", "sums/sum1_1"]
 
 
+BASE = PolicyUnderTest("base", None, "base")
+
+
 def request(**changes):
-    return evaluation_request("base", TASKS, 0, SamplingConfig(), Limits(max_turns=50), 0, ["mixed"], **changes)
+    return evaluation_cell(BASE, TASKS, SamplingConfig(), Limits(max_turns=50), 0, {"dataset": "x"}, **changes).request
 
 
 def test_environments_of_a_mixture_may_have_turns_of_their_own():
@@ -26,7 +29,7 @@ def test_another_protocol_is_another_collection():
     """What is on disk under an id is found again, so the id says all that a result depends on."""
     ids = [request(**turns).id for turns in ({}, {"environment_turns": {}}, {"environment_turns": {"craft": 20}})]
     assert ids[0] == ids[1] != ids[2]
-    assert ids[0] == "eval-base-c47ac20695"
+    assert ids[0].startswith("eval-base-t0-")
 
 
 def test_the_last_rollout_before_a_failure_is_kept(tmp_path):
@@ -47,8 +50,7 @@ def test_the_last_rollout_before_a_failure_is_kept(tmp_path):
 
     sampling = SamplingConfig(temperature=1.0, runs=2)
     for task in ("a_1", "b_1"):
-        asked = evaluation_request("base", [task], 0, sampling, Limits(max_turns=5), 0)
-        cell = Cell(PolicyUnderTest("base", None, "base"), sampling, asked)
+        cell = evaluation_cell(BASE, [task], sampling, Limits(max_turns=5), 0)
         store = ResultStore(tmp_path / f"{task}.jsonl")
         run_cells(Nodes(), [cell], store, retries=1, deadline_s=100.0)
         assert [(result.run, result.failure) for result in store.results(cell)] == [

@@ -1,0 +1,55 @@
+"""What a run rests on beside its config: its base model, the adapter that it began with, its tasks and their grader.
+
+Their digests are in every checkpoint. A run that goes on with others under the same names is another run without a
+word of it: adapters are trained for weights that they were never on, and rewards of two graders are in one curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent_environments.description import Description
+from loop_formats.run_files import adapter_digest
+from loop_formats.schema import ConfigError
+from model_families.base_model import model_digest
+
+
+def model_identity(base_model: str, initial_adapter: str | None) -> dict[str, str]:
+    """Digests of the base model in its folder, and of the adapter that the run began with, if it names one.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    try:
+        found = {"base model": model_digest(base_model)}
+        if initial_adapter is not None:
+            found["initial adapter"] = adapter_digest(Path(initial_adapter))
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
+    return found
+
+
+def environment_identity(dataset: str, environment: Description) -> dict[str, str]:
+    """The name of the dataset, and what the environment says that its grades rest on."""
+    return {"dataset": dataset, **environment.whole_identity}
+
+
+def changes(before: Mapping[str, str] | None, now: Mapping[str, str], accept: bool) -> list[str]:
+    """Return the names of what is not as it was in the checkpoint; none where that does not say.
+
+    Args:
+        accept: the config's ``accept_changes``.
+
+    Raises:
+        ConfigError: something is not, and that is not accepted.
+    """
+    if before is None:
+        return []
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed and not accept:
+        raise ConfigError(
+            f"resume_from_checkpoint: what the run rests on has changed since its checkpoint: {', '.join(changed)}; "
+            "bring it back as it was, begin in another output_dir, or go on knowingly with accept_changes=True"
+        )
+    return changed

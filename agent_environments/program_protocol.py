@@ -37,10 +37,14 @@ class Connection:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed."""
+    """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed.
+
+    Of a command that was asked for an answer, ``answer`` is the last line of its standard output, whole.
+    """
 
     status: int | None
     output: str
+    answer: str = ""
 
 
 class Offer(Protocol):

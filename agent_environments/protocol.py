@@ -20,8 +20,12 @@ No voiding
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from loop_plumbing.breakage import told
@@ -342,9 +346,19 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
         )
     module, _, attribute = target.partition(":")
     try:
-        found = importlib.import_module(module)
+        found = import_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {told(error)}") from error
     if not hasattr(found, attribute):
         raise ValueError(f"environment {name!r} cannot be imported: {module} has no {attribute!r}")
     return getattr(found, attribute)
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module that a config names; the working folder is looked in last, and only for one found nowhere else.
+
+    A file there that is called like a module of Python's, such as ``email.py``, takes nobody's place so.
+    """
+    if importlib.util.find_spec(name.partition(".")[0]) is None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)

@@ -1,4 +1,7 @@
-"""Waiting for a process that may be slow: for as long as it, or a process below it, uses or wants its processor."""
+"""Waiting for a process that may be slow: for as long as it, or a process below it, uses or wants its processor.
+
+Who waits in turn for this process needs a sign of life of it, and cannot see those below it: :func:`signs` counts them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,20 @@ LIMIT_S = 3600.0
 """Last resort: for what computes for ever."""
 
 T = TypeVar("T")
+
+
+class _Signs:
+    count = 0
+
+
+def signs() -> int:
+    """How often this process has seen something move, or be ready, that it waits for."""
+    return _Signs.count
+
+
+def give_sign() -> None:
+    """Count something that moved."""
+    _Signs.count += 1
 
 
 class Stalled(TimeoutError):
@@ -41,6 +58,7 @@ async def while_moving(work: Awaitable[T], pid: int, stall_s: float | None = Non
             now = time.monotonic()
             if busy or used != before:
                 moved_at = now
+                give_sign()
             if now - moved_at > longest:
                 raise Stalled(f"used no processor for {longest:g} s")
             if now - began > LIMIT_S:

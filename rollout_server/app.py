@@ -101,7 +101,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 def _refusal(status: int, error: object, node: Node) -> web.Response:
     """Return the refusal of a request; by ``moved`` a client that asks again sees whether the thing it waits for is
     alive."""
-    return refusal(status, error, **({"moved": node.servers.moves} if status == 503 else {}))
+    return refusal(status, error, **({"moved": node.moves} if status == 503 else {}))
 
 
 def _authentication(token: str, exempt: Set[str]) -> Any:

@@ -23,6 +23,7 @@ from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
 from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
 from loop_formats.schema import made_folder
+from loop_plumbing import moving
 from model_families.base_model import model_digest
 from model_families.chat import open_chat
 from rollout_server.collecting.attempt import Attempt
@@ -126,6 +127,11 @@ class Node:
         """Return when no server is left, nor one that might come back; ``failure`` then says why."""
         self.failure = f"no vLLM server is left: {await self.servers.given_up()}"
 
+    @property
+    def moves(self) -> int:
+        """A count that grows while servers, or what the environment starts, move: the node's sign of life."""
+        return self.servers.moves + moving.signs()
+
     def waits_for(self) -> list[str]:
         """Return a line for each part that is not ready yet, or not any more, with what it does and for how long."""
         lines = self.servers.waits_for()
@@ -157,7 +163,7 @@ class Node:
         if self.stopping.is_set():
             return {"status": "stopping"}
         if not self.ready:
-            return {"status": "starting", "waits_for": self.waits_for(), "moved": self.servers.moves}
+            return {"status": "starting", "waits_for": self.waits_for(), "moved": self.moves}
         return {
             "status": "ok",
             "policy_versions": self.policies.versions(),

@@ -48,7 +48,7 @@ class NodeProcess:
         """
         self._yaml.parent.mkdir(parents=True, exist_ok=True)
         write_node_config(self._config, self._yaml)
-        command = [sys.executable, "-m", "rollout_server.cli", "--config", str(self._yaml)]
+        command = [sys.executable, "-P", "-m", "rollout_server.cli", "--config", str(self._yaml)]
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(

@@ -143,15 +143,16 @@ class HarnessEnvironment:
 
     async def _graded_by_command(self, command: Sequence[str]) -> Grade:
         variables = {"TASK_ID": self._task_id, "EPISODE_FOLDER": str(self._folder), **_no_imports_from_here()}
-        ended = await run_program(command, variables, self._folder, GRADE_TIMEOUT_S)
+        ended = await run_program(command, variables, self._folder, GRADE_TIMEOUT_S, answers=True)
         if ended.status != 0:
             return Grade.of_ungradable(f"the grade command ended with {ended.status}: {ended.output[-200:]!r}")
         try:
-            said = json.loads(ended.output.strip().split("\n")[-1])
-            reward = float(said["reward"])
-            return Grade(reward, bool(said.get("success", reward == 1.0)))
+            verdict = json.loads(ended.answer)
+            reward = float(verdict["reward"])
+            return Grade(reward, bool(verdict.get("success", reward == 1.0)))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {ended.output[-200:]!r}')
+            said = (ended.answer or ended.output)[-200:]
+            return Grade.of_ungradable(f'the grade command did not end with {{"reward": ...}}: {said!r}')
 
     async def close(self) -> None:
         if self._closed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,49 +17,65 @@ from loop_plumbing import process_guard
 GRACE_S = 2.0
 STOP_S = GRACE_S + process_guard.KILL_DEADLINE_S + 5.0
 KEPT_OUTPUT = 4096
+LONGEST_ANSWER = 16 << 20
+"""Bytes of the last line of a command's standard output that are its answer."""
 READ_AT_ONCE = 1 << 16
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """Programs read one or the other."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+INHERITED = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|COLUMNS|LINES|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TEMP|TMP|DISPLAY"
+    "|PYTHON[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|LD_LIBRARY_PATH|JAVA_HOME|JAVA_TOOL_OPTIONS"
+    "|NODE_PATH|NODE_EXTRA_CA_CERTS|NODE_OPTIONS|NPM_CONFIG_CACHE|PIP_CACHE_DIR|UV_CACHE_DIR|UV_PYTHON"
+    "|XDG_(CACHE|CONFIG|DATA)_HOME|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    "|(?i:http|https|all|no|ftp)_(?i:proxy)|CUDA_VISIBLE_DEVICES|CUDA_HOME|NVIDIA_[A-Z_]+"
+    "|(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|TOKENIZERS_PARALLELISM"
+    "|HF_HOME|HF_HUB_(OFFLINE|CACHE)|HF_DATASETS_(OFFLINE|CACHE)|TRANSFORMERS_OFFLINE"
+)
+"""The variables of this process that a program sees. Any other may be a secret, whatever its name: the config of the
+environment gives a program what else it needs."""
 READ_REST_S = 2.0
 """How long after the end of a command its last output is read, if a process that it left holds the pipe open."""
 
 
 async def run_program(
-    command: Sequence[str], variables: Mapping[str, str], folder: Path, timeout_s: float | None = None
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    timeout_s: float | None = None,
+    answers: bool = False,
 ) -> Ended:
     """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
 
     Args:
-        variables: added to those of this process that are no secrets of its own. The host of ``OPENAI_BASE_URL`` is
+        variables: added to those of this process that :data:`INHERITED` names. The host of ``OPENAI_BASE_URL`` is
             reached without a proxy.
         folder: where it starts.
         timeout_s: after which it is ended; None waits.
+        answers: its standard output is an answer, and kept apart from its standard error.
 
     Raises:
         OSError: it cannot be started.
     """
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
-    read_end, write_end = os.pipe()
-    try:
-        # A pipe of our own: asyncio waits for the end of those that it makes, and a process that has got away from the
-        # guard may hold one open for ever.
-        process = await asyncio.create_subprocess_exec(
-            *guard,
-            cwd=folder,
-            env=program_environment(variables),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(read_end)
-        raise
-    finally:
-        os.close(write_end)
-    output = bytearray()
-    reading = asyncio.create_task(_keep_last(read_end, output))
+    with contextlib.ExitStack() as unread:
+        printed = _Kept(KEPT_OUTPUT, unread)
+        answer = _Kept(LONGEST_ANSWER, unread) if answers else printed
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *guard,
+                cwd=folder,
+                env=program_environment(variables),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=answer.write_end,
+                stderr=printed.write_end,
+                start_new_session=True,
+            )
+        finally:
+            for kept in {printed, answer}:
+                os.close(kept.write_end)
+        unread.pop_all()
+    reading = [asyncio.create_task(kept.read()) for kept in {printed, answer}]
     try:
         async with asyncio.timeout(timeout_s):
             status: int | None = await process.wait()
@@ -65,9 +83,45 @@ async def run_program(
         status = None
     finally:
         await asyncio.shield(asyncio.ensure_future(_end(process)))
-        await asyncio.wait([reading], timeout=READ_REST_S)
-        reading.cancel()
-    return Ended(status, output.decode(errors="replace"))
+        await asyncio.wait(reading, timeout=READ_REST_S)
+        for each in reading:
+            each.cancel()
+    if not answers:
+        return Ended(status, printed.text)
+    last = answer.text.rstrip().rpartition("\n")[2]
+    return Ended(status, printed.text or last[-KEPT_OUTPUT:], last)
+
+
+class _Kept:
+    """A pipe, of what is written to which the last bytes are kept.
+
+    It is one of our own: asyncio waits for the end of those that it makes, and a process that has got away from the
+    guard may hold one open for ever.
+    """
+
+    def __init__(self, most: int, unread: contextlib.ExitStack) -> None:
+        self._read_end, self.write_end = os.pipe()
+        unread.callback(os.close, self._read_end)
+        self._most = most
+        self._bytes = bytearray()
+
+    async def read(self) -> None:
+        """Read it to its end, and close it."""
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self._read_end, "rb", 0)
+        )
+        try:
+            while data := await stream.read(READ_AT_ONCE):
+                self._bytes += data
+                del self._bytes[: -self._most]
+        finally:
+            transport.close()
+
+    @property
+    def text(self) -> str:
+        """The last bytes, as text."""
+        return self._bytes.decode(errors="replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -82,29 +136,21 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _keep_last(read_end: int, output: bytearray) -> None:
-    """Read the pipe to its end, keep the last bytes in ``output``, and close it."""
-    stream = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", 0)
-    )
-    try:
-        while data := await stream.read(READ_AT_ONCE):
-            output += data
-            del output[:-KEPT_OUTPUT]
-    finally:
-        transport.close()
-
-
 def program_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program: what it may inherit of this process's, and ``variables``."""
     return _past_proxies({**_inherited(), **variables})
 
 
 def _inherited() -> dict[str, str]:
-    """This process's variables, without what names a token, a key, a secret or a password."""
-    secret = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-    return {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in secret)}
+    return {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name) and not _has_password(value)}
+
+
+def _has_password(value: str) -> bool:
+    """Whether it is an address, such as a proxy's, with a user's password in it."""
+    try:
+        return "://" in value and urlsplit(value).password is not None
+    except ValueError:
+        return True
 
 
 def _past_proxies(variables: Mapping[str, str]) -> dict[str, str]:

@@ -213,7 +213,7 @@ class ToolPool:
         self.dataset = dataset or self.module.name
         self._identity = identity(module, self.module.tasks.all())
         self._describe()
-        server = _server(module, tasks, instance_deadline_s, judge)
+        server = _server(module, tasks, instance_deadline_s, judge, bool(mcp))
         self._instances = InstancePool(server, self.module, max_worlds, instance_deadline_s)
         self._cut = (observation_max_tokens, token_spans)
         self._servers = _mcp_servers(mcp) if mcp else []
@@ -256,11 +256,11 @@ class ToolPool:
         await asyncio.gather(self._instances.close(), *(server.close() for server in self._servers))
 
 
-def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, Any] | None) -> ForkServer:
+def _server(module: str, tasks: object, deadline_s: float, judge: Mapping[str, Any] | None, mcp: bool) -> ForkServer:
     # An episode has a folder of its own, from where other paths would lead elsewhere.
     told = {"module": module, "tasks": tasks, "deadline_s": deadline_s, "path": [*map(os.path.abspath, sys.path)]}
-    told["judge"] = None if judge is None else dict(judge)
-    return ForkServer("tool", (sys.executable, "-c", _PROGRAM), told, EnvironmentCrashed)
+    told |= {"judge": None if judge is None else dict(judge), "mcp": mcp}
+    return ForkServer("tool", (sys.executable, "-P", "-c", _PROGRAM), told, EnvironmentCrashed)
 
 
 def _mcp_servers(sections: Mapping[str, Mapping[str, Any]]) -> list[McpServer]:

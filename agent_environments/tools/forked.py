@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -77,6 +78,13 @@ class Calls:
         text = found.run(arguments, self._instance)
         return text if found.terminal else text[: found.max_characters + 1]
 
+    def check(self, schema: dict[str, Any], arguments: dict[str, Any], within_s: float) -> None:
+        """Check the arguments of an MCP server's tool, which the node calls itself."""
+        from agent_environments.tools.schema_check import check_arguments  # and its package: most need none
+
+        given = {"schema": schema, "arguments": arguments}
+        deadline.call(check_arguments, given, within_s, through=(WrongArguments,))
+
     def reply(self, text: str) -> str | None:
         """Answer the text of a turn; None ends the episode."""
         assert self._module.reply is not None, "the node asks for one that is there"
@@ -118,6 +126,8 @@ def serve(told: Mapping[str, Any], control: socket.socket) -> None:
             from agent_environments.tools.judge import Judge  # and its HTTP client: other modules need none
 
             judge = Judge(told["judge"])  # connects at its first text, in the process that asks
+        if told["mcp"]:
+            importlib.import_module("agent_environments.tools.schema_check")  # once, and not in each process
         deadline.install()
         kind = module.instance_class
         forkable = getattr(kind, "forkable", False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 
 from agent_environments.places import Places
@@ -20,6 +21,9 @@ from agent_environments.tools.module import ToolModule
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded
 
 logger = logging.getLogger(__name__)
+
+SLOW_S = 0.5
+"""To make an instance, above which its cost is told."""
 
 
 class Lease:
@@ -101,6 +105,7 @@ class InstancePool:
         self._tasks = tasks_digest(module.tasks.all())
         self.replaced = 0
         """Processes that ended before their episode."""
+        self._made_in_s = 0.0
         self._server = server
         self._places = Places(size)
 
@@ -120,7 +125,14 @@ class InstancePool:
         Raises:
             EnvironmentCrashed: it cannot, or another import of the module gives other tasks.
         """
-        await self._end(await self._fork())
+        process = await self._fork()
+        if process.ready["makes"] and self._made_in_s > SLOW_S:
+            logger.warning(
+                "an instance of %s takes %.1f s to make, in each episode: write forkable = True in its class where one "
+                "that is made before the fork does as well",
+                *(self._module.name, self._made_in_s),
+            )
+        await self._end(process)
 
     async def acquire(self) -> Lease:
         """A process of its own for an episode; waits its turn while all places are taken.
@@ -162,7 +174,9 @@ class InstancePool:
             if process.ready["tasks"] != self._tasks:
                 raise EnvironmentCrashed(self._difference(await process.ask("digests", self.deadline_s)))
             if process.ready["makes"]:
+                began = time.monotonic()
                 await process.ask("make", self.deadline_s)
+                self._made_in_s = time.monotonic() - began
         except BaseException as error:
             process.kill()
             if isinstance(error, Raised | DeadlinePassed | ProcessEnded):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -21,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
 from agent_environments.tools.deadline import DeadlinePassed
-from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError, WrongArguments
+from agent_environments.tools.tool import DEADLINE_S, Tool, ToolError
 from loop_plumbing import process_guard
+from loop_plumbing.breakage import Raised
+from loop_plumbing.moving import give_sign
 
 try:
-    import jsonschema
     from mcp import Client, MCPError, StdioServerParameters
     from mcp.client.stdio import stdio_client
-    from mcp_types import CONNECTION_CLOSED
+    from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock, TextResourceContents
 except ImportError as error:
     raise ValueError("tools of an MCP server need the package mcp: pip install 'torchtune-loop[mcp]'") from error
 
@@ -47,7 +49,9 @@ LAST_WORDS_BYTES = 2000
 
 
 class McpTool(Tool):
-    """A tool of a server; the server's schema checks its arguments here, before they are sent."""
+    """A tool of a server. The server's schema checks the arguments before they are sent, in the episode's process: a
+    pattern of the schema may take longer over an argument than anybody waits.
+    """
 
     def __init__(self, server: McpServer, name: str, description: str, parameters: dict[str, Any]) -> None:
         self.name = name
@@ -56,20 +60,18 @@ class McpTool(Tool):
         self.deadline_s = server.deadline_s
         self._server = server
         self._parameters = parameters
-        self._validator = jsonschema.validators.validator_for(parameters)(parameters)
 
     @property
     def parameters(self) -> dict[str, Any]:
         return self._parameters
 
-    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments; raises WrongArguments where the schema does not allow them."""
-        for error in self._validator.iter_errors(dict(arguments)):
-            raise WrongArguments(f"{'.'.join(map(str, error.absolute_path)) or 'arguments'}: {error.message}")
-        return dict(arguments)
-
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
-        return await self._server.call(self.name, self.check(arguments))
+        given = {"schema": self._parameters, "arguments": dict(arguments), "within_s": self.deadline_s}
+        try:
+            await process.ask("check", self.deadline_s, **given)
+        except Raised as error:  # a schema that says nothing, such as one of a pattern that is none
+            raise ToolError(str(error)) from error
+        return await self._server.call(self.name, dict(arguments))
 
 
 class McpServer:
@@ -126,6 +128,7 @@ class McpServer:
             why = str(error) or type(error).__name__
             said = f"{self._command}: {connection.last_words}"
             raise ValueError(f"MCP server {self.name} does not start: {why}; {said}") from error
+        give_sign()
         known = {tool.name for tool in listed}
         for name in (*(self._offered or ()), *self.terminal):
             if name not in known:
@@ -155,7 +158,7 @@ class McpServer:
                 said = connection.last_words
                 logger.warning("MCP server %s is gone: %r; %s: %s", self.name, error, self._command, said)
             raise ToolError(str(error) or type(error).__name__) from error
-        text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        text = _text_of(result)
         if result.is_error:
             raise ToolError(text)
         return text
@@ -174,6 +177,54 @@ class McpServer:
         if self._connection is connection:
             self._connection = None
         await connection.end()
+
+
+def _text_of(result: CallToolResult) -> str:
+    """Return a result as text: its parts, and its structured value as JSON where no part says it."""
+    parts = [_text_of_part(part) for part in result.content]
+    value = result.structured_content
+    if value is not None and not _is_said(value, [part.text for part in result.content if part.type == "text"]):
+        parts.append(json.dumps(value, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+def _text_of_part(part: ContentBlock) -> str:
+    """Return a part as text; what cannot be text is named by its type and size."""
+    match part.type:
+        case "text":
+            return part.text
+        case "resource":
+            held = part.resource
+            if isinstance(held, TextResourceContents):
+                return held.text
+            return f"[resource {held.uri}: {held.mime_type or 'binary'}, {_bytes(held.blob)} bytes]"
+        case "resource_link":
+            size = "" if part.size is None else f", {part.size} bytes"
+            told = ": ".join(filter(None, [part.title or part.name, part.description]))
+            return f"[link {part.uri}: {part.mime_type or 'resource'}{size}] {told}"
+    return f"[{part.type}: {part.mime_type}, {_bytes(part.data)} bytes]"
+
+
+def _bytes(base64: str) -> int:
+    return len(base64.rstrip("=")) * 3 // 4
+
+
+def _is_said(value: Any, texts: Sequence[str]) -> bool:
+    """Whether the texts are the structured value, as most servers repeat it: whole or in items, as JSON or as text."""
+    inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
+
+    def is_text_of(text: str, each: Any) -> bool:
+        if each == text:
+            return True
+        try:
+            return bool(json.loads(text) == each)
+        except (ValueError, RecursionError):
+            return False
+
+    if len(texts) == 1 and (is_text_of(texts[0], value) or is_text_of(texts[0], inner)):
+        return True
+    items = inner if isinstance(inner, list) else []
+    return len(texts) == len(items) > 0 and all(map(is_text_of, texts, items))
 
 
 class _Connection:

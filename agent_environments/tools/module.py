@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agent_environments.protocol import import_module
 from agent_environments.tools.own_folder import neighbours_of
 from agent_environments.tools.reply import Reply
 from agent_environments.tools.reward import Reward
@@ -75,7 +75,7 @@ def load_module(name: str, tasks: object = None, alone: bool = False) -> ToolMod
 def _import(name: str, file: Path | None) -> ModuleType:
     try:
         if file is None:
-            return importlib.import_module(name)
+            return import_module(name)
         spec = importlib.util.spec_from_file_location(f"tool_module_{file.stem}", file)
         assert spec is not None, "the name ends in .py"
         assert spec.loader is not None, "it is a file"

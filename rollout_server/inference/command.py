@@ -109,7 +109,17 @@ def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu
             options["--distributed-executor-backend"] = "uni"
     pairs = [str(part) for option in options.items() for part in option]
     flags += base.family.vllm_args
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model.path, *pairs, *flags, *servers.extra_args]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        model.path,
+        *pairs,
+        *flags,
+        *servers.extra_args,
+    ]
 
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:

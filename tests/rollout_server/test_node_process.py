@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent_environments.tools.environment import ToolPool
 from loop_formats.run_files import NODE_ADDRESS, node_address
 from rollout_server.config import EnvironmentConfig, ModelConfig, NodeConfig
 from rollout_server.node_process import NodeDied, NodeProcess
@@ -42,3 +43,35 @@ async def test_a_refused_child_leaves_the_address_of_the_node_that_runs(running,
     finally:
         await running.call(first.stop)
     assert node_address(tmp_path / "root") is None
+
+
+NAMES = ("email", "calendar", "token", "json", "types", "random", "logging", "secrets", "queue", "select", "aiohttp")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a file of functions, and files that are called like modules of Python's and of packages."""
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('it was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import calendar, email.message\nfrom agent_environments.tools import reward\n"
+        "TASKS = [{'question': '?'}]\n\n\n@reward\ndef right(answer: str) -> bool:\n    return True\n"
+    )
+    return tmp_path
+
+
+def test_a_node_imports_no_file_of_the_working_folder_in_a_modules_place(folder):
+    environment = EnvironmentConfig("tools", {"module": "mine"})
+    config = NodeConfig(str(folder / "node"), ModelConfig(str(folder / "no-model")), environment)
+    with pytest.raises(NodeDied, match="no-model") as died:
+        NodeProcess(config, folder / "log", "secret").start()
+    assert "it was imported" not in str(died.value)
+
+
+async def test_a_dotted_module_of_the_working_folder_is_found_there_and_nothing_else_is(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    pool = ToolPool(lambda text: [], "mine")
+    await pool.open()
+    await pool.close()
+    monkeypatch.delitem(sys.modules, "mine")

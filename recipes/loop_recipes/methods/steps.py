@@ -33,7 +33,7 @@ def tune(*words: str) -> list[str]:
 
 def module(name: str, *words: str) -> list[str]:
     """A module of ours as a command."""
-    return [sys.executable, "-m", name, *words]
+    return [sys.executable, "-P", "-m", name, *words]
 
 
 class Steps:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_environments.harness.program import run_program
+from agent_environments.harness.program import program_environment, run_program
 from support.waiting import DEADLINE_S, wait_until
 
 
@@ -91,3 +91,61 @@ async def test_a_command_that_is_not_there_says_so(tmp_path):
     ended = await run_program(["/nowhere/agent"], {}, tmp_path)
     assert ended.status == 127
     assert "cannot start /nowhere/agent" in ended.output
+
+
+SECRETS = {
+    "ROLLOUT_SERVER_TOKEN": "x",
+    "NODE_AUTH": "x",
+    "JUDGE_CREDENTIAL": "x",
+    "DATABASE_URL": "postgres://me:pw@host/db",
+    "PGPASSFILE": "/root/.pgpass",
+    "SSH_AUTH_SOCK": "/tmp/agent",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/root/gcp.json",
+    "AWS_PROFILE": "prod",
+    "KUBECONFIG": "/root/.kube/config",
+    "SENTRY_DSN": "https://abc@sentry.io/1",
+    "NETRC": "/root/.netrc",
+    "HTTPS_PROXY": "http://me:pw@proxy:3128",
+}
+NEEDED = {
+    "PATH": "/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+    "TMPDIR": "/tmp",
+    "PYTHONPATH": "/x",
+    "http_proxy": "http://proxy:3128",
+    "SSL_CERT_FILE": "/etc/ssl/cert.pem",
+    "HF_HOME": "/models",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def test_a_program_sees_what_it_needs_to_run_and_nothing_else_of_the_nodes(monkeypatch):
+    for name, value in {**SECRETS, **NEEDED}.items():
+        monkeypatch.setenv(name, value)
+    seen = program_environment({"SENTRY_DSN": "mine"})
+    assert {name for name in SECRETS if name in seen} == {"SENTRY_DSN"}
+    assert {name: seen.get(name) for name in NEEDED} == NEEDED
+    assert seen["SENTRY_DSN"] == "mine", "what the config gives it has"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(it); print('warning', file=sys.stderr)",
+        "print(it, flush=True); sys.stderr.write('x' * 10_000)",
+        "print(it, end='   '); print(); print()",
+        "print('noise'); print(it)",
+        "sys.stderr.write('no end of line'); print(it, end='')",
+        "import atexit; atexit.register(lambda: sys.stderr.write('bye')); print(it)",
+        "import warnings; print(it); warnings.warn('old')",
+        "import logging; print(it); logging.error('x')",
+        "import subprocess; print(it, flush=True); subprocess.run('echo x >&2', shell=True)",
+        "import threading; print(it); threading.Thread(target=lambda: 1 / 0).start()",
+    ],
+)
+async def test_the_answer_is_the_last_line_of_standard_output_whole(tmp_path, code):
+    answer = '{"reward": 1, "why": "' + "y" * 20_000 + '"}'
+    ended = await run_program(python(f"import sys; it = {answer!r}\n{code}"), {}, tmp_path, answers=True)
+    assert (ended.status, ended.answer) == (0, answer)

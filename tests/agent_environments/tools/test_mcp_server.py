@@ -5,11 +5,23 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 
 from agent_environments.conformance import check_conformance
 from agent_environments.tools.environment import ToolPool
+from agent_environments.tools.mcp_server import _text_of
 from support.adapter_support import word_spans
 from support.processes import alive
 from support.tool_modules import call, write
@@ -18,7 +30,9 @@ from support.waiting import block_until, wait_until
 SERVER = '''
 import os
 import time
+from typing import Annotated
 from mcp.server import MCPServer
+from pydantic import Field
 
 while os.path.exists(os.environ.get("HANG", "")):
     time.sleep(0.1)
@@ -54,6 +68,12 @@ async def hang() -> str:
     """Never come back."""
     import asyncio
     await asyncio.sleep(3600)
+
+
+@server.tool()
+def send(to: Annotated[str, Field(pattern=r"^([a-z0-9]+\\.?)+@[a-z]+$")]) -> str:
+    """Send a letter."""
+    return f"sent to {to}"
 
 
 server.run("stdio")
@@ -196,3 +216,56 @@ async def test_what_cannot_be_used_is_one_line(tmp_path, options, complaint):
 def test_a_bad_section(tmp_path):
     with pytest.raises(ValueError, match=r"mcp: .*unexpected keyword argument 'comand'"):
         pool_of(tmp_path, comand=["x"])
+
+
+async def test_a_pattern_that_takes_for_ever_over_an_argument_holds_up_nobody(tmp_path):
+    pool = pool_of(tmp_path, deadline_s=60.0)
+    await pool.open()
+    environment = await pool.acquire("one")
+    await environment.start("sum_1")
+    assert await observed(environment, call("send", to="a@b")) == "sent to a@b"
+    assert "wrong arguments for send: to: '@' does not match" in await observed(environment, call("send", to="@"))
+    environment._module.tools["send"].deadline_s = 1.0
+    waiting = asyncio.ensure_future(observed(environment, call("send", to="a" * 40)))
+    longest, last = 0.0, time.process_time()
+    while not waiting.done():
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, time.process_time() - last), time.process_time()
+    assert await waiting == "Error: the tool failed: took longer than 1 s"
+    assert longest < 1.0, "processor seconds of the node in one go"
+    await environment.close()
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "structured", "shown"),
+    [
+        ([TextContent(text="5")], {"result": 5}, "5"),
+        ([TextContent(text="five")], {"result": "five"}, "five"),
+        ([TextContent(text='{"a": 1}')], {"a": 1}, '{"a": 1}'),
+        ([TextContent(text="1"), TextContent(text="x")], {"result": [1, "x"]}, "1\nx"),
+        ([], {"rows": [1, 2]}, '{"rows": [1, 2]}'),
+        ([], [], "[]"),
+        ([TextContent(text="2 rows")], {"rows": ["ä"]}, '2 rows\n{"rows": ["ä"]}'),
+        ([EmbeddedResource(resource=TextResourceContents(uri="file:///a", text="all of it"))], None, "all of it"),
+        (
+            [EmbeddedResource(resource=BlobResourceContents(uri="file:///a", mime_type="x/y", blob="AAAA"))],
+            None,
+            "[resource file:///a: x/y, 3 bytes]",
+        ),
+        (
+            [ResourceLink(name="a", uri="file:///a", size=7, description="the file")],
+            None,
+            "[link file:///a: resource, 7 bytes] a: the file",
+        ),
+        ([ImageContent(data="AAA=", mime_type="image/png")], None, "[image: image/png, 2 bytes]"),
+        (
+            [AudioContent(data="AA==", mime_type="audio/wav"), TextContent(text="x")],
+            None,
+            "[audio: audio/wav, 1 bytes]\nx",
+        ),
+        ([], None, ""),
+    ],
+)
+def test_a_result_is_its_texts_its_structured_value_and_the_names_of_what_is_neither(content, structured, shown):
+    assert _text_of(CallToolResult(content=content, structured_content=structured)) == shown

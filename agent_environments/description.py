@@ -9,15 +9,19 @@ folder.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from agent_environments.agent_turns import AgentTurn
 from loop_plumbing.breakage import told
+from loop_plumbing.trusted import VARIABLE, is_trusted, trust
+from loop_plumbing.visible import visible
 
 logger = logging.getLogger(__name__)
 
@@ -272,15 +276,55 @@ def description_of(name: str, pool: object) -> Description:
         raise ValueError(f"environment {name!r} does not describe itself: {told(error)}") from error
     if not isinstance(described, Description):
         raise ValueError(f"environment {name!r}: its description is {type(described).__name__}, not a Description")
+    trust_environment({"name": name})
     return replace(described, name=name)
+
+
+COUNTERS_GROUP = "torchtune_loop.behavior"
+"""The group of entry points by which an installed package names its counters."""
+_BEHAVIOR_HAS = ("name", "figures", "concerns", "counts", "calls")
+
+
+def trust_environment(section: Mapping[str, Any]) -> None:
+    """Have the counters in the modules of an environment imported where they are named, because this process's own
+    config names that environment.
+
+    Args:
+        section: ``name`` of the environment and its options, in which other environments may be named.
+    """
+    name = section.get("name")
+    if isinstance(name, str) and ":" in name:
+        trust(name)
+    environments = section.get("environments")
+    members = [*environments.values()] if isinstance(environments, Mapping) else []
+    for inner in (section.get("world"), *members):
+        if isinstance(inner, Mapping):
+            trust_environment(inner)
+    _behavior.cache_clear()
+
+
+def _may_be_imported(path: str) -> bool:
+    """Whether the project, an installed package or the reader names this counter. A description is data, which anybody
+    may have written: that it names a counter is no reason to import it."""
+    installed = (point.value for point in importlib.metadata.entry_points(group=COUNTERS_GROUP))
+    return path in {*UNSAID.behavior, *installed} or is_trusted(path)
 
 
 @lru_cache(maxsize=64)
 def _behavior(path: str) -> Behavior | None:
-    """Built from ``module:Class``; None where this machine does not have it, which is said once."""
+    """Built from ``module:Class``; None where that may not be imported, or this machine does not have it, which is said
+    once."""
     module, _, attribute = path.partition(":")
+    if not _may_be_imported(path):
+        shown = visible(path, 200)
+        cure = f"if you trust it, set {VARIABLE}={visible(module, 200)}"
+        logger.warning("the figures of %s are left out: only a file of the run names it; %s", shown, cure)
+        return None
     try:
-        return getattr(importlib.import_module(module), attribute)()
+        found: Any = getattr(importlib.import_module(module), attribute)
+        if not inspect.isclass(found) or not all(hasattr(found, name) for name in _BEHAVIOR_HAS):
+            raise TypeError(f"{path} is no class of counters")
+        return cast(Behavior, found())
     except (Exception, SystemExit) as error:
         logger.warning("the figures of %s cannot be had here, and are left out: %s", path, told(error))
         return None

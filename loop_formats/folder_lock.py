@@ -44,6 +44,21 @@ def lock_folder(folder: Path, name: str, what: str, key: str) -> TextIO:
     return file
 
 
+def is_locked(folder: Path, name: str) -> bool:
+    """Whether somebody holds the lock ``<folder>/<name>`` now. A link is none: it may lead to another folder's."""
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def lock_run(output_dir: Path) -> TextIO:
     """Hold the folder of a run as :func:`lock_folder` does: two that write to one would spoil each other's files."""
     return lock_folder(output_dir, "run.lock", "run", "output_dir")

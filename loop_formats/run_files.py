@@ -30,6 +30,7 @@ from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
+from loop_formats.folder_lock import is_locked
 from loop_formats.rollout import Rollout
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -39,6 +40,8 @@ ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 
 COLLECTIONS = "collections"
 NODE_ADDRESS = "node.json"
+NODE_LOCK = "node.lock"
+"""Held by the node on a folder as long as it runs."""
 _LOG, _META = ".jsonl", ".meta.jsonl"
 _NUMBER = re.compile(r"([0-9]+)")
 _SUMS = "SHA256SUMS"
@@ -63,13 +66,18 @@ def adapter_digest(folder: Path) -> str:
 
 def node_address(root: Path, pid: int | None = None) -> str | None:
     """Return the URL of the node on ``root``, as it wrote it into ``node.json``; None when it is not running. A node
-    that was killed leaves its address behind: with ``pid``, only what the process of this id wrote counts. A file that
-    a power cut left empty or full of zeros holds no address."""
-    try:
-        address = json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8"))
-        return str(address["url"]) if pid in (None, address["pid"]) else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    that was killed leaves its address behind: with ``pid``, only what the process of this id wrote counts. Without it,
+    only what is there while a node holds the folder's lock: whoever copies a folder here must not choose who is sent
+    the reader's token. A file that a power cut left empty or full of zeros holds no address."""
+    if pid is None and not is_locked(root, NODE_LOCK):
         return None
+    try:
+        match json.loads((root / NODE_ADDRESS).read_text(encoding="utf-8")):
+            case {"url": str(url), "pid": written} if pid in (None, written):
+                return url
+    except (FileNotFoundError, ValueError):
+        pass
+    return None
 
 
 def log_path(folder: Path, collection_id: str) -> Path:

@@ -21,7 +21,7 @@ from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
-from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, write_whole
+from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, write_whole
 from loop_formats.schema import made_folder
 from loop_plumbing import moving
 from model_families.base_model import model_digest
@@ -70,7 +70,7 @@ class Node:
         self.root = Path(config.root).resolve()
         for name in (COLLECTIONS, "policies", "logs"):
             made_folder("root", self.root / name)
-        self._lock = lock_folder(self.root, "node.lock", "rollout node", "root")
+        self._lock = lock_folder(self.root, NODE_LOCK, "rollout node", "root")
         self.remove_address()  # of an earlier node that was killed
         model = config.model
         self.tokens = open_chat(model.path, model.chat_format, model.thinking, model.observation_role)

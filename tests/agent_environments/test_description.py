@@ -168,7 +168,8 @@ def test_behaviour_is_counted_by_what_a_tasks_environment_names(mixture):
     assert [figure.name for figure in mixture.figures][:1] == ["tool_calls"]
 
 
-def test_figures_that_this_machine_lacks_are_left_out_and_told_of(caplog):
+def test_figures_that_this_machine_lacks_are_left_out_and_told_of(caplog, monkeypatch):
+    monkeypatch.setenv("LOOP_TRUST", "no_such_module")
     described._behavior.cache_clear()
     elsewhere = Description(behavior=("no_such_module:Behavior", TOOLS_BEHAVIOR))
     assert elsewhere.figures[0].name == "tool_calls"

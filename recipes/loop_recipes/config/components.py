@@ -14,6 +14,8 @@ from omegaconf import OmegaConf
 
 from loop_formats.schema import ConfigError, nearest
 from loop_plumbing.breakage import told
+from loop_plumbing.trusted import VARIABLE, is_trusted, trust
+from loop_plumbing.visible import visible
 from rollout_server.config import as_config
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,14 @@ _MOVED = {
     for module in modules
 }
 """Where components were, and where they are now."""
+
+_OURS = (
+    *("loop_recipes.", "agent_environments.", "appworld_adapter."),
+    *("torch.optim.", "bitsandbytes.optim.", "torchtune.training.", "torchtune.modules.", "torchtune.models."),
+)
+"""How the names of the components begin that a run's own files may choose."""
+_MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
+"""How the modules end whose functions are components; of other modules, only classes are."""
 
 
 def _present(component: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,10 +73,41 @@ def _is_component(value: Any) -> bool:
     return isinstance(value, Mapping) and "_component_" in value
 
 
+def check_ours(stored: Any, path: str = "") -> None:
+    """Check that a config which a run has left names no component but the project's own, torch's and torchtune's: what
+    a folder holds is data, and others are imported only where the reader's own config names them.
+
+    Raises:
+        ConfigError: it names another one, which has not been imported.
+    """
+    parts = stored.items() if isinstance(stored, Mapping) else enumerate(stored) if isinstance(stored, list) else ()
+    for key, value in parts:
+        place = f"{path}.{key}" if path else str(key)
+        if key == "_component_" and not _is_ours(value) and not is_trusted(str(value)):
+            shown = visible(str(value), 200)
+            cure = f"if you trust it, set {VARIABLE}={shown.partition('.')[0]}"
+            raise ConfigError(f"{place} is {shown}, which only this file names: it is none of the project's; {cure}")
+        check_ours(value, place)
+
+
+def _is_ours(name: object) -> bool:
+    """Whether a component is a class, or makes a schedule or a model, in a package that configs name parts of."""
+    if not isinstance(name, str) or not name.startswith(_OURS):
+        return False
+    try:
+        found = pkgutil.resolve_name(_present({"_component_": name})["_component_"])
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return f"{getattr(found, '__module__', '')}.".startswith(_OURS) and (
+        inspect.isclass(found) or (inspect.isfunction(found) and found.__module__.endswith(_MAKERS))
+    )
+
+
 def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """Import what ``component`` names, check that it can be called with its keys, and return it.
+    """Import what ``component`` names, check that it can be called with its keys, and return it. It is of the reader's
+    own config, or :func:`check_ours` has passed it.
 
     Args:
         path: key of the node, for messages.
@@ -80,6 +121,7 @@ def check_component(
     name = component.get("_component_")
     if not isinstance(name, str):
         raise ConfigError(f"{path} needs _component_, the dotted name of what to build")
+    trust(name)
     try:
         target = _named(name)
         signature = inspect.signature(target)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from agent_environments.description import trust_environment
 from loop_recipes.config.loop_config import RolloutSourceConfig
 from loop_recipes.config.rollout_node import RolloutNodeConfig, read_token
 from loop_recipes.rollouts.node_source import NodeSource
@@ -57,6 +58,8 @@ def open_nodes(
     Raises:
         NodeDied: the node that was launched ended at once.
     """
+    if node is not None:
+        trust_environment({"name": node.environment.name, **node.environment.options})
     # A node of our own needs no secret that somebody has to know.
     token = read_token(config.token_env) or secrets.token_hex(16)
 

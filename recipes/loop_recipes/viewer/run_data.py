@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
@@ -295,9 +295,9 @@ class RunData:
         """Return the model's folder by the nearest ``rollout_node.yaml``, which lies above the node's folder."""
         for folder in (self.path, self.path / "evaluation", *self.path.parents[:FOLDERS_ABOVE]):
             if (file := folder / "rollout_node.yaml").is_file():
-                try:
-                    return Path(OmegaConf.load(file).model.path)
-                except Exception as error:  # the YAML parser's own errors, and no model.path
+                try:  # as data: an interpolation of a stranger's would show what stands in the reader's variables
+                    return Path(yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["path"])
+                except (yaml.YAMLError, OSError, LookupError, TypeError, ValueError) as error:
                     raise ValueError(f"{file} is damaged; remove it, and give --model") from error
         return None
 

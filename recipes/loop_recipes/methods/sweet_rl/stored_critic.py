@@ -10,7 +10,7 @@ import torch
 from loop_formats.run_files import newest_adapter
 from loop_formats.schema import ConfigError, require
 from loop_recipes.algorithm.learner import Learner
-from loop_recipes.config.components import build
+from loop_recipes.config.components import build, check_component, check_ours
 from loop_recipes.config.files import read_file
 from loop_recipes.config.sft_config import SftConfig, read_sft_config
 from loop_recipes.engine.device_check import training_device
@@ -55,7 +55,9 @@ def stored_config(run: Path) -> SftConfig:
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is no folder of a run: it holds no config.yaml")
     try:
-        return read_sft_config(read_file(file))
+        stored = read_file(file)
+        check_ours(stored)
+        return read_sft_config(stored)
     except ConfigError as error:
         raise ConfigError(f"{file} is no config of sft_appworld: {error}") from error
 
@@ -67,10 +69,9 @@ def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
         ConfigError: it is no such run.
     """
     conf = stored_config(run)
-    loss = build(conf.loss)
-    if not isinstance(loss, TurnAdvantage):
+    if check_component("loss", conf.loss) is not TurnAdvantage:
         raise ConfigError(f"{run} trained with {conf.loss['_component_']}; a critic of turns comes from TurnAdvantage")
-    return conf, loss
+    return conf, build(conf.loss)
 
 
 def load_learner(run: Path) -> tuple[SftConfig, Learner]:

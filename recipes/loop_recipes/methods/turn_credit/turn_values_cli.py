@@ -1,10 +1,11 @@
 """What the turns of stored rollouts are worth, by Monte Carlo.
 
-    loop method turn-values runs/demo --continuations 8
+    loop method turn-values runs/demo --continuations 8 --node runs/demo/rollout_node.yaml
     loop method turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
 
 Values go to RUN/turn_values/<collection>.jsonl. Stopped and started again, it samples only what is missing. It asks the
-run's rollout node, which it starts from RUN/rollout_node.yaml unless it is running.
+run's rollout node. Unless that is running, --node names the file of a node to start, such as RUN/rollout_node.yaml: it
+says which programs are run, so look at that of a run that is not yours.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--most", type=int, metavar="N", help="the first N rollouts of the collection only")
     parser.add_argument("--policy-version", type=int, metavar="V", help="who goes on (the version that sampled)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--node", type=Path, metavar="FILE", help="of a node to start if the run's is not running")
     parser.add_argument("--url", help=f"a rollout node that runs elsewhere; its token is in {TOKEN_ENV}")
     parser.add_argument("--deadline-s", type=float, default=7200.0, help="longest wait for one rollout's turns (7200)")
     options = parser.parse_args(arguments)
@@ -106,18 +108,20 @@ def _log(run: Path, collection: str | None) -> Path:
 
 
 def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
-    """The node named, else the run's own where it is running, else the run's own, started here; ready.
+    """The node named, else the run's own where it is running, else that of ``--node``, started here; ready.
 
     Raises:
         ConfigError: no token for a node that runs, or a run whose node is not described.
         NodeUnreachable, NodeDied: it does not answer, or did not start.
     """
-    yaml = options.run / "rollout_node.yaml"
     url, node = options.url, None
     if url is None:
-        if not yaml.is_file():
-            raise ValueError(f"{yaml} is missing, so the run's node cannot be started; name one with --url")
-        node = load_node_config(yaml)
+        url = _running(options.run / "node")
+    if url is None:
+        if options.node is None:
+            file = options.run / "rollout_node.yaml"
+            raise ValueError(f"the run's node is not running: start it with --node {file}, or name one with --url")
+        node = load_node_config(options.node)
         url = _running(Path(node.root))
     if url is not None:
         check_token(TOKEN_ENV)

@@ -154,7 +154,9 @@ async def test_the_command_says_in_one_line_what_is_missing(coin, tmp_path, monk
 
     assert "has no collection that was trained on; there are: none" in await refusal(str(tmp_path / "empty"))
     await adding(coin)
-    assert "rollout_node.yaml is missing" in await refusal(str(tmp_path))
+    coin.node.remove_address()
+    (tmp_path / "rollout_node.yaml").write_text("environment: {name: 'os:abort'}\n")
+    assert "the run's node is not running: start it with --node" in await refusal(str(tmp_path))
     version = await refusal(str(tmp_path), "--url", coin.url, "--policy-version", "7")
     assert "policy version 7 is neither served nor in" in version
     (Path(coin.node.root) / "collections" / "demo-i0001.meta.jsonl").unlink()

@@ -51,4 +51,8 @@ def task(seed: int) -> dict:
     return {"id": str(seed), "question": f"Open the chest. {' '.join(told)} {ASK}", "rooms": rooms}
 
 
+def solve(task):
+    return [task["rooms"]["key"], task["rooms"]["chest"]]
+
+
 TASKS = [task(seed) for seed in range(200)]

@@ -32,6 +32,7 @@ from agent_environments.tools.instances import InstancePool, Lease
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import DEADLINE_S as REWARD_DEADLINE_S
 from agent_environments.tools.reward import Reward, together
+from agent_environments.tools.right_answers import field_answers
 from agent_environments.tools.tool import DEADLINE_S
 from loop_plumbing.breakage import Raised, told
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
@@ -103,6 +104,16 @@ class ToolEnvironment:
             failed=any(item.failed for item in answers),
             tools=tuple(item.use for item in answers if item.use is not None),
         )
+
+    async def right_turn(self, said: str) -> str | None:
+        """The next of the turns that the module's ``solve`` gives for this task, after an answer; None after the last.
+
+        Raises:
+            Raised, DeadlinePassed, ProcessEnded: of ``solve``.
+        """
+        process = await self._lease.process()
+        turn: str | None = await process.ask("solve", DEADLINE_S, task_id=self._task_id, said=said)
+        return turn
 
     async def _said(self, text: str) -> StepResult:
         """Answer a turn without a call."""
@@ -240,6 +251,10 @@ class ToolPool:
 
     def tasks(self, split: str) -> list[str]:
         return self.module.tasks.split(split)
+
+    def field_answers(self, task_id: str) -> list[tuple[str, str]]:
+        """The fields of a task that may be its right answer, each with the turn of an agent that gives it."""
+        return field_answers(self.module, self.module.tasks[task_id])
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         for task_id in task_ids:

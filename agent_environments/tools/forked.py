@@ -16,7 +16,8 @@ from agent_environments.tools import deadline
 from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.tool import ToolError, WrongArguments
+from agent_environments.tools.right_answers import Solving
+from agent_environments.tools.tool import DEADLINE_S, ToolError, WrongArguments
 from loop_plumbing import fork_server
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Calls:
         self._deadline_s = deadline_s
         self._judge = judge
         self._instance: Any = instance
+        self._solving: Solving | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, whose ``op`` is the name of one of the methods below."""
@@ -89,6 +91,16 @@ class Calls:
         """Answer the text of a turn; None ends the episode."""
         assert self._module.reply is not None, "the node asks for one that is there"
         return self._module.reply.run(text, self._instance)
+
+    def solve(self, task_id: str, said: str) -> str | None:
+        """The next of the turns that the module itself calls right, after an answer; None after the last."""
+        assert self._module.solve is not None, "the asker knows whether there is one"
+        if self._solving is None:
+            task = copy.deepcopy(self._module.tasks[task_id])
+            given = deadline.call(functools.partial(self._module.solve, task), {}, DEADLINE_S)
+            self._solving = Solving(given)
+        turn: str | None = deadline.call(self._solving.next, {"said": said}, DEADLINE_S, through=(ValueError,))
+        return turn
 
     def grade(
         self, reward: str, task_id: str, answer: str, trajectory: list[dict[str, str]], judge_s: float

@@ -41,6 +41,11 @@ def found(instance: Game) -> bool:
     return instance.found
 
 
+def solve(task):
+    """Give the right turns of a task: `loop try` and `loop train` look whether they earn 1."""
+    return [str(task["number"])]
+
+
 TASKS = [
     {
         "id": f"from{low}number{number}",

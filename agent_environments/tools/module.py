@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ from agent_environments.protocol import import_module
 from agent_environments.tools.own_folder import neighbours_of
 from agent_environments.tools.reply import Reply
 from agent_environments.tools.reward import Reward
+from agent_environments.tools.right_answers import SOLVE, solver_of
 from agent_environments.tools.tasks import TaskTable, read_tasks
 from agent_environments.tools.tool import Tool
 from loop_plumbing.breakage import told
@@ -29,6 +30,7 @@ class ToolModule:
         instance_class: of the instances that stateful tools, or the reply, work on; None if there are none.
         reply: answers a turn without a call; None if such a turn is the answer, or a mistake.
         instructions: the beginning of the system message.
+        solve: gives the right turns of a task; None if the file says nothing of them.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ToolModule:
     rewards: tuple[Reward, ...]
     tasks: TaskTable
     instructions: str
+    solve: Callable[[Any], Any] | None = None
 
     @property
     def moves(self) -> str:
@@ -115,6 +118,7 @@ def _parts(module: ModuleType, tasks: object) -> ToolModule:
         rewards=rewards,
         tasks=table,
         instructions=getattr(module, "INSTRUCTIONS", ""),
+        solve=solver_of(getattr(module, SOLVE, None)),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,6 +20,7 @@ from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolW
 from loop_formats.run_files import newest_adapter, write_whole
 from loop_formats.schema import ConfigError, made_folder, require
 from loop_recipes.config.files import check_overrides, compose, read_file, with_words
+from loop_recipes.launch.oracle import Oracle, ask_oracle
 from loop_recipes.launch.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.methods.steps import check_finished, run_step, tune
 from loop_recipes.paths import KINDS, METRICS_FILE, loop_home
@@ -32,8 +33,8 @@ HELD_OUT_SHARE = 0.2
 MOST_HELD_OUT = 100
 """Groups of tasks: more make intervals no narrower than a small machine's patience allows."""
 TASKS_PER_ITERATION = 8
-IDLE_TASKS = 3
-"""Tasks in which nothing is done, to see that the reward can be asked."""
+ORACLE_TASKS = 20
+"""Tasks that are played with the right answer and with nothing before the first iteration."""
 LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "gpu", "qwen2_5_1_5b_one_gpu"
 SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
 SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
@@ -57,6 +58,8 @@ class _Module(Protocol):
     def tools(self) -> Mapping[str, object]: ...
     @property
     def reply(self) -> object: ...
+    @property
+    def solve(self) -> object: ...
     @property
     def tasks(self) -> _Tasks: ...
 
@@ -130,14 +133,33 @@ class OwnTask:
         """The environment, not yet open."""
         return _pool(self.file)
 
-    def earned_by_nothing(self, count: int = IDLE_TASKS) -> list[Played]:
+    def earned_by_nothing(self, count: int) -> list[Played]:
         """Play the first ``count`` tasks without doing anything.
 
         Raises:
             ConfigError: the environment breaks already here, such as by a reward that raises; one line.
         """
+        return self._sound(lambda: asyncio.run(play_tasks(self.pool(), self.splits[TRAINED][:count], nothing)))
+
+    def ask_oracle(self, most: int = ORACLE_TASKS) -> Oracle:
+        """Play at most so many tasks with what the file says is right, and with nothing.
+
+        Raises:
+            ConfigError: the environment breaks with nothing done; one line.
+        """
+        tasks, solves = self.splits[TRAINED], self.module.solve is not None
+        found: list[Oracle] = []
+
+        def play() -> list[Played]:
+            found.append(ask_oracle(self.pool(), solves, tasks, most))
+            return found[0].nothing
+
+        self._sound(play)
+        return found[0]
+
+    def _sound(self, play: Callable[[], list[Played]]) -> list[Played]:
         try:
-            episodes = asyncio.run(play_tasks(self.pool(), self.splits[TRAINED][:count], nothing))
+            episodes = play()
         except (EnvironmentFault, ValueError, OSError) as error:
             raise ConfigError(f"{self.file}: an episode cannot begin: {error}") from error
         for played in episodes:
@@ -251,10 +273,11 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     """
     task, folder = OwnTask.read(Path(module)), check_model(None if model is None else Path(model))
     config = config_of(task, folder, words)
-    idle = task.earned_by_nothing()
+    begun = (Path(config["output_dir"]) / METRICS_FILE).exists()
+    seen = [] if begun else task.ask_oracle().lines
     file = write_config(config)
     run = file.parent
-    print("\n".join(_head(task, config, idle)), flush=True)
+    print("\n".join(_head(task, config, seen)), flush=True)
     if not (run / "checkpoints" / f"iteration_{compose(str(file)).max_iterations:04d}").is_dir():
         run_step(tune("run", "loop_appworld", "--config", str(file)), None)
         check_finished(run)
@@ -275,7 +298,7 @@ def show(run: Path) -> list[str]:
     ]
 
 
-def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> list[str]:
+def _head(task: OwnTask, config: Mapping[str, Any], seen: Sequence[str]) -> list[str]:
     """Say for the terminal what is about to run."""
     trained, scored, groups = len(task.trained), len(task.scored), task.held_out_groups
     if groups is None:
@@ -291,13 +314,6 @@ def _head(task: OwnTask, config: Mapping[str, Any], idle: Sequence[Played]) -> l
         f"a turn:   {task.module.moves}",
         f"model:    {model}, {BaseModel.read(model).parameters / 1e6:.0f}M parameters",
         f"machine:  {config['machine']} (machine=NAME takes another, `tune ls` names them)",
-        f"nothing:  {worth_of_nothing(idle)}",
+        *seen,
         f"config:   {Path(config['output_dir']) / 'train.yaml'}",
     ]
-
-
-def worth_of_nothing(idle: Sequence[Played]) -> str:
-    """Say in one line what an agent earned that did nothing."""
-    rewards = [played.grade.reward for played in idle]
-    said = f"doing nothing earns {sum(rewards) / len(rewards):g} on average of {len(rewards)} tasks"
-    return said if not any(rewards) else f"{said}, where it should earn 0: the agent may learn to do nothing"

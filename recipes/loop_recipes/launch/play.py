@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from agent_environments.no_voiding import NoVoiding
-from agent_environments.protocol import EnvironmentPool, EnvironmentTimeout, Grade, Message, acquire
+from agent_environments.protocol import Environment, EnvironmentPool, EnvironmentTimeout, Grade, Message, acquire
 
 Speak = Callable[[list[Message]], str | None]
 """From the messages until now to the agent's next one; None ends the episode."""
+Agent = Callable[[list[Message]], Awaitable[str | None]]
+"""The same, which may take its time."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,36 @@ async def play_tasks(
     episodes: list[Played] = []
     try:
         await pool.open()
-        for number, task_id in enumerate(task_ids):
-            episodes.append(await _play(pool, f"play{number}", task_id, speak))
+        for task_id in task_ids:
+            episodes.append(await play_task(pool, task_id, lambda environment: _speaking(speak)))
             ended(episodes[-1])
     finally:
         await pool.close()
     return episodes
 
 
-async def _play(pool: EnvironmentPool, episode_id: str, task_id: str, speak: Speak) -> Played:
-    environment = NoVoiding(await acquire(pool, episode_id, task_id))
+def _speaking(speak: Speak) -> Agent:
+    async def agent(messages: list[Message]) -> str | None:
+        return speak(messages)
+
+    return agent
+
+
+async def play_task(pool: EnvironmentPool, task_id: str, agent_in: Callable[[Environment], Agent]) -> Played:
+    """Play one episode of a task in an open pool.
+
+    Args:
+        agent_in: gives the agent for the episode's environment.
+
+    Raises:
+        EnvironmentFault, ValueError, OSError: of the environment; and whatever the agent raises.
+    """
+    inner = await acquire(pool, task_id, task_id)
+    environment, agent = NoVoiding(inner), agent_in(inner)
     try:
         messages = await environment.start(task_id)
         turns = 0
-        while (action := speak(messages)) is not None:
+        while (action := await agent(messages)) is not None:
             turns += 1
             messages.append(Message("assistant", action))
             try:

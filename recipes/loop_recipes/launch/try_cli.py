@@ -1,6 +1,6 @@
 """Plays a few tasks of a file of functions, before anything is trained. No model is needed.
 
-loop try my_tools.py                what an agent that does nothing sees and earns
+loop try my_tools.py                what an agent that does nothing sees and earns, and what the right answer earns
 loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, anything else is said as text,
                                     and an empty line ends the episode
 """
@@ -26,13 +26,15 @@ from loop_recipes.launch.own_task import (
     OwnTask,
     check_model,
     config_of,
-    worth_of_nothing,
     write_config,
 )
 from loop_recipes.launch.play import Played, play_tasks
 from loop_recipes.methods.resumable import exit_status
 from loop_recipes.methods.steps import StepFailed, run_step, tune
 from loop_recipes.rollouts.broken import hopeless_lines
+
+ORACLE_TASKS = 100
+"""Tasks that are played with the right answer and with nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
     who.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model, which plays")
-    parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many, from the first (3)")
+    parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many are shown, from the first (3)")
     options = parser.parse_args(arguments)
     if options.tasks < 1:
         parser.error(f"--tasks is {options.tasks}; it must be at least 1")
@@ -52,16 +54,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is not None:
             return played_by(task, check_model(options.model), options.tasks)
         if not options.by_hand:
-            idle = task.earned_by_nothing(options.tasks)
-            for played in idle:
+            for played in task.earned_by_nothing(options.tasks):
                 print(*map(shown, played.messages), result(played), sep="\n\n")
-            return f"\n{worth_of_nothing(idle)}"
+            return "\n".join(["", *task.ask_oracle(ORACLE_TASKS).lines, *_groups(task)])
         agent = Keyboard()
         episodes = asyncio.run(play_tasks(task.pool(), task.splits[TRAINED][: options.tasks], agent, agent.ended))
         rewards = [one.grade.reward for one in episodes]
         return f"mean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} tasks"
 
     return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
+
+
+def _groups(task: OwnTask) -> list[str]:
+    """Say which tasks belong together, where some do."""
+    count = len(task.splits[TRAINED])
+    if task.groups == count:
+        return []
+    if task.groups == 1:
+        return [f"groups:   all {count} tasks are one group by their field 'group', so none can be held out"]
+    return [f"groups:   {count} tasks in {task.groups} groups by their field 'group'"]
 
 
 def played_by(task: OwnTask, model: Path, count: int) -> str:

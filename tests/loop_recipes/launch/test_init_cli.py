@@ -19,7 +19,7 @@ def test_what_is_written_is_a_task_with_tests_that_pass(tmp_path, capsys):
     assert "loop train my_game.py --model FOLDER" in capsys.readouterr().out
     task = OwnTask.read("my_game.py")
     assert (len(task.splits["train"]), task.held_out_groups) == (200, 40)
-    assert [played.grade.reward for played in task.earned_by_nothing()] == [0.0] * 3
+    assert [played.grade.reward for played in task.earned_by_nothing(3)] == [0.0] * 3
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_game.py"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert "202 passed" in done.stdout

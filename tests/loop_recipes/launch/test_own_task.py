@@ -152,7 +152,7 @@ def test_the_split_holds_out_groups_and_an_iteration_is_never_one_task(
     config = config_of(task, MODEL, [f"output_dir={tmp_path / 'run'}"])
     assert config["node"]["environment"]["held_out"] == held_out
     assert config["collection"]["tasks_per_iteration"] == batch
-    assert said in own_task._head(task, config, task.earned_by_nothing(1))[0]
+    assert said in own_task._head(task, config, [])[0]
     pool = create_pool("tools", {"module": str(products), "held_out": held_out}, lambda text: [])
     assert (pool.tasks("train"), pool.tasks("held_out")) == (task.trained, task.scored)
 
@@ -203,7 +203,8 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     ]
     assert "20 tasks, of which 4 are held out" in (said := capsys.readouterr().out)
     assert "a turn:   calls of answer; a turn without one is a mistake\n" in said
-    assert "doing nothing earns 0 on average of 3 tasks\n" in said
+    assert "right:    the field target as the answer earns 1 on average of 20 tasks\n" in said
+    assert "nothing:  doing nothing earns 0 on average of 20 tasks\n" in said
     (run / "checkpoints/iteration_0002").mkdir(parents=True)
     steps.clear()
     train(products, MODEL, *words)
@@ -214,7 +215,7 @@ def test_a_reward_for_nothing_is_told(products, tmp_path, steps, monkeypatch, ca
     monkeypatch.setattr(own_task, "check_finished", lambda run: None)
     changed(products, ('answer != "" and ', 'answer == "" or '))
     train(products, MODEL, f"output_dir={tmp_path / 'run'}")
-    assert "doing nothing earns 1 on average of 3 tasks, where it should earn 0" in capsys.readouterr().out
+    assert "doing nothing earns 1 on average of 20 tasks, where it should earn 0" in capsys.readouterr().out
 
 
 def test_three_lines_of_python_need_no_torch():

@@ -1,0 +1,186 @@
+"""Plays the tasks of a file with what the file says is right, and with nothing, before anything is trained.
+
+A reward that gives nothing for the right answer, or something for no answer, trains a policy for nothing; both are seen
+here in seconds, without a model. None of these episodes is scored or trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
+from loop_plumbing.breakage import told
+from loop_recipes.launch.play import Agent, Played, play_task
+
+PATIENCE_S = 60.0
+"""After so long no further task is begun: an environment may be slow."""
+SOLVE = "solve(task)"
+CURE = f"say the agent's right turns in a function {SOLVE}"
+
+
+class OwnPool(EnvironmentPool, Protocol):
+    """What is asked of a file's pool beside the protocol."""
+
+    def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
+
+
+class _Solved(Protocol):
+    async def right_turn(self, said: str) -> str | None: ...
+
+
+@dataclass
+class Oracle:
+    """What came of it: the episodes with nothing done, and for each task the most that a right answer earned.
+
+    ``tried`` says what was tried as right, ``untried`` why a task could not be. ``broke`` is what broke first.
+    """
+
+    of: int
+    solves: bool
+    nothing: list[Played] = field(default_factory=list)
+    right: dict[str, float] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    untried: dict[str, str] = field(default_factory=dict)
+    broke: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """A line on what is right, and one on nothing."""
+        return [f"right:    {self._of_right()}", f"nothing:  {self._of_nothing()}"]
+
+    def _of_nothing(self) -> str:
+        rewards = [played.grade.reward for played in self.nothing]
+        said = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
+        return said if not any(rewards) else f"{said}, where it should earn 0: the agent may learn to do nothing"
+
+    def _of_right(self) -> str:
+        left = ""
+        if self.untried:
+            task, why = next(iter(self.untried.items()))
+            count = f"{len(self.untried)} tasks" if self.right else "what is right"
+            left = f"{count} could not be tried ({task}: {why})"
+        if not self.right:
+            return f"{left}; {CURE}"
+        rewards = list(self.right.values())
+        short = [task for task, reward in self.right.items() if reward < 1.0]
+        said = f"{self._what()} earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"
+        if not any(rewards):
+            said += ", where what is right should earn 1: look at the reward"
+            said += "" if self.solves else f", or {CURE}"
+        elif short:
+            said += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
+        return "; ".join(part for part in (said, self.broke, left) if part)
+
+    def _what(self) -> str:
+        if self.solves:
+            return SOLVE
+        if len(self.tried) == 1:
+            return f"the field {self.tried[0]} as the answer"
+        return f"one of the fields {', '.join(self.tried)} as the answer"
+
+    def _tasks(self, count: int) -> str:
+        return f"{count} tasks" if count == self.of else f"{count} of {self.of} tasks"
+
+
+def ask_oracle(pool: EnvironmentPool, solves: bool, task_ids: Sequence[str], most: int) -> Oracle:
+    """Play at most ``most`` of the tasks, spread evenly, with what is right and with nothing.
+
+    Args:
+        pool: not yet open; it is closed at the end.
+        solves: whether the file has a function ``solve(task)``.
+
+    Raises:
+        EnvironmentFault, ValueError, OSError: of the environment.
+    """
+    environments = logging.getLogger("agent_environments")
+    before = environments.level
+    environments.setLevel(logging.CRITICAL)  # what a wrong guess of the right answer breaks is no news
+    try:
+        return asyncio.run(_ask(cast(OwnPool, pool), Oracle(len(task_ids), solves), spread(task_ids, most)))
+    finally:
+        environments.setLevel(before)
+
+
+def spread(task_ids: Sequence[str], most: int) -> list[str]:
+    """Return at most so many tasks at even distances, because neighbours are often of one kind."""
+    count = min(most, len(task_ids))
+    return [task_ids[number * len(task_ids) // count] for number in range(count)]
+
+
+async def _ask(pool: OwnPool, oracle: Oracle, task_ids: Sequence[str]) -> Oracle:
+    until = time.monotonic() + PATIENCE_S
+    try:
+        await pool.open()
+        for task_id in task_ids:
+            oracle.nothing.append(await play_task(pool, task_id, _turns_of([])))
+            if oracle.solves:
+                await _try(pool, oracle, task_id, "", _solving)
+            else:
+                await _try_fields(pool, oracle, task_id)
+            if time.monotonic() > until:
+                break
+    finally:
+        await pool.close()
+    return oracle
+
+
+async def _try_fields(pool: OwnPool, oracle: Oracle, task_id: str) -> None:
+    found = pool.field_answers(task_id)
+    if not found:
+        oracle.untried[task_id] = "no reward reads a field of the task that could be the answer"
+    for name, turn in sorted(found, key=lambda each: each[0] not in oracle.tried):  # what was right before comes first
+        await _try(pool, oracle, task_id, name, _turns_of([turn]))
+        if oracle.right.get(task_id) == 1.0:
+            break
+
+
+async def _try(pool: OwnPool, oracle: Oracle, task_id: str, name: str, agent_in: Any) -> None:
+    try:
+        played = await play_task(pool, task_id, agent_in)
+    except _SolveBroke as error:
+        oracle.untried[task_id] = str(error)
+        return
+    grade = played.grade
+    if grade.broke is not None and not oracle.broke:
+        oracle.broke = f"{grade.broke.where} raised {grade.broke.what} on task {task_id}"
+    if name and name not in oracle.tried:
+        oracle.tried.append(name)
+    oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))
+
+
+class _SolveBroke(Exception):
+    """The file's own function did not give its turns."""
+
+
+def _turns_of(turns: Sequence[str]) -> Any:
+    def agent_in(environment: Environment) -> Agent:
+        left = iter(turns)
+
+        async def agent(messages: list[Message]) -> str | None:
+            return next(left, None)
+
+        return agent
+
+    return agent_in
+
+
+def _solving(environment: Environment) -> Agent:
+    async def agent(messages: list[Message]) -> str | None:
+        try:
+            return await cast(_Solved, environment).right_turn(messages[-1].content)
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            said = told(error)
+            raise _SolveBroke(said if said.startswith("solve ") else f"solve raised {said}") from error
+
+    return agent
+
+
+def _mean(rewards: Sequence[float]) -> str:
+    return f"{sum(rewards) / len(rewards):.3g}"

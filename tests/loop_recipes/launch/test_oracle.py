@@ -1,0 +1,187 @@
+"""What a file says is right, and nothing, are played before anything is trained."""
+
+import signal
+
+import pytest
+
+from agent_environments.tools import environment
+from loop_formats.schema import ConfigError
+from loop_recipes.launch.oracle import spread
+from loop_recipes.launch.own_task import OwnTask
+from loop_recipes.launch.try_cli import main
+from support.in_process_tools import InProcessServer
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    before = signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(environment, "ForkServer", InProcessServer)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+REWARD = """
+from agent_environments.tools import reply, reward, tool
+
+@reward
+def right({}):
+    return {}
+
+TASKS = [{{"id": n, "question": f"q{{n}}", "target": {}}} for n in range(6)]
+"""
+CALCULATOR = '''
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+@tool(terminal=True)
+def submit(x: {}, note: str = "") -> str:
+    """Submit."""
+    return str(x) + note
+'''
+GAME = '''
+class Game:
+    def reset(self, task):
+        self.number, self.found = task["target"], False
+
+    @reply
+    def guess(self, text: str):
+        """Answer."""
+        self.found = int(text) == self.number
+        return None if self.found else "Higher." if int(text) < self.number else "Lower."
+
+def solve(task):
+    low, high = 0, 5
+    while True:
+        said = yield str((low + high) // 2)
+        low, high = ((low + high) // 2 + 1, high) if said == "Higher." else (low, (low + high) // 2 - 1)
+'''
+SOLVED = "\ndef solve(task):\n    return {}\n"
+CALLS = '[{"add": {"a": 1, "b": task["target"]}}, {"submit": {"x": task["target"], "note": "!"}}]'
+NOTHING = "nothing:  doing nothing earns {} on average of 6 tasks"
+
+
+def reward(parameters="answer, target", value="answer == str(target)", target="n"):
+    return REWARD.format(parameters, value, target)
+
+
+WELL = "the field target as the answer earns 1 on average of 6 tasks"
+ZERO = "earns 0 on average of 6 tasks, where what is right should earn 1: look at the reward"
+CURE = "say the agent's right turns in a function solve(task)"
+FILES = {
+    "a number as text": (reward(), WELL, 0),
+    "a bool": (reward(value="answer.lower() == str(target).lower()", target="n % 2 == 0"), WELL, 0),
+    "the text behind ####": (reward(value="answer[-1:] == target[-1:]", target='f"so\\n#### {n}"'), WELL, 0),
+    "one of several": (reward(value="answer in target", target="[f'Paris {n}', 'x']"), WELL, 0),
+    "a number for a terminal tool": (reward() + CALCULATOR.format("int"), WELL, 0),
+    "text for a terminal tool": (reward() + CALCULATOR.format("str"), WELL, 0),
+    "two fields": (
+        reward("answer, question, target"),
+        "one of the fields question, target as the answer earns 1 on average of 6 tasks",
+        0,
+    ),
+    "right turns in calls": (
+        reward(value='answer == f"{target}!"') + CALCULATOR.format("int") + SOLVED.format(CALLS),
+        "solve(task) earns 1 on average of 6 tasks",
+        0,
+    ),
+    "a game that answers": (
+        reward("instance", "instance.found") + GAME,
+        "solve(task) earns 1 on average of 6 tasks",
+        0,
+    ),
+    "another form": (
+        reward(value='answer == f"<{target}>"'),
+        f"the field target as the answer {ZERO}, or {CURE}",
+        0,
+    ),
+    "a reward that is upside down": (
+        reward(value="answer != str(target)"),
+        f"the field target as the answer {ZERO}, or {CURE}",
+        "1 on average of 6 tasks, where it should earn 0: the agent may learn to do nothing",
+    ),
+    "solve is wrong": (reward() + SOLVED.format('"?"'), f"solve(task) {ZERO}", 0),
+    "a part is wrong": (
+        reward() + SOLVED.format('str(task["id"] % 5)'),
+        "solve(task) earns 0.833 on average of 6 tasks; less than 1 on 1 of them, such as 5 (0)",
+        0,
+    ),
+    "nothing to try": (
+        reward("instance", "instance.found") + GAME.replace("def solve", "def other"),
+        f"what is right could not be tried (0: no reward reads a field of the task that could be the answer); {CURE}",
+        0,
+    ),
+    "some without": (
+        reward(value='bool(answer) and answer == f"{target}"', target="n if n else None"),
+        "the field target as the answer earns 1 on average of 5 of 6 tasks; 1 tasks could not be tried "
+        "(0: no reward reads a field of the task that could be the answer)",
+        0,
+    ),
+    "solve gives no turns": (
+        reward() + SOLVED.format("3"),
+        "what is right could not be tried (0: solve gives 3; a turn is a text, or a mapping of tool names to "
+        f"arguments, and several stand in a list); {CURE}",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_line_says_what_is_right_and_one_what_nothing_earns(tmp_path, name):
+    source, right, nothing = FILES[name]
+    (tmp_path / "mine.py").write_text(source)
+    said = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert said[0] == f"right:    {right}"
+    assert said[1] == (NOTHING.format(nothing) if nothing == 0 else f"nothing:  doing nothing earns {nothing}")
+
+
+def test_what_breaks_is_named_with_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value='answer != "" and 1 / target > 0.0'))
+    (line, _) = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert (
+        "earns 0.833 on average of 6 tasks; less than 1 on 1 of them, such as 0 (0); reward right raised Zero" in line
+    )
+    assert f"({tmp_path / 'mine.py'}:6) on task 0" in line
+    (tmp_path / "mine.py").write_text(reward() + "\ndef solve(task):\n    return task['no such']\n")
+    (line, _) = OwnTask.read(tmp_path / "mine.py").ask_oracle().lines
+    assert f"(0: solve raised KeyError: 'no such' ({tmp_path / 'mine.py'}:11))" in line
+
+
+def test_a_helper_called_solve_or_a_tool_is_no_solution(tmp_path):
+    for helper in (
+        "def solve(a, b): ...",
+        "solve = 3",
+        "@tool(terminal=True)\ndef solve(x: str) -> str:\n    'Solve.'\n    return x",
+    ):
+        (tmp_path / "mine.py").write_text(f"{reward()}\n{helper}\n")
+        assert OwnTask.read(tmp_path / "mine.py").module.solve is None
+
+
+@pytest.mark.parametrize("drawn", ["random.random()", "uuid.uuid4().hex", "time.time_ns()"])
+def test_tasks_that_differ_from_import_to_import_are_told(tmp_path, capsys, drawn):
+    (tmp_path / "mine.py").write_text("import random, time, uuid\n" + reward(target=drawn))
+    assert main([str(tmp_path / "mine.py")]) == 1
+    assert "gives other tasks at each import: 6 of 6 differ" in capsys.readouterr().err
+
+
+@pytest.mark.fault("ids that end in a number")
+def test_groups_are_told(tmp_path, capsys):
+    for group, said in (
+        ("1", "all 6 tasks are one group by their field 'group', so none"),
+        ("n // 3", "6 tasks in 2 groups"),
+    ):
+        (tmp_path / "mine.py").write_text(reward(target=f'n, "group": {group}'))
+        assert main([str(tmp_path / "mine.py"), "--tasks", "1"]) == 0
+        assert f"\ngroups:   {said}" in capsys.readouterr().out
+
+
+def test_a_reward_that_breaks_with_nothing_done_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(reward(value="int(answer) == target"))
+    with pytest.raises(ConfigError, match="reward right raised on task 0, with nothing done: ValueError"):
+        OwnTask.read(tmp_path / "mine.py").ask_oracle()
+
+
+def test_tasks_are_spread_evenly():
+    ids = [str(number) for number in range(10)]
+    assert (spread(ids, 5), spread(ids, 3), spread(ids, 20)) == (["0", "2", "4", "6", "8"], ["0", "3", "6"], ids)

@@ -338,8 +338,10 @@ class ForkedProcess:
         self.ready = running.ready
         self._server = server
         self._running = running
-        self._ended: asyncio.Future[int | None] = forked["ended"]
-        self._killed = False
+        self.ended: asyncio.Future[int | None] = forked["ended"]
+        """Its wait status; None where its server has ended before."""
+        self.killed = False
+        """Whether it was ended from here."""
         self._reader, self._writer = reader, writer
         self._lock = asyncio.Lock()
         self._until: asyncio.Timeout | None = None
@@ -347,7 +349,7 @@ class ForkedProcess:
     @property
     def alive(self) -> bool:
         """Whether it has neither ended nor been ended."""
-        return not self._killed and not self._ended.done()
+        return not self.killed and not self.ended.done()
 
     async def ask(self, op: str, deadline_s: float, **arguments: Any) -> Any:
         """Return the result of the operation ``op``, which must be over within ``deadline_s``.
@@ -397,8 +399,8 @@ class ForkedProcess:
                     return answer
             await self.end()
             raise ProcessEnded("its process sent what is no answer")
-        await asyncio.wait([self._ended], timeout=DEATH_SHOWS_S)
-        by_itself = self._ended.done() and not self._killed
+        await asyncio.wait([self.ended], timeout=DEATH_SHOWS_S)
+        by_itself = self.ended.done() and not self.killed
         how = await self.end()
         raise ProcessEnded(f"its process ended with {how}", killed=by_itself and how == KILLED)
 
@@ -421,7 +423,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End it and all that it started."""
-        self._killed = True
+        self.killed = True
         self._writer.close()
         self._running.send({"kill": self.pid})
 
@@ -432,8 +434,8 @@ class ForkedProcess:
             away: the server has ended, and all its processes with it.
         """
         self.kill()
-        await asyncio.wait([self._ended], timeout=STOP_S)
-        status = self._ended.result() if self._ended.done() else None
+        await asyncio.wait([self.ended], timeout=STOP_S)
+        status = self.ended.result() if self.ended.done() else None
         if status is None:
             self._running.kill()  # unless it has ended, it hangs
             raise self._server.away(f"the {self._server.name} server has ended")

@@ -48,6 +48,11 @@ class Line:
         """Return what the other side said when it ended; empty where it says nothing then."""
         return ""
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._turn.locked()
+
     def _ended(self) -> None:
         """To be called where it is seen that the other side ended. Between two requests that is no command's doing."""
         if not self._turn.locked():

@@ -30,7 +30,7 @@ class BabyAIPool(WorldPool):
 class ScienceWorldPool(WorldPool):
     """Experiments of elementary school science (``scienceworld``, with Java)."""
 
-    kind = WorldKind("scienceworld", WORKERS_FOLDER / "scienceworld_world.py", episodes_per_worker=1, heap_mb=256)
+    kind = WorldKind("scienceworld", WORKERS_FOLDER / "scienceworld_world.py", heap_mb=256)
     description = LEVELS
 
 
@@ -38,7 +38,7 @@ class TextWorldExpressPool(WorldPool):
     """Eight kinds of text games (``textworld-express``, with Java)."""
 
     kind = WorldKind(
-        "textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", episodes_per_worker=1, heap_mb=256
+        "textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", heap_mb=256
     )
     description = LEVELS
 

@@ -1,12 +1,10 @@
-"""A pool of episodes in workers under another interpreter (``make environments``)."""
+"""A pool of worlds under another interpreter (``make environments``), each episode's in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +16,8 @@ from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.line import Line, LineStuck, RequestFailed
 from agent_environments.remote.pool import RemotePool
 from agent_environments.worlds.commands import COMMAND_FORMAT, command_of, message_of
-from agent_environments.worlds.worker_process import SYSTEM_PATH, WorkerProcess
-
-logger = logging.getLogger(__name__)
+from agent_environments.worlds.world_process import SYSTEM_PATH, WorldProcess, scrubbed_environment
+from loop_plumbing.forked_process import ForkServer
 
 WORKERS_FOLDER = Path(__file__).with_name("workers")
 EXPERT_TIMEOUT_S = 300.0
@@ -33,15 +30,13 @@ class WorldKind:
     Args:
         name: the dataset's name, printed with every score.
         worker: the program, a file in ``workers/``.
-        episodes_per_worker: how many one process may play at once; 1 where each has a JVM.
-        memory_mb: what a worker may allocate (RLIMIT_DATA, which its children inherit).
-        heap_mb: ``-Xmx`` of the JVM that the worker starts; None: it starts none.
+        memory_mb: what a process may allocate (RLIMIT_DATA, which its children inherit).
+        heap_mb: ``-Xmx`` of the JVM that each world starts; None: it starts none.
         package: what a user installs into an interpreter for it; None: ``make environments`` does.
     """
 
     name: str
     worker: Path
-    episodes_per_worker: int = 64
     memory_mb: int = 2048
     heap_mb: int | None = None
     package: str | None = None
@@ -68,10 +63,10 @@ class WorldPool(RemotePool):
     Args:
         token_spans: the policy's tokenizer, for cutting observations.
         python: interpreter of the worlds' environment.
-        max_worlds: episodes at a time; None: as many as one worker plays, or eight where a worker plays one.
+        max_worlds: episodes at a time; None: 64, or eight where each has a JVM.
         observation_max_tokens: what answers a command is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
-        start_timeout_s: a worker, or a task in it, that starts and uses no processor for so long hangs; and time for a
+        start_timeout_s: a world, or a task in it, that starts and uses no processor for so long hangs; and time for a
             lost world to come back.
     """
 
@@ -89,20 +84,20 @@ class WorldPool(RemotePool):
         step_timeout_s: float = 180.0,
         start_timeout_s: float = 120.0,
     ) -> None:
-        places = max_worlds if max_worlds is not None else max(self.kind.episodes_per_worker, 8)
+        places = max_worlds if max_worlds is not None else 64 if self.kind.heap_mb is None else 8
         super().__init__(self.kind.name, token_spans, places, observation_max_tokens, step_timeout_s, start_timeout_s)
         self._python = python
-        self._workers: set[WorkerProcess] = set()
-        self._playing: Counter[Line] = Counter()
-        """How many episodes each of them plays."""
-        self._starting = asyncio.Lock()
+        self._server: ForkServer | None = None
+        self._worlds: set[WorldProcess] = set()
+        self._idle: list[WorldProcess] = []
+        """Those with a JVM, which takes longer to start than an episode: it plays the next one."""
 
     async def open(self) -> None:
-        """Start a worker and ask it for its tasks.
+        """Start a world and ask it for its tasks.
 
         Raises:
             FileNotFoundError: no interpreter there, or no Java.
-            EnvironmentCrashed: the worker does not work; says what it said.
+            EnvironmentCrashed: the world does not work; says what it said.
         """
         if not os.access(self._python, os.X_OK):
             raise FileNotFoundError(
@@ -112,8 +107,13 @@ class WorldPool(RemotePool):
             raise FileNotFoundError(
                 f"{self.kind.name} needs Java: install it (Debian: apt-get install default-jre-headless)"
             )
+        command = [self._python, str(self.kind.worker), str(self.kind.memory_mb), *self.arguments]
+        environment = scrubbed_environment(self.kind.environment())
+        self._server = ForkServer(self.kind.name, command, {}, EnvironmentCrashed, environment, shows=False)
         try:
-            answer = await (await self._start_worker()).call(self.rules.start_timeout_s, "tasks")
+            world = await self.lease()
+            answer = await world.call(self.rules.start_timeout_s, "tasks")
+            await self.give_back(world)
         except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
             raise EnvironmentCrashed(
@@ -125,37 +125,30 @@ class WorldPool(RemotePool):
         """Take in the answer to "tasks"."""
         self._know(answer["splits"])
 
-    async def _start_worker(self) -> WorkerProcess:
-        command: list[str | Path] = [self._python, self.kind.worker, str(self.kind.memory_mb), *self.arguments]
+    async def lease(self) -> WorldProcess:
+        """A world of its own for an episode."""
+        if self._closing or self._server is None:
+            raise EnvironmentCrashed("the pool is closed")
+        while self._idle:
+            if (world := self._idle.pop()).alive:
+                return world
+            await self.give_back(world)
         try:
-            worker = await WorkerProcess.start(command, self.kind.environment(), self.losses)
-        except OSError as error:  # no memory for it, or no room
-            raise WorldLost(f"no worker can be started: {error}", Loss.REFUSED) from error
-        self._workers.add(worker)
-        return worker
-
-    async def lease(self) -> WorkerProcess:
-        """The least busy worker with room for one more episode, or a new one."""
-        async with self._starting:
-            await self._bury()
-            if self._closing:
-                raise EnvironmentCrashed("the pool is closed")
-            free = [worker for worker in self._workers if self._playing[worker] < self.kind.episodes_per_worker]
-            worker = min(free, key=self._playing.__getitem__, default=None) or await self._start_worker()
-            self._playing[worker] += 1
-            return worker
-
-    async def _bury(self) -> None:
-        """Forget the workers that have ended."""
-        for worker in [worker for worker in self._workers if not worker.alive]:
-            self._workers.remove(worker)
-            self._playing.pop(worker, None)
-            self._restarts += 1
-            await worker.stop()
+            world = WorldProcess(await self._server.fork(), self.losses)
+        except (EnvironmentCrashed, OSError) as error:  # no memory for it, or no room
+            raise WorldLost(str(error), Loss.REFUSED) from error
+        self._worlds.add(world)
+        return world
 
     async def give_back(self, line: Line) -> None:
-        if line in self._playing:
-            self._playing[line] -= 1
+        if not isinstance(line, WorldProcess) or line not in self._worlds:
+            return
+        if line.alive and self.kind.heap_mb is not None and not line.busy and not self._closing:
+            self._idle.append(line)
+            return
+        self._restarts += not line.alive
+        self._worlds.remove(line)
+        await line.hang_up()
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         system = Message("system", f"{answer['instructions']}\n\n{COMMAND_FORMAT}")
@@ -168,26 +161,25 @@ class WorldPool(RemotePool):
         """An assistant message that gives ``command`` and nothing else."""
         return message_of(command)
 
-    def _details(self) -> dict[str, Any]:
-        return {**super()._details(), "workers": len(self._workers)}
-
     async def _close_lines(self) -> None:
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
-        self._workers.clear()
+        await asyncio.gather(*(world.hang_up() for world in self._worlds))
+        self._worlds.clear()
+        if self._server is not None:
+            await self._server.close()
 
     async def expert(self, task_id: str) -> list[str]:
         """Commands that solve the task, as far as the world's own expert can.
 
         Raises:
             UnknownTask: as :meth:`check_tasks`.
-            EnvironmentCrashed: the expert, or its worker, broke.
+            EnvironmentCrashed: the expert, or its world, broke.
         """
         self.check_tasks([task_id])
         try:
-            worker = await self.lease()
+            world = await self.lease()
             try:
-                return list((await worker.call(EXPERT_TIMEOUT_S, "expert", task=task_id))["commands"])
+                return list((await world.call(EXPERT_TIMEOUT_S, "expert", task=task_id))["commands"])
             finally:
-                await self.give_back(worker)
+                await self.give_back(world)
         except (WorldLost, LineStuck, RequestFailed) as error:
             raise EnvironmentCrashed(f"no expert play of {task_id}: {error}") from error

@@ -24,6 +24,7 @@ class ReasoningGymPool(WorldPool):
         options: of the dataset, such as its difficulty.
         instructions: the name of one of the package's system prompts, or a text. The answer is what stands in the tags
             <answer> where they speak of them, else the whole turn.
+        sandbox_minimum: refuse to open below this level (agent_environments/sandbox): some datasets evaluate an answer.
         held_out: so many of the tasks are split ``held_out`` and no longer ``train``.
         others: as for any world.
     """
@@ -40,6 +41,7 @@ class ReasoningGymPool(WorldPool):
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
         instructions: str = "default",
+        sandbox_minimum: str = "seccomp",
         held_out: int | None = None,
         **others: Any,
     ) -> None:
@@ -47,7 +49,8 @@ class ReasoningGymPool(WorldPool):
         self.dataset = f"reasoning_gym {dataset}"
         self._held_out = held_out
         told = {"dataset": dataset, "size": size, "seed": seed, "options": dict(options or {})}
-        self.arguments = (json.dumps({**told, "instructions": instructions}),)
+        told |= {"instructions": instructions, "sandbox_minimum": sandbox_minimum}
+        self.arguments = (json.dumps(told),)
 
     def _learn(self, answer: dict[str, Any]) -> None:
         table = TaskTable({split: [{"id": task} for task in tasks] for split, tasks in answer["splits"].items()})

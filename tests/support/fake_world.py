@@ -1,13 +1,15 @@
-"""A world of the standard library for the tests of the pipe protocol: count up to the task's number.
+"""A world of the standard library for the tests of the protocol of worlds: count up to the task's number.
 
-    python fake_world.py MEMORY_MB
+    python fake_world.py MEMORY_MB SOCKET
 
 Besides ``add`` it knows what goes wrong in worlds: see :meth:`Episode.step`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -53,8 +55,10 @@ class Episode:
                 print("{}")
                 subprocess.run(["echo", "{}"], check=True)
             case ["garble"]:
-                os.write(3, b"no json\n")
-                os.write(4, b"no json\n")
+                for descriptor in os.listdir("/proc/self/fd"):
+                    with contextlib.suppress(OSError):
+                        if stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
+                            os.write(int(descriptor), b"no json\n")
             case ["fork"]:
                 child = subprocess.Popen(["sleep", "3600"])
                 return Step(str(child.pid), done=False)

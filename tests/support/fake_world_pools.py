@@ -16,9 +16,7 @@ FAKE_WORLD = Path(__file__).with_name("fake_world.py")
 
 
 class FakePool(WorldPool):
-    """Two episodes to a worker."""
-
-    kind = WorldKind("fake", FAKE_WORLD, episodes_per_worker=2, memory_mb=512)
+    kind = WorldKind("fake", FAKE_WORLD, memory_mb=512)
 
 
 class InProcessFakePool(FakePool):

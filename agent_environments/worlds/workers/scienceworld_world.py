@@ -87,6 +87,7 @@ class ScienceWorldEpisode:
 
 
 class ScienceWorldWorld:
+    forkable = False  # it starts a Java machine
     instructions = INSTRUCTIONS
 
     def __init__(self) -> None:

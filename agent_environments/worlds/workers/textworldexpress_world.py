@@ -60,6 +60,7 @@ def _shown(observation: str, infos: dict) -> str:
 
 
 class TextWorldExpressWorld:
+    forkable = False  # it starts a Java machine
     instructions = INSTRUCTIONS
 
     def __init__(self) -> None:

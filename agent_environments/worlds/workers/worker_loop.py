@@ -1,6 +1,6 @@
-"""Runs a worker: requests as JSON lines on standard input, answers as JSON lines on standard output.
+"""Runs a worker: makes a world, and forks a process for each episode, which answers requests as JSON lines.
 
-    python textcraft_world.py MEMORY_MB
+    python textcraft_world.py MEMORY_MB ... SOCKET
 
 Runs under the world's own interpreter, so it imports the standard library only. A worker file holds one :class:`World`
 and ends in ``serve(ThatWorld)``.
@@ -18,7 +18,7 @@ expert   task                      ``commands``: a solution of the task
 close    episode
 =======  ========================  =====================================
 
-``episode`` is a number that the client chooses. One worker may play several episodes, one request at a time.
+``episode`` is a number that the client chooses.
 
 A world of tools has ``tools``, JSON schemas in the form of OpenAI's API. Its command is a JSON list of what an agent's
 turn holds, its observation a JSON list with an item for each that was carried out:
@@ -33,14 +33,15 @@ in the command                  in the observation
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 CHILD_DEATH_SHOWS_S = 1.0
@@ -72,7 +73,8 @@ class Episode(Protocol):
 class World(Protocol):
     """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks.
 
-    A world that is played by tool calls has ``tools`` besides, the schemas of its tools.
+    A world that is played by tool calls has ``tools`` besides, the schemas of its tools. It is made once, before the
+    processes are forked, unless it says ``forkable = False``, as one that starts a JVM must.
     """
 
     instructions: str
@@ -132,7 +134,7 @@ def killed_child() -> bool:
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
+        except OSError:  # there is none; or this process is sealed
             return False
         if ended is not None or time.monotonic() > give_up:
             return ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status == signal.SIGKILL
@@ -140,22 +142,22 @@ def killed_child() -> bool:
 
 
 def serve(world_class: Callable[[], World]) -> None:
-    """Answer requests until standard input ends.
+    """Fork processes until the owner hangs up (:mod:`loop_plumbing.fork_server`).
 
-    ``argv[1]`` bounds the memory of this process, and of each child of it, in MB. It is the limit on data, not on
+    ``argv[1]`` bounds the memory of each process, and of each child of it, in MB. It is the limit on data, not on
     addresses: a JVM reserves far more of these than it uses.
     """
+    sys.path.append(str(Path(__file__).parents[3]))  # behind the packages of this interpreter
+    from loop_plumbing import fork_server
+
     limit = int(sys.argv[1]) << 20
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    # Packages print what they like: their standard output becomes standard error, and the answers go where it was.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    # Nor do their child processes read the requests.
-    requests = os.fdopen(os.dup(0), encoding="utf-8")
-    with open(os.devnull, encoding="utf-8") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    worker = Worker(world_class())
-    for line in requests:
-        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
-        answers.flush()
-    os._exit(0)  # without the packages' own shutdown, which may wait for a JVM; the guard ends what is left
+    os.dup2(2, 1)  # packages print what they like
+
+    def prepare() -> fork_server.Prepared:
+        forkable = getattr(world_class, "forkable", True)
+        world = world_class() if forkable else None
+        return fork_server.Prepared(fork_server.answers(lambda: Worker(world or world_class()).answer))
+
+    fork_server.serve(socket.socket(fileno=int(sys.argv[-1])), prepare)
+    os._exit(0)  # without the packages' own shutdown; the guard ends what is left

@@ -1,4 +1,4 @@
-"""The pipe protocol, on a world of the standard library: what dies, hangs or lies, and what is left of it."""
+"""Worlds in processes of a fork server, on a world of the standard library: what dies, hangs or lies, and what is left of it."""
 
 import asyncio
 import os
@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from loop_plumbing import moving
+from loop_plumbing.forked_process import ForkServer
 from agent_environments.conformance import HOSTILE_ACTIONS, check_conformance
 from agent_environments.losses import LOSSES_PER_COMMAND, Losses
 from loop_plumbing.process_guard import descendants
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, UnknownTask
 from agent_environments.remote.line import LineStuck
 from agent_environments.worlds.pool import WorldKind
-from agent_environments.worlds.worker_process import WorkerProcess
+from agent_environments.worlds.world_process import WorldProcess
 from support.adapter_support import word_spans
 from support.fake_world_pools import FAKE_WORLD, FakePool
 from support.waiting import DEADLINE_S, block_until, wait_until
@@ -50,8 +51,12 @@ async def say(environment, *commands):
     return [(await environment.step(f"Action: {command}")).observation for command in commands]
 
 
-async def worker_pid(environment):
-    return int((await say(environment, "pid"))[0])
+def world_of(environment):
+    return environment._line.pid
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_an_episode(make_pool):
@@ -81,48 +86,75 @@ async def test_it_conforms(make_pool):
     await check_conformance(pool, "to_3", [*HOSTILE_ACTIONS, *wrong])
 
 
-async def test_workers_are_shared_and_started_as_needed(make_pool):
+async def test_each_episode_has_a_world_of_its_own(make_pool):
     pool = await make_pool()
     environments = [await started(pool) for _ in range(4)]
-    pids = [await worker_pid(environment) for environment in environments]
-    assert [pids.count(pid) for pid in set(pids)] == [2, 2]
+    pids = {world_of(environment) for environment in environments}
+    assert len(pids) == 4
     fifth = asyncio.create_task(pool.acquire("fifth"))
     await wait_until(lambda: pool.status().waiting == 1)
     await environments[0].close()
-    await (await fifth).close()
-    assert pool.status().details["workers"] == 2
+    environment = await fifth
+    await environment.start("to_3")
+    assert world_of(environment) not in pids
+    assert await say(environment, "count") == ["1"], "what an episode counts is its own"
+    await environment.close()
 
 
-async def test_a_killed_worker_is_replayed(make_pool):
+async def test_a_world_with_a_java_machine_plays_the_next_episode_too(make_pool, monkeypatch):
+    monkeypatch.setattr(FakePool, "kind", WorldKind("fake", FAKE_WORLD, memory_mb=512, heap_mb=64))
+    pool = await make_pool()
+    worlds = []
+    for _ in range(2):
+        environment = await started(pool)
+        worlds.append(world_of(environment))
+        await environment.close()
+    assert worlds[0] == worlds[1]
+
+
+async def test_a_killed_world_is_replayed(make_pool):
     pool = await make_pool()
     first, second = await started(pool, "to_5"), await started(pool, "to_3")
     await say(first, "add", "add")
     await say(second, "add")
-    (worker,) = (pid for pid in descendants(os.getpid()) if _is_worker(pid))
-    os.kill(worker, signal.SIGKILL)
-    block_until(lambda: not Path(f"/proc/{worker}").exists())
+    world = world_of(first)
+    os.kill(world, signal.SIGKILL)
+    block_until(lambda: not Path(f"/proc/{world}").exists())
     assert await say(first, "add") == ["3"]
     assert await say(second, "add") == ["2"]
     assert pool.status().restarts >= 1
     assert (await second.grade()).reward == pytest.approx(2 / 3)
 
 
-async def test_workers_that_the_machine_kills_again_and_again_cost_no_episode_anything(make_pool, monkeypatch):
+async def test_worlds_whose_server_is_killed_are_replayed(make_pool):
+    pool = await make_pool()
+    environments = [await started(pool, "to_5") for _ in range(2)]
+    for environment in environments:
+        await say(environment, "add")
+    (server,) = {parent_of(world_of(environment)) for environment in environments}
+    os.kill(server, signal.SIGKILL)
+    block_until(lambda: not Path(f"/proc/{server}").exists())
+    for environment in environments:
+        assert await say(environment, "add") == ["2"]
+        assert not (await environment.grade()).ungradable
+
+
+async def test_worlds_that_the_machine_kills_again_and_again_cost_no_episode_anything(make_pool, monkeypatch):
     """As a kernel without memory does: more often than a command that does it would be allowed."""
     monkeypatch.setattr("agent_environments.losses.PAUSE_S", 0.01)
     monkeypatch.setattr("agent_environments.losses.NEAR_S", DEADLINE_S)
     pool = await make_pool()
     environments = [await started(pool, "to_5") for _ in range(4)]
-    round_trip, kills = WorkerProcess._round_trip, 4 * LOSSES_PER_COMMAND
+    round_trip, kills = WorldProcess._round_trip, 4 * LOSSES_PER_COMMAND
 
     async def killed(self, request):
         nonlocal kills
         if request["op"] == "step" and kills:
             kills -= 1
-            os.kill(next(pid for pid in descendants(self.pid) if _is_worker(pid)), signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
         return await round_trip(self, request)
 
-    monkeypatch.setattr(WorkerProcess, "_round_trip", killed)
+    monkeypatch.setattr(WorldProcess, "_round_trip", killed)
     played = await asyncio.gather(*(say(environment, *["add"] * 5) for environment in environments))
     assert played == [["1", "2", "3", "4", "5"]] * len(environments)
     assert all([(await environment.grade()).success for environment in environments])
@@ -132,11 +164,10 @@ async def test_workers_that_the_machine_kills_again_and_again_cost_no_episode_an
 async def test_a_killed_worker_is_told_from_one_that_ended(make_pool, tmp_path):
     pool = await make_pool()
     environment = await started(pool)
-    (worker,) = (pid for pid in descendants(os.getpid()) if _is_worker(pid))
     marker = tmp_path / "go"
     step = asyncio.create_task(environment.step(f"wait-for {marker}"))
     await wait_until(Path(f"{marker}-is-awaited").exists)
-    os.kill(worker, signal.SIGKILL)
+    os.kill(world_of(environment), signal.SIGKILL)
     marker.touch()
     assert not (await step).done
     await environment.step("die")
@@ -150,11 +181,6 @@ async def test_a_worlds_java_machine_that_is_killed_is_the_machines_doing(make_p
     assert await say(environment, "add", f"lose-child {tmp_path / 'lost'}", "add") == ["1", "2", "3"]
     assert (await environment.grade()).success
     assert pool.status().losses == {"killed": 1}
-
-
-def _is_worker(pid):
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return str(FAKE_WORLD).encode() == command[1]
 
 
 async def test_a_chance_death_in_a_step_is_repeated(make_pool, tmp_path):
@@ -184,23 +210,20 @@ async def test_others_are_not_charged_for_it(make_pool):
 
 
 async def test_a_world_that_comes_back_as_another_is_no_ground_to_go_on(make_pool):
-    pool = await make_pool()
-    environment, other = await started(pool), await started(pool)
-    assert await say(other, "count") == ["2"]
-    await environment.step("die")
+    environment = await started(await make_pool())
+    await say(environment, "pid")
+    os.kill(world_of(environment), signal.SIGKILL)
     with pytest.raises(EnvironmentCrashed, match="answers differently"):
-        await other.step("add")
+        await environment.step("add")
 
 
 async def test_who_caused_it_has_no_second_try(make_pool):
     """The same, but the episode's own command killed the world: no repeated attempt, but a grade."""
-    pool = await make_pool()
-    other, environment = await started(pool), await started(pool)
-    assert await say(environment, "count") == ["2"]
+    environment = await started(await make_pool())
+    await say(environment, "pid")
     result = await environment.step("die")
     assert result.done
     assert (await environment.grade()).ungradable
-    await other.close()
 
 
 async def test_a_step_that_hangs_is_cut_short_and_ungradable(make_pool):
@@ -214,9 +237,9 @@ async def test_a_step_that_hangs_is_cut_short_and_ungradable(make_pool):
 @pytest.fixture
 async def worker(monkeypatch):
     monkeypatch.setattr(moving, "POLL_S", 0.02)
-    process = await WorkerProcess.start([sys.executable, FAKE_WORLD, "512"], {}, Losses())
-    yield process
-    await process.stop()
+    server = ForkServer("fake", [sys.executable, str(FAKE_WORLD), "512"], {}, EnvironmentCrashed)
+    yield WorldProcess(await server.fork(), Losses())
+    await server.close()
 
 
 async def test_a_world_that_computes_while_it_starts_is_waited_for(worker, tmp_path):
@@ -305,18 +328,9 @@ async def test_what_is_missing_is_named(make_pool, tmp_path):
         await make_pool(max_worlds=0)
 
 
-@pytest.mark.parametrize("first", ["asked", "ended"])
-async def test_a_worker_that_cannot_start_says_why(make_pool, first):
-    """Also where it has ended before it could be asked."""
-
+async def test_a_worker_that_cannot_start_says_why():
     class Broken(FakePool):
         kind = WorldKind("broken", Path("/no/such/worker.py"))
-
-        async def _start_worker(self):
-            worker = await super()._start_worker()
-            if first == "ended":
-                await worker._process.wait()
-            return worker
 
     with pytest.raises(EnvironmentCrashed, match=r"broken does not start.*No such file"):
         await Broken(word_spans, sys.executable).open()

@@ -96,10 +96,42 @@ async def test_a_score_that_raises_is_told(opened):
     assert "KeyError: 'answer'" in grade.broke.what
 
 
+HOSTILE = [
+    "open({file!r}, 'w').write('x')",
+    "__import__('os').system('touch {file}')",
+    "__import__('subprocess').run(['touch', {file!r}]).returncode + 1",
+    "__import__('pathlib').Path({file!r}).touch() or 1",
+    "__import__('os').mkdir({file!r}) or 1",
+    "__import__('os').fork() + 1",
+    "__import__('socket').socket() and 1",
+    "__import__('os').kill(__import__('os').getppid(), 0) or 1",
+    "len(open('/proc/self/environ').read())",
+    "__import__('os').symlink('/etc', {file!r}) or 1",
+]
+
+
+@pytest.mark.parametrize("code", HOSTILE)
+async def test_an_answer_that_is_evaluated_reaches_nothing(opened, tmp_path, code):
+    file = tmp_path / "left"
+    _, result, grade = await answered(
+        await opened(), "sums_0", f"<answer>eval {code.format(file=str(file))}</answer>"
+    )
+    assert (result.done, grade.reward) == (True, 0.0)
+    assert grade.broke is not None or grade.ungradable is not None
+    assert not file.exists()
+
+
+async def test_an_answer_that_changes_the_dataset_changes_it_for_itself_alone(opened):
+    pool = await opened()
+    change = "setattr(type(self), 'score_answer', lambda *_, **__: 1.0) or 0.5"
+    assert (await answered(pool, "sums_0", f"<answer>eval {change}</answer>"))[2].reward == 0.5
+    assert (await answered(pool, "sums_0", "<answer>wrong</answer>"))[2].reward == 0.01
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dataset": "products"}, "Dataset 'products' not registered; install reasoning-gym there"),
+        ({"dataset": "products"}, "Dataset 'products' not registered .*; install reasoning-gym there"),
         ({"options": {"stride": 1}}, "unexpected keyword argument 'stride'"),
         ({"kind": ReasoningGymPool}, "No module named 'reasoning_gym'; install reasoning-gym there"),
     ],

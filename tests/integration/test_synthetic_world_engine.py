@@ -99,6 +99,15 @@ def test_engine_verifies_all_train_and_dev_tasks(worlds):
 
 
 @pytest.mark.drill
+def test_doing_nothing_is_no_success_in_the_default_world():
+    """Which generate.py does not check on each machine."""
+    root = CHECKOUT / "worlds" / "synthetic"
+    command = [PYTHON, SYNTHETIC / "check.py", "--root", root, "--agent", "nothing", "--every", "3"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.drill
 def test_scripted_agents_are_paid_what_they_deserve(worlds):
     """The reference turns solve the tests' tasks; doing nothing or only completing never does, nor pays more."""
     command = [PYTHON, SYNTHETIC / "check.py", "--root", worlds[0], "--every", "3"]

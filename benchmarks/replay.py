@@ -159,6 +159,7 @@ def stored_episodes(collection: str, iteration: int) -> Iterator[list[dict[str, 
         for index in range(ROLLOUTS):
             draw = random.Random((iteration * 10 + task) * 10 + index)
             reward = 1.0 if task == 1 else ((index + task + iteration) % 3) / 2
+            segments = 2 if index == 2 else 1
             identity = f"{collection}/task_{task}/{index}.0"
             shared = {
                 "collection_id": collection,
@@ -180,7 +181,7 @@ def stored_episodes(collection: str, iteration: int) -> Iterator[list[dict[str, 
                 "schema": 2,
                 "extra": {},
                 "episode_id": identity,
-                "segments": 2 if index == 2 else 1,
+                "segments": segments,
                 "broke": None,
                 "tools": [],
             }
@@ -188,7 +189,7 @@ def stored_episodes(collection: str, iteration: int) -> Iterator[list[dict[str, 
                 shared
                 | {"rollout_id": identity if segment == 0 else f"{identity}.s{segment}", "segment": segment}
                 | sequence(draw, prompt, iteration - 1)
-                for segment in range(shared["segments"])
+                for segment in range(segments)
             ]
 
 

@@ -140,6 +140,7 @@ class _TiledFunction(torch.autograd.Function):
                 column = targets[rows] - vocab
                 here = (column >= 0) & (column < len(tile))
                 column = column.clamp(0, len(tile) - 1)[:, None]
+                slopes = None
                 if cap is not None:
                     logits = _capped(logits, cap)
                     slopes = 1 - (logits / cap).square_() if want_gradient else None
@@ -150,7 +151,7 @@ class _TiledFunction(torch.autograd.Function):
                 sums = probs.sum(-1)
                 total[rows] = decay * total[rows] + sums
                 if want_gradient:
-                    if cap is not None:
+                    if slopes is not None:
                         slope = slopes.gather(1, column).squeeze(1)
                         chosen_slope[rows] = torch.where(here, slope, chosen_slope[rows])
                         sums = probs.mul_(slopes).sum(-1)

@@ -81,7 +81,7 @@ $(UV):
 	@.uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 .venv/bin/python .venv-appworld/bin/python .venv-worlds/bin/python: | $(UV)
-	@$(UV) venv --quiet --allow-existing --python $(PYTHON) $(@D:/bin=) || { echo "error: uv finds no Python $(PYTHON) and cannot fetch it; install it (Debian 12, Fedora: package python3.11; Ubuntu: python3.11 of ppa:deadsnakes/ppa; elsewhere: pyenv install 3.11) or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(@D:/bin=) || { echo "error: uv finds no Python $(PYTHON) and cannot fetch it; install it (Debian 12, Fedora: package python3.11; Ubuntu: python3.11 of ppa:deadsnakes/ppa; elsewhere: pyenv install 3.11) or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 
 # To compile all 25,000 files takes minutes. So what trainer and server import is compiled here, the rest at its first
 # import; where the environment forbids to write bytecode, each process would compile again.

@@ -93,11 +93,11 @@ def test_any_python_3_installs_uv_which_finds_the_python_that_is_asked_for(make)
     first, *others = make.lines("setup")
     assert first == "python3 -m venv .uv"
     assert [line for line in others if line.startswith("venv")] == [
-        f"venv --quiet --allow-existing --python 3.11 {folder}" for folder in (".venv", ".venv-appworld")
+        f"venv --quiet --seed --allow-existing --python 3.11 {folder}" for folder in (".venv", ".venv-appworld")
     ]
     assert not any(line.startswith(("python3", "venv")) for line in make.lines("setup"))
     shutil.rmtree(make.folder / ".venv")
-    assert "venv --quiet --allow-existing --python 3.13 .venv" in make.lines("setup", "GPU=1", "PYTHON=3.13")
+    assert "venv --quiet --seed --allow-existing --python 3.13 .venv" in make.lines("setup", "GPU=1", "PYTHON=3.13")
 
 
 def test_what_is_missing_is_named_with_the_package_to_install(make):

@@ -119,7 +119,7 @@ world: .venv-appworld/.installed ## generate the synthetic world, if it is not t
 demo: | $(UV) ## train the tiny policy on the synthetic world and show the result in runs/demo
 	@echo "==> $$(.uv/bin/python benchmarks/demo_minutes.py $(RUN))"
 	@echo "==> 1/4 installing packages while the world is generated"
-	@$(MAKE) --no-print-directory -j2 setup world
+	@$(MAKE) -s --no-print-directory -j2 setup world
 	@echo "==> 2/4 training with LOOP into $(RUN) (an interrupted run goes on; RUN=runs/other starts another)"
 	@test -e $(RUN)/.trained || { \
 	  OMP_NUM_THREADS=2 .venv/bin/tune run loop_appworld --config $(CONFIG) output_dir=$(abspath $(RUN)) resume_from_checkpoint=True $(SHORT) && \

@@ -20,6 +20,24 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
+SHARED = {"shared_vllm": "vLLM", "pool": "AppWorld", "unguarded": "AppWorld"}
+"""What is too dear to be had on each worker: fixture of ``tests/integration/conftest.py`` to the group that uses it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep on one worker what shares something: the tests of a file, and those that use what is dear, which go first.
+
+    For ``pytest -n COUNT --dist loadgroup``; without workers the files stay in their order.
+    """
+    if not config.getoption("loadgroup", False):
+        return
+    for item in items:
+        folder, name = item.path.parent.name, f"{item.path.parent.name}/{item.path.name}"
+        names = [group for fixture, group in SHARED.items() if fixture in item.fixturenames]
+        item.add_marker(pytest.mark.xdist_group(names[0] if names and folder == "integration" else name))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] not in SHARED.values())
+
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,38 +1,49 @@
-"""One real vLLM server on CPU for all integration tests: starting one costs half a minute, so they share it.
+"""What integration tests share because it is dear: a real vLLM server on CPU, and a pool of real AppWorld worlds.
 
-A node that is given ``servers: {urls: [shared_vllm.url]}`` starts in a second and is otherwise a node like any other.
+Starting a server takes half a minute of a core, opening a pool a quarter. A node that is given
+``servers: {urls: [shared_vllm.url]}`` starts in a second and is otherwise a node like any other. The tests that use one
+of them run on one worker, whatever their files, and first: see ``tests/conftest.py``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
 
+from appworld_adapter.pool import episode
 from loop_plumbing import process_guard
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.command import server_command, server_environment
 from rollout_server.inference.server import free_port
+from support.adapter_support import PYTHON, ROOT, make_pool, sealed_pool
 from support.random_policy import write_adapter, write_model
 from support.waiting import COMMAND_S, DEADLINE_S
 
 MAX_CONTEXT = 2048
+ALARM_S = 20
+"""For one program in the shared pool, four of which may run beside much else."""
 
 
 @dataclass(frozen=True)
 class SharedVllm:
-    """A running server, and the random policy it serves."""
+    """A running server, and the random policy it serves, under a tokenizer without an end."""
 
     url: str
     model: Path
+    tokenizer: Path
     scratch: Path
 
     def adapter(self, seed: int, scale: float = 0.05) -> Path:
@@ -55,13 +66,34 @@ class SharedVllm:
         }
 
 
+def write_endless_tokenizer(model: Path, folder: Path) -> Path:
+    """The model's tokenizer with an end token that it has no logit for: what is not told to stop samples to its limit.
+
+    A node tells its server where to stop.
+    """
+    folder.mkdir()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|never|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((model / "tokenizer_config.json").read_text()) | {"eos_token": "<|never|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm]:
     scratch = tmp_path_factory.mktemp("shared_vllm")
     policy = scratch / "model"
     write_model(policy)
+    tokenizer = write_endless_tokenizer(policy, scratch / "tokenizer")
     model = ModelConfig(path=str(policy), dtype="float32", max_context=MAX_CONTEXT, lora_rank=16)
-    servers = ServersConfig(max_num_seqs=32, kv_cache_bytes=256 << 20, max_loras=4, max_cpu_loras=16)
+    servers = ServersConfig(
+        max_num_seqs=32,
+        kv_cache_bytes=256 << 20,
+        max_loras=4,
+        max_cpu_loras=16,
+        extra_args=["--tokenizer", str(tokenizer)],
+    )
     port = free_port()
     command = server_command(model, servers, port, cpu=True)
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "5", *command]
@@ -76,10 +108,40 @@ def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm
         )
     try:
         _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log_path)
-        yield SharedVllm(f"http://127.0.0.1:{port}", policy, scratch)
+        yield SharedVllm(f"http://127.0.0.1:{port}", policy, tokenizer, scratch)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(DEADLINE_S)
+
+
+def _relative_paths() -> dict[str, str]:
+    return {"python": os.path.relpath(PYTHON), "root": os.path.relpath(ROOT)}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def pool() -> AsyncIterator[Any]:
+    """An open pool of four worlds, whose paths are relative to the folder in which it was made."""
+    options = {"execute_timeout_s": ALARM_S, "memory_limit_mb": 256, "max_worlds": 4}
+    pool = make_pool(**_relative_paths(), **options)
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.chdir("/")
+        await pool.open()
+    yield pool
+    await pool.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def unguarded() -> AsyncIterator[Any]:
+    """A pool in seccomp's sandbox whose engine lets agent code import anything, so that it is the kernel that holds."""
+    options = {"execute_timeout_s": 3, "memory_limit_mb": 256, "max_worlds": 4}
+    async with sealed_pool("seccomp", agent_may_import_anything=True, **options) as pool:
+        yield pool
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the half minute that a program has between the engine's alarm and its end a few seconds are left."""
+    monkeypatch.setattr(episode, "KILL_GRACE_S", 3.0)
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:

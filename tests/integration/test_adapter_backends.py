@@ -25,7 +25,7 @@ from support.adapter_support import (
     volume_task,
 )
 
-pytestmark = [pytest.mark.integration, needs_world, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.integration, needs_world, pytest.mark.asyncio(loop_scope="session")]
 
 TOKEN_SIGNATURE = re.compile(r"(eyJ[\w-]+\.[\w-]+)\.[\w-]+")
 
@@ -56,42 +56,34 @@ PROGRAMS = (
 )
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def forked():
-    pool = make_pool(max_worlds=2)
-    await pool.open()
-    yield pool
-    await pool.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def stock():
-    pool = make_pool("support.stock_engine:HttpPool", max_worlds=2)
-    await pool.open()
-    yield pool
-    await pool.close()
+    stock = make_pool("support.stock_engine:HttpPool", max_worlds=1)
+    await stock.open()
+    yield stock
+    await stock.close()
 
 
-async def both(forked, stock, task_id, steps):
+async def both(pool, stock, task_id, steps):
     """What each backend showed, without the signatures of tokens (the forked worlds have a key of their own)."""
     found = []
-    for pool in (forked, stock):
-        results, grade = await play(pool, task_id, steps)
+    for backend in (pool, stock):
+        results, grade = await play(backend, task_id, steps)
         found.append(([TOKEN_SIGNATURE.sub(r"\1", result.observation) for result in results], grade))
     return found
 
 
-async def test_same_text(forked, stock):
+async def test_same_text(pool, stock):
     card, _ = volume_task()
-    (ours, _), (theirs, _) = await both(forked, stock, card.task_id, list(PROGRAMS))
+    (ours, _), (theirs, _) = await both(pool, stock, card.task_id, list(PROGRAMS))
     for program, one, other in zip(PROGRAMS, ours, theirs, strict=True):
         assert one == other, program
 
 
-async def compare(forked, stock, tasks):
+async def compare(pool, stock, tasks):
     assert tasks
     for task in tasks:
-        ours, theirs = await both(forked, stock, task, ["\n".join(solution_steps(task))])
+        ours, theirs = await both(pool, stock, task, ["\n".join(solution_steps(task))])
         assert ours == theirs, task
         assert ours[1].success, task
 
@@ -104,21 +96,21 @@ def template_of(task: str) -> str:
     return json.loads((ROOT / "data" / "tasks" / task / "ground_truth" / "demonstration.json").read_text())["template"]
 
 
-async def test_same_results_on_every_template(forked, stock):
-    await compare(forked, stock, list({template_of(task): task for task in all_tasks(forked)}.values()))
+async def test_same_results_on_every_template(pool, stock):
+    await compare(pool, stock, list({template_of(task): task for task in all_tasks(pool)}.values()))
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
-async def test_same_results_on_all_tasks(forked, stock):
-    await compare(forked, stock, all_tasks(forked))
+async def test_same_results_on_all_tasks(pool, stock):
+    await compare(pool, stock, all_tasks(pool))
 
 
-async def test_direct_database_writes_pay_on_the_stock_engine_and_not_here(forked, stock):
+async def test_direct_database_writes_pay_on_the_stock_engine_and_not_here(pool, stock):
     card, volume = volume_task()
     code = database_writing_code(card, volume)
     _, theirs = await play(stock, card.task_id, [code])
-    results, ours = await play(forked, card.task_id, [code, "apis.supervisor.complete_task()"])
+    results, ours = await play(pool, card.task_id, [code, "apis.supervisor.complete_task()"])
     assert theirs.success
     assert results[0].failed
     assert ours.reward == no_op_reward(card.task_id)

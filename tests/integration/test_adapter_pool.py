@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from agent_environments.protocol import (
     Environment,
@@ -21,7 +19,6 @@ from agent_environments.protocol import (
     UnknownTask,
 )
 from loop_plumbing.own_time import OwnTime
-from loop_plumbing.process_guard import descendants
 from support.adapter_support import (
     PYTHON,
     REPOSITORY,
@@ -38,22 +35,13 @@ from support.processes import busy, episode_processes, processes
 from support.waiting import block_until, wait_until
 
 pytestmark = [pytest.mark.integration, needs_world]
-module_loop = pytest.mark.asyncio(loop_scope="module")
+session_loop = pytest.mark.asyncio(loop_scope="session")
 
-ALARM_S = 6
 REMEMBER = "remembered = 'still here'"
 RECALL = "print(remembered)"
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool():
-    pool = make_pool(execute_timeout_s=ALARM_S, max_worlds=4, memory_limit_mb=256)
-    await pool.open()
-    yield pool
-    await pool.close()
-
-
-@module_loop
+@session_loop
 async def test_honest_episode_is_paid_in_full(pool):
     assert isinstance(pool, EnvironmentPool)
     card, volume = volume_task()
@@ -70,14 +58,14 @@ async def test_honest_episode_is_paid_in_full(pool):
     await environment.close()
 
 
-@module_loop
+@session_loop
 async def test_doing_nothing_is_worth_what_the_dataset_says(pool):
     card, _ = volume_task()
     _, grade = await play(pool, card.task_id, [])
     assert (grade.reward, grade.success) == (no_op_reward(card.task_id), False)
 
 
-@module_loop
+@session_loop
 async def test_variables_last_and_text_is_the_engines(pool):
     card, _ = volume_task()
     steps = [REMEMBER, RECALL, "1 / 0", "for", "apis.nope.x()", "print([1, 2])"]
@@ -99,7 +87,7 @@ async def test_variables_last_and_text_is_the_engines(pool):
     await environment.close()
 
 
-@module_loop
+@session_loop
 async def test_unknown_names(pool):
     environment = await pool.acquire("unknown")
     with pytest.raises(UnknownTask, match="nope_1"):
@@ -109,53 +97,39 @@ async def test_unknown_names(pool):
         pool.tasks("nope")
 
 
-@module_loop
-async def test_the_engines_alarm_leaves_the_episode_alive(pool):
+@session_loop
+async def test_the_engines_alarm_leaves_the_episode_alive(unguarded):
     card, _ = volume_task()
-    results, _ = await play(pool, card.task_id, [REMEMBER, "while True: pass", RECALL])
-    assert f"Execution timed out after {ALARM_S} seconds." in results[1].observation
+    seconds = int(unguarded.rules.execute_timeout_s)
+    results, _ = await play(unguarded, card.task_id, [REMEMBER, "while True: pass", RECALL])
+    assert f"Execution timed out after {seconds} seconds." in results[1].observation
     assert results[2].observation.startswith("still here")
 
 
-@module_loop
-async def test_a_hang_is_killed_and_its_state_graded(pool):
+@session_loop
+@pytest.mark.parametrize("solved", [False, True])
+async def test_a_hang_is_killed_and_its_state_graded(pool, solved, short_grace):
+    """Solved in the very program that hangs, too: nobody looks, and undoes."""
     card, volume = volume_task()
     environment = await pool.acquire("hang")
     await environment.start(card.task_id)
-    code = honest_code(card, volume).replace("apis.supervisor.complete_task()", "")
-    await environment.step(fenced(code))
+    code, hang = honest_code(card, volume), "sum(range(10**12))"
+    if solved:
+        hang = f"{code}\n{hang}"
+    else:
+        await environment.step(fenced(code.replace("apis.supervisor.complete_task()", "")))
+    # Shorter than the engine's alarm, which would not end this either; but long enough to solve the task.
+    environment._rules = dataclasses.replace(pool.rules, execute_timeout_s=9.0 if solved else 1.0)
     with pytest.raises(EnvironmentTimeout, match="the world ran its code for"):
-        await environment.step(fenced("sum(range(10**12))"))
+        await environment.step(fenced(hang))
     with pytest.raises(EnvironmentCrashed, match="no world"):
         await environment.step(fenced("print(1)"))
     grade = await environment.grade()
-    assert no_op_reward(card.task_id) < grade.reward < 1
+    assert (grade.reward, grade.success) == (1.0, True) if solved else no_op_reward(card.task_id) < grade.reward < 1
     await environment.close()
 
 
-@module_loop
-@pytest.mark.parametrize("victim", ["world and interpreter", "server", "grader"])
-async def test_what_dies_is_brought_back(pool, victim):
-    card, volume = volume_task()
-    environment = await pool.acquire("crash")
-    await environment.start(card.task_id)
-    await environment.step(fenced(REMEMBER))
-    servers = {role: server.pid for role, server in pool._servers.items()}
-    if victim == "grader":
-        os.kill(servers["grader"], signal.SIGKILL)
-    elif victim == "server":
-        for pid in [servers["world"], *descendants(servers["world"])]:
-            os.kill(pid, signal.SIGKILL)
-    else:
-        for pid in episode_processes(servers["world"]):
-            os.kill(pid, signal.SIGKILL)
-    assert (await environment.step(fenced(RECALL))).observation.startswith("still here")
-    await environment.step(fenced(honest_code(card, volume)))
-    assert (await environment.grade()).success
-    await environment.close()
-
-
-@module_loop
+@session_loop
 async def test_code_that_kills_its_interpreter_ends_its_episode(pool):
     card, _ = volume_task()
     results, grade = await play(pool, card.task_id, [REMEMBER, "import os\nos.abort()", RECALL])
@@ -165,10 +139,8 @@ async def test_code_that_kills_its_interpreter_ends_its_episode(pool):
     assert grade.reward == no_op_reward(card.task_id)
 
 
-@module_loop
-async def test_an_episode_whose_time_ends_in_a_step_is_graded():
-    pool = make_pool(execute_timeout_s=600, max_worlds=1)
-    await pool.open()
+@session_loop
+async def test_an_episode_whose_time_ends_in_a_step_is_graded(pool):
     card, _ = volume_task()
     environment = await pool.acquire("late")
     await environment.start(card.task_id)
@@ -181,10 +153,9 @@ async def test_an_episode_whose_time_ends_in_a_step_is_graded():
         await overrun()
     assert (await environment.grade()).ungradable is None
     await environment.close()
-    await pool.close()
 
 
-@module_loop
+@session_loop
 async def test_places_are_fair_and_given_back(pool):
     card, _ = volume_task()
     order = []
@@ -201,7 +172,7 @@ async def test_places_are_fair_and_given_back(pool):
     assert pool.status().open_worlds == pool.status().waiting == 0
 
 
-@module_loop
+@session_loop
 async def test_a_cancelled_step_leaves_nothing(pool):
     card, _ = volume_task()
     before = set(processes(str(pool.run_folder.path)))
@@ -253,7 +224,7 @@ def test_nothing_outlives_a_killed_owner(tmp_path_factory):
     assert list(fresh.path.parent.iterdir()) == []
 
 
-@module_loop
+@session_loop
 async def test_bad_options_are_refused_before_work_begins(tmp_path):
     with pytest.raises(ValueError, match="sandbox_minimum"):
         make_pool(sandbox_minimum="docker")
@@ -270,18 +241,7 @@ async def test_bad_options_are_refused_before_work_begins(tmp_path):
     assert sys.executable != PYTHON
 
 
-@module_loop
-async def test_paths_may_be_relative(monkeypatch):
-    monkeypatch.chdir("/")
-    pool = make_pool(python=PYTHON.lstrip("/"), root=str(ROOT).lstrip("/"), max_worlds=1)
-    await pool.open()
-    card, _ = volume_task()
-    grade = await play(pool, card.task_id, ["print(1)"])
-    await pool.close()
-    assert grade is not None
-
-
-@module_loop
+@session_loop
 async def test_kept_experiments_are_kept(tmp_path_factory):
     base = tmp_path_factory.mktemp("k")
     pool = make_pool(max_worlds=1, keep_experiments=True, experiments_root=str(base))

@@ -16,15 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from support.adapter_support import ROOT, fenced, honest_code, needs_world, play, sealed_pool, volume_task
+from support.adapter_support import ROOT, fenced, honest_code, needs_world, play, volume_task
 from support.processes import processes
 
 pytestmark = [
     pytest.mark.integration,
     needs_world,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(os.getuid() != 0, reason="only root may look into a sealed process"),
 ]
 
@@ -32,10 +31,13 @@ KCMP = {"x86_64": 312, "aarch64": 272}
 KCMP_FILE = 0
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["seccomp", "bubblewrap"])
-async def pool(request):
-    async with sealed_pool(request.param, max_worlds=2, memory_limit_mb=256) as pool:
-        yield pool
+@pytest.fixture(params=["seccomp", "bubblewrap"])
+def sealed(request, pool, unguarded):
+    """One of the pools that the tests share."""
+    sandbox = pool.status().details["sandbox"]
+    if sandbox != "bubblewrap" == request.param:
+        pytest.skip(f"the strongest sandbox here is {sandbox}")
+    return pool if request.param == "bubblewrap" else unguarded
 
 
 @contextlib.asynccontextmanager
@@ -67,23 +69,25 @@ def memory_of(pid: int) -> Iterator[bytes]:
                 yield memory.read(end - start)
 
 
-async def test_no_interpreter_holds_a_password_or_the_name_of_the_dataset(pool):
-    email = json.loads((ROOT / "data" / "tasks" / pool._first_task() / "specs.json").read_text())["supervisor"]["email"]
+async def test_no_interpreter_holds_a_password_or_the_name_of_the_dataset(sealed):
+    email = json.loads((ROOT / "data" / "tasks" / sealed._first_task() / "specs.json").read_text())["supervisor"][
+        "email"
+    ]
     query = "select password from account_passwords join main_users on main_user_id = main_users.id where email = ?"
     with contextlib.closing(sqlite3.connect(ROOT / "data" / "base_dbs" / "admin.db")) as database:
         passwords = [row[0] for row in database.execute(query, [email])]
     assert len(passwords) > 5
     needles = [each.encode() for each in [*passwords, "worlds/synthetic"]]
-    async with interpreter(pool) as (pid, _):
+    async with interpreter(sealed) as (pid, _):
         regions = list(memory_of(pid))
         assert sum(map(len, regions)) > 20 * 2**20
         assert any(b"show_app_descriptions" in region for region in regions)  # it is the right process that was read
         assert [needle for needle in needles if any(needle in region for region in regions)] == []
 
 
-async def test_the_interpreters_of_two_episodes_share_no_open_file(pool):
+async def test_the_interpreters_of_two_episodes_share_no_open_file(sealed):
     compare = ctypes.CDLL(None, use_errno=True).syscall
-    async with interpreter(pool) as (one, _), interpreter(pool) as (other, _):
+    async with interpreter(sealed) as (one, _), interpreter(sealed) as (other, _):
         for descriptor in (0, 1, 2):
             answer = compare(KCMP[platform.machine()], one, other, KCMP_FILE, descriptor, descriptor)
             if answer < 0:
@@ -93,17 +97,17 @@ async def test_the_interpreters_of_two_episodes_share_no_open_file(pool):
         assert len(os.listdir(f"/proc/{one}/fd")) == 4  # and its channel
 
 
-async def test_nothing_in_the_run_folder_but_the_graders_view_names_the_dataset(pool):
-    folder = pool.run_folder
+async def test_nothing_in_the_run_folder_but_the_graders_view_names_the_dataset(sealed):
+    folder = sealed.run_folder
     links = [path for path in folder.path.rglob("*") if path.is_symlink() and folder.grader not in path.parents]
     named = [path for path in links if "synthetic" in os.readlink(path)]
     assert named == []
     assert len(folder.grader.name) > 16
-    server = Path(f"/proc/{pool.world_server.pid}")
+    server = Path(f"/proc/{sealed.world_server.pid}")
     assert b"synthetic" not in (server / "cmdline").read_bytes() + (server / "environ").read_bytes()
 
 
-async def test_the_honest_way_is_paid_in_full(pool):
+async def test_the_honest_way_is_paid_in_full(sealed):
     card, volume = volume_task()
-    _, grade = await play(pool, card.task_id, [honest_code(card, volume)])
+    _, grade = await play(sealed, card.task_id, [honest_code(card, volume)])
     assert grade.success

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from agent_environments.losses import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import Grade
@@ -24,26 +23,19 @@ from support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(900)]
 
-module_loop = pytest.mark.asyncio(loop_scope="module")
+session_loop = pytest.mark.asyncio(loop_scope="session")
 
 EPISODES = 4
 REMEMBER = "remembered = 1"
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared():
-    pool = make_pool(max_worlds=EPISODES)
-    await pool.open()
-    yield pool
-    await pool.close()
+RECALL = "assert remembered == 1"
 
 
 @pytest.fixture
-def pool(shared):
-    """With counts of its own."""
-    shared.losses.counts.clear()
-    shared.replays = 0
-    return shared
+def counted(pool):
+    """The shared pool, with counts of its own."""
+    pool.losses.counts.clear()
+    pool.replays = pool._restarts = 0
+    return pool
 
 
 async def grades(pool: Any, fault: Callable[[], Awaitable[None]], step: str | None = None) -> list[Grade]:
@@ -59,7 +51,7 @@ async def grades(pool: Any, fault: Callable[[], Awaitable[None]], step: str | No
             await environment.step(fenced(REMEMBER))
             begun += 1
             await all_begun.wait()
-            await environment.step(fenced(step or honest_code(card, volume)))
+            await environment.step(fenced(step or f"{RECALL}\n{honest_code(card, volume)}"))
             return await environment.grade()
         finally:
             await environment.close()
@@ -76,33 +68,33 @@ async def nothing() -> None:
     """No fault."""
 
 
-@module_loop
-async def test_worlds_killed_for_want_of_memory_cost_nothing(pool):
+@session_loop
+async def test_worlds_killed_for_want_of_memory_cost_nothing(counted):
     async def kill() -> None:
-        for pid in episode_processes(pool.world_server.pid):
+        for pid in episode_processes(counted.world_server.pid):
             os.kill(pid, signal.SIGKILL)
 
-    assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
-    assert pool.status().losses.keys() <= {Loss.KILLED}
-    assert pool.replays == EPISODES
+    assert [grade.reward for grade in await grades(counted, kill)] == [1.0] * EPISODES
+    assert counted.status().losses.keys() <= {Loss.KILLED}
+    assert counted.replays == EPISODES
 
 
-@module_loop
-async def test_servers_killed_cost_nothing(pool):
+@session_loop
+async def test_servers_killed_cost_nothing(counted):
     async def kill() -> None:
-        for server in pool._servers.values():
+        for server in counted._servers.values():
             for pid in [server.pid, *descendants(server.pid)]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    assert [grade.reward for grade in await grades(pool, kill)] == [1.0] * EPISODES
-    assert pool.status().losses.keys() <= {Loss.REFUSED, Loss.KILLED}
-    assert pool.status().restarts >= 2
+    assert [grade.reward for grade in await grades(counted, kill)] == [1.0] * EPISODES
+    assert counted.status().losses.keys() <= {Loss.REFUSED, Loss.KILLED}
+    assert counted.status().restarts >= 2
 
 
-@module_loop
-async def test_graders_killed_cost_nothing(pool, monkeypatch):
-    child, kills = pool._child, 0
+@session_loop
+async def test_graders_killed_cost_nothing(counted, monkeypatch):
+    child, kills = counted._child, 0
 
     async def killed(role: str) -> Any:
         nonlocal kills
@@ -112,16 +104,16 @@ async def test_graders_killed_cost_nothing(pool, monkeypatch):
             os.kill(connection.pid, signal.SIGKILL)
         return connection
 
-    monkeypatch.setattr(pool, "_child", killed)
-    assert [grade.reward for grade in await grades(pool, nothing)] == [1.0] * EPISODES
-    assert pool.status().losses == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
+    monkeypatch.setattr(counted, "_child", killed)
+    assert [grade.reward for grade in await grades(counted, nothing)] == [1.0] * EPISODES
+    assert counted.status().losses == {Loss.KILLED: LOSSES_PER_COMMAND - 1}
 
 
-@module_loop
-async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_nothing(pool):
-    found = await grades(pool, nothing, step="import os\nos.abort()")
+@session_loop
+async def test_a_program_that_ends_its_world_each_time_is_worth_no_more_than_nothing(counted):
+    found = await grades(counted, nothing, step="import os\nos.abort()")
     assert not any(grade.success for grade in found)
-    assert (pool.replays, pool.status().losses) == (0, {})
+    assert (counted.replays, counted.status().losses) == (0, {})
 
 
 @pytest.fixture
@@ -146,7 +138,7 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.drill
-@module_loop
+@session_loop
 async def test_a_full_disk_costs_nothing(small_disk):
     pool = make_pool(max_worlds=EPISODES, experiments_root=str(small_disk))
     await pool.open()

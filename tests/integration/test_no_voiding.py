@@ -7,7 +7,6 @@ meant to make the attempt void. Were one replaced, its reward would rise.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 from pathlib import Path
@@ -18,26 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_environments.conformance import check_conformance
-from agent_environments.protocol import EnvironmentTimeout
 from appworld_adapter.pool import base
 from support.adapter_attacks import CHANNEL, VOIDING
-from support.adapter_support import PYTHON, fenced, honest_code, make_pool, needs_world, no_op_reward, play, volume_task
+from support.adapter_support import PYTHON, fenced, honest_code, needs_world, no_op_reward, play, volume_task
 from support.processes import episode_processes
 from support.scripted_policy import collect
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, needs_world, pytest.mark.timeout(600)]
-module_loop = pytest.mark.asyncio(loop_scope="module")
+session_loop = pytest.mark.asyncio(loop_scope="session")
 
-TOSSES = 6
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool():
-    pool = make_pool(execute_timeout_s=20, memory_limit_mb=256, max_worlds=4)
-    await pool.open()
-    yield pool
-    await pool.close()
+TOSSES = 2
 
 
 def process_state(pid: int) -> str:
@@ -59,7 +49,7 @@ async def rewards_of_coin_tosses(pool, folder, failing_code: str) -> list[float]
     return [rollout.reward for rollout in sorted(rollouts, key=lambda rollout: rollout.index)]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def honest(pool, tmp_path_factory) -> list[float]:
     rewards = await rewards_of_coin_tosses(pool, tmp_path_factory.mktemp("tokens"), "apis.supervisor.complete_task()")
     nothing = no_op_reward(volume_task()[0].task_id)
@@ -67,7 +57,7 @@ async def honest(pool, tmp_path_factory) -> list[float]:
     return rewards
 
 
-@module_loop
+@session_loop
 @pytest.mark.parametrize("name", VOIDING)
 async def test_a_failure_stays_a_failure(pool, honest, tmp_path, name):
     rewards = await rewards_of_coin_tosses(pool, tmp_path, VOIDING[name])
@@ -75,12 +65,12 @@ async def test_a_failure_stays_a_failure(pool, honest, tmp_path, name):
     assert all(reward <= fair for reward, fair in zip(rewards, honest, strict=True))
 
 
-@module_loop
+@session_loop
 async def test_appworld_conforms_to_the_protocol(pool):
     await check_conformance(pool, volume_task()[0].task_id)
 
 
-@module_loop
+@session_loop
 async def test_a_program_that_forges_its_output_stands_still_while_the_agent_thinks(pool):
     environment = await pool.acquire("early")
     await environment.start(volume_task()[0].task_id)
@@ -94,7 +84,7 @@ async def test_a_program_that_forges_its_output_stands_still_while_the_agent_thi
     await environment.close()
 
 
-@module_loop
+@session_loop
 async def test_a_program_that_speaks_out_of_turn_has_ended_its_episode(pool):
     card, _ = volume_task()
     two = r"""b'{"output": "early"}\n{"output": "again"}\n'"""
@@ -105,27 +95,19 @@ async def test_a_program_that_speaks_out_of_turn_has_ended_its_episode(pool):
     assert grade.reward == no_op_reward(card.task_id)
 
 
-@module_loop
+@session_loop
 async def test_honest_programs_go_on_after_every_stop(pool):
     results, _ = await play(pool, volume_task()[0].task_id, ["n = 0", *["n += 1"] * 20, "print(n)"])
     assert results[-1].observation.startswith("20\n")
 
 
-@module_loop
-async def test_nobody_looks_and_undoes():
-    """What a program wrote before it died, or hung until it was killed, is what is graded."""
-    pool = make_pool(execute_timeout_s=2, max_worlds=1)
-    await pool.open()
+@session_loop
+async def test_nobody_looks_and_undoes(pool):
+    """What a program wrote before it died is what is graded; for one that hung see test_adapter_pool.py."""
     card, volume = volume_task()
-    for end in ("import os\nos.abort()", "sum(range(10**12))"):
-        environment = await pool.acquire("undo")
-        await environment.start(card.task_id)
-        with contextlib.suppress(EnvironmentTimeout):
-            await environment.step(fenced(f"{honest_code(card, volume)}\n{end}"))
-        grade = await environment.grade()
-        assert (grade.reward, grade.success) == (1.0, True), end
-        await environment.close()
-    await pool.close()
+    results, grade = await play(pool, card.task_id, [f"{honest_code(card, volume)}\nimport os\nos.abort()"])
+    assert results[0].done
+    assert (grade.reward, grade.success) == (1.0, True)
 
 
 def filling(times: int, app: str = "simple_note") -> str:
@@ -138,7 +120,7 @@ def filling(times: int, app: str = "simple_note") -> str:
     )
 
 
-@module_loop
+@session_loop
 @pytest.mark.parametrize("program", [filling(8), filling(3) + filling(1, "todoist")], ids=["one app", "two"])
 async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_no_room(pool, program):
     card, volume = volume_task()
@@ -158,7 +140,7 @@ async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_
     assert beside.reward == 1.0
 
 
-@module_loop
+@session_loop
 async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
     card, _ = volume_task()
     monkeypatch.setattr(base, "GRADER_MEMORY_MB", 24)
@@ -204,8 +186,8 @@ STATEMENTS = st.one_of(
 )
 
 
-@module_loop
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@session_loop
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.lists(STATEMENTS, min_size=1, max_size=4).map("\n".join), min_size=1, max_size=4))
 async def test_random_programs_never_end_without_a_grade(pool, steps):
     task = volume_task()[0].task_id
@@ -216,7 +198,7 @@ async def test_random_programs_never_end_without_a_grade(pool, steps):
     assert not grade.success
 
 
-@pytest.mark.parametrize("messages", [2000, pytest.param(100_000, marks=pytest.mark.drill)])
+@pytest.mark.parametrize("messages", [500, pytest.param(100_000, marks=pytest.mark.drill)])
 async def test_fuzzed_messages_of_an_interpreter_end_in_a_grade_each_time(messages):
     program = Path(__file__).parents[1] / "support" / "fuzz_world.py"
     command = await asyncio.create_subprocess_exec(PYTHON, program, str(messages), "0", stdout=asyncio.subprocess.PIPE)

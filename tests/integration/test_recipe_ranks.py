@@ -1,8 +1,7 @@
-"""Two ranks (gloo): the numbers of one process, and with `tune run` an exact resume after SIGKILL."""
+"""Ranks (gloo): the numbers of one process, an exact resume after SIGKILL, and how a job of `tune run` ends."""
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -10,16 +9,18 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.multiprocessing import ProcessExitedException
 
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.run.metrics import MACHINE_KEYS
 from support.processes import IMPORT_PATH
+from support.rank_failure import train_until_killed
 from support.ranks import on_ranks
 from support.small_runs import replay_config, train_into
-from support.waiting import COMMAND_S, DEADLINE_S, block_until
+from support.waiting import COMMAND_S, DEADLINE_S
 
 pytestmark = pytest.mark.integration
-ITERATIONS = 4
+ITERATIONS = 3
 TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
 
 
@@ -51,8 +52,7 @@ def lines(run: Path) -> list[dict]:
 def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_path):
     config = replay_config(tmp_path, iterations=ITERATIONS)
     train_into(config, tmp_path / "one")
-    output = finish(tune(config, f"output_dir={tmp_path / 'two'}"))
-    assert output.count(f"iteration   {ITERATIONS}/{ITERATIONS}") == 1, "only rank 0 speaks"
+    on_ranks(2, train_into, config, tmp_path / "two")
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         for key in ("loss", "grad_norm", "grad_norm_max", "gap_mean", "approx_kl", "ratio_p99"):
             assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7), (one["iteration"], key)
@@ -60,12 +60,10 @@ def test_two_ranks_give_the_numbers_of_one_and_resume_exactly_after_sigkill(tmp_
             assert two[key] == one[key], key
 
     broken = tmp_path / "broken"
-    process = tune(config, f"output_dir={broken}")
-    block_until(lambda: (broken / "checkpoints/iteration_0002").exists() or process.poll() is not None, COMMAND_S)
-    assert process.poll() is None, process.communicate()[0]
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    finish(tune(config, f"output_dir={broken}", "resume_from_checkpoint=True"))
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        on_ranks(2, train_until_killed, config, broken, 3)
+    assert [line["iteration"] for line in lines(broken)] == [1, 2]
+    on_ranks(2, train_into, config, broken, True)
 
     def numbers(run: Path) -> list[dict]:
         return [
@@ -155,7 +153,7 @@ def test_a_stop_file_that_is_there_at_the_start_ends_every_rank_with_status_0(tm
     stop.parent.mkdir()
     stop.touch()
     output = finish(tune(config))
-    assert output.count("stopped while waiting for the rollout node") == 1
+    assert output.count("stopped while waiting for the rollout node") == 1, "only rank 0 speaks"
     assert not stop.exists()
 
 

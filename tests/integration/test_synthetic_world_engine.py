@@ -1,4 +1,6 @@
-"""The synthetic world under the real engine: generated twice, verified by the engine, played by scripted agents."""
+"""The synthetic world that `make world` leaves; and as drills: one generated twice, verified by the engine, and played
+by scripted agents. That nothing drawn depends on the hash seed is shown by test_synthetic_world.py without the engine.
+"""
 
 import json
 import os
@@ -7,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from appworld_adapter.worker.synthetic import generate
+from support import adapter_support
+from support.adapter_support import REPOSITORY, ROOT, needs_world
 from support.waiting import COMMAND_S
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-PYTHON = Path(os.environ.get("APPWORLD_PYTHON", CHECKOUT / ".venv-appworld" / "bin" / "python"))
-SYNTHETIC = CHECKOUT / "appworld_adapter" / "worker" / "synthetic"
+PYTHON = Path(adapter_support.PYTHON)
+SYNTHETIC = REPOSITORY / "appworld_adapter" / "worker" / "synthetic"
 PARAMETERS = ["--seed", "5", "--scenarios-per-template", "1", "--people", "48"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, needs_world]
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     """The same parameters generated at once in two processes with different hash seeds."""
-    if not PYTHON.exists():
-        pytest.skip(f"no AppWorld interpreter at {PYTHON}: run make setup or set APPWORLD_PYTHON")
     folder = tmp_path_factory.mktemp("synthetic")
     roots = [folder / "first", folder / "second"]
     children = [
@@ -49,17 +51,20 @@ def files_under(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.drill
 def test_same_seed_gives_the_same_bytes(worlds):
     first, second = (files_under(root) for root in worlds)
     assert sorted(first) == sorted(second)
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_layout_and_counts(worlds):
-    root = worlds[0]
+@pytest.mark.parametrize("of", ["make world", pytest.param("another seed", marks=pytest.mark.drill)])
+def test_layout_and_counts(of, request):
+    root = ROOT if of == "make world" else request.getfixturevalue("worlds")[0]
     assert sorted(entry.name for entry in root.iterdir()) == ["data", "dataset.json"]
     dataset = json.loads((root / "dataset.json").read_text())
-    assert dataset["name"] == "synthetic-v3-seed5-1x48"
+    drawn = "seed{seed}-{scenarios_per_template}x{people}".format(**dataset)
+    assert dataset["name"] == f"synthetic-{generate.GENERATOR_VERSION}-{drawn}"
     apps, templates = {}, set()
     for split, count in dataset["tasks"].items():
         ids = (root / "data" / "datasets" / f"{split}.txt").read_text().split()
@@ -81,12 +86,14 @@ def test_layout_and_counts(worlds):
     assert apps["test_challenge"] - apps["train"] == {"todoist"}
 
 
-def test_nothing_is_done_when_the_dataset_is_there(worlds):
-    before = (worlds[0] / "dataset.json").stat().st_mtime_ns
-    command = [PYTHON, SYNTHETIC / "generate.py", "--root", worlds[0], *PARAMETERS]
+def test_nothing_is_done_when_the_dataset_is_there(tmp_path):
+    described = json.dumps(generate.describe(5, 1, 48))
+    (tmp_path / "dataset.json").write_text(described)
+    command = [PYTHON, SYNTHETIC / "generate.py", "--root", tmp_path, *PARAMETERS]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
     assert "is there already" in finished.stderr
-    assert (worlds[0] / "dataset.json").stat().st_mtime_ns == before
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset.json"]
+    assert (tmp_path / "dataset.json").read_text() == described
 
 
 @pytest.mark.drill

@@ -1,14 +1,18 @@
-"""An advantage that fails on one rank alone, while the others go on into the update's collectives."""
+"""How ranks end: one fails alone, while the others go on into the update's collectives; or all are killed."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
 from torch import Tensor
 
+from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.algorithm.advantages import LeaveOneOut
 
 
@@ -24,3 +28,18 @@ class FailsOnOneRank:
             Path(self.mark).write_text(str(time.time()))
             raise RuntimeError(f"rank {self.rank} fails alone")
         return LeaveOneOut()(rewards, groups)
+
+
+def train_until_killed(config: Path, output_dir: Path, iteration: int) -> None:
+    """Train, and have this process killed in the first optimizer step of ``iteration``."""
+    recipe = LoopAppWorldRecipe(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
+    recipe.setup()
+    update = recipe.update
+
+    def mortal(rollouts: Any, number: int, *others: Any) -> Any:
+        if number == iteration:
+            recipe._learner.optimizer.step = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        return update(rollouts, number, *others)
+
+    recipe.update = mortal  # type: ignore[method-assign]
+    recipe.train()

@@ -239,9 +239,10 @@ def train(cfg: DictConfig) -> None:
         recipe.cleanup()
 
 
-def train_into(config: Path, output_dir: Path) -> None:
+def train_into(config: Path, output_dir: Path, resume: bool = False) -> None:
     """:func:`train` with the config of a file, into another folder."""
-    train(OmegaConf.merge(OmegaConf.load(config), {"output_dir": str(output_dir)}))
+    changes = {"output_dir": str(output_dir), "resume_from_checkpoint": resume}
+    train(OmegaConf.merge(OmegaConf.load(config), changes))
 
 
 def train_sft_into(config: Path, output_dir: Path) -> None:

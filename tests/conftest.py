@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,10 +34,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("loadgroup", False):
         return
     for item in items:
-        folder, name = item.path.parent.name, f"{item.path.parent.name}/{item.path.name}"
-        names = [group for fixture, group in SHARED.items() if fixture in item.fixturenames]
-        item.add_marker(pytest.mark.xdist_group(names[0] if names and folder == "integration" else name))
+        shared = [
+            SHARED[name] for name in item.fixturenames if name in SHARED and item.path.parent.name == "integration"
+        ]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] not in SHARED.values())
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector leave alone all that was imported: each full round would look through it again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

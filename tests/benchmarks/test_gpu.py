@@ -1,4 +1,7 @@
-"""Every part of benchmarks/gpu.py, at its tiny size on a CPU, so that its first GPU does not find a typo."""
+"""Every part of benchmarks/gpu.py, at its tiny size on a CPU, so that its first GPU does not find a typo.
+
+The part of the server runs on a scripted one; as a drill, on vLLM.
+"""
 
 import contextlib
 import importlib.util
@@ -10,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rollout_server.inference import server as vllm_server
+from support import fake_vllm
 from support.waiting import COMMAND_S
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -23,6 +28,25 @@ def gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Takes the place of ``gpu.measure``: the cases' own programs, but here, where torchtune is imported already."""
+
+    def measure(command, seconds):
+        measure.ran.append(command)
+        monkeypatch.setattr(sys, "argv", command[1:])
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(command[1], run_name="__main__")
+        except (ImportError, ValueError, SystemExit) as error:
+            return {"left_out": str(error)}
+        return json.loads(printed.getvalue().splitlines()[-1])
+
+    measure.ran = []
+    return measure
 
 
 def run_tiny(gpu, monkeypatch, results, *words):
@@ -39,21 +63,9 @@ def test_a_case_runs_in_a_process_of_its_own_with_a_deadline(gpu):
     assert measured("import time; time.sleep(600)", 0.0) == {"left_out": "the part's 600 s are over"}
 
 
-def test_every_part_of_the_learner_runs_and_the_same_command_goes_on(gpu, monkeypatch, capsys, tmp_path):
-    """The cases' own programs, but in this process, which has torchtune already."""
-    ran = []
-
-    def in_this_process(command, seconds):
-        ran.append(command)
-        monkeypatch.setattr(sys, "argv", command[1:])
-        printed = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed):
-                runpy.run_path(command[1], run_name="__main__")
-        except (ImportError, ValueError, SystemExit) as error:
-            return {"left_out": str(error)}
-        return json.loads(printed.getvalue().splitlines()[-1])
-
+def test_every_part_of_the_learner_runs_and_the_same_command_goes_on(
+    gpu, in_this_process, monkeypatch, capsys, tmp_path
+):
     def main(*words):
         parts = [part for part in gpu.PARTS if part != "vllm"]
         run_tiny(gpu, monkeypatch, results, "--parts", *parts, *words)
@@ -83,16 +95,20 @@ def test_every_part_of_the_learner_runs_and_the_same_command_goes_on(gpu, monkey
     assert len(left_out) == 5
     assert all("CUDA" in line or "cut_cross_entropy" in line or "triton" in line for line in left_out), left_out
 
-    ran.clear()
+    in_this_process.ran.clear()
     assert main().count("done before") == 6
-    assert len(ran) == 5, "those that were left out are tried again"
+    assert len(in_this_process.ran) == 5, "those that were left out are tried again"
     assert main("--only", "^ours_tiled.*repeats$").count("tokens") == 1, "cases that the expression finds"
     assert json.loads(results.read_text()) == rows
 
 
-@pytest.mark.integration
-def test_the_part_of_the_server_runs(gpu, monkeypatch, tmp_path):
+@pytest.mark.parametrize("server", ["scripted", pytest.param("vLLM", marks=pytest.mark.drill)])
+def test_the_part_of_the_server_runs(gpu, in_this_process, monkeypatch, tmp_path, server):
     monkeypatch.setattr(gpu, "PART_SECONDS", COMMAND_S)
+    if server == "scripted":
+        monkeypatch.setattr(gpu, "measure", in_this_process)
+        fake = [sys.executable, fake_vllm.__file__, "--port"]
+        monkeypatch.setattr(vllm_server, "server_command", lambda model, servers, port, *, cpu: [*fake, str(port)])
     run_tiny(gpu, monkeypatch, tmp_path / "gpu.json", "--parts", "vllm")
     rows = json.loads((tmp_path / "gpu.json").read_text())
     assert {row["metric"]: row["unit"] for row in rows} == {

@@ -1,4 +1,7 @@
-"""Families behind a real node and a real vLLM server: what is sampled is what is trained, with an adapter too."""
+"""Families behind a real node and a real vLLM server: what is sampled is what is trained, with an adapter too.
+
+Drills. One family more is behind the whole loop of test_recipe_loop.py.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,23 +18,14 @@ from loop_recipes.engine.model import load_base
 from loop_recipes.engine.peft_export import load_adapter
 from loop_recipes.engine.samples import Sample
 from rollout_server.client import RolloutClient, RolloutNodeError
-from support.families import PUBLISHED, section, small, write_model
+from support.families import PUBLISHED, SERVED, section, served, small
 from support.node_reader import Reader, ready_node, request
-from support.random_policy import write_tokenizer
 from support.small_runs import random_adapter, replay_config
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.drill]
 
-# vLLM on a CPU knows heads of 32, 64, 128 and more.
-SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 2048}
 GAP = 1e-4
 BOUNDS = GapConfig(ok=1e-3, broken=1e-2)
-
-
-def policy(folder: Path, name: str, **changes: Any) -> Path:
-    write_model(folder, small(name, **SIZES, **changes))
-    write_tokenizer(folder)
-    return folder
 
 
 def node(folder: Path, model: Path) -> dict[str, Any]:
@@ -82,9 +76,9 @@ def with_an_adapter(own: Learner, client: RolloutClient) -> tuple[Any, dict[str,
     return adapter, canary(own.update.logprobs, base, 1) | tolerances(BOUNDS)
 
 
-@pytest.mark.parametrize("name", ["Qwen3-4B", pytest.param("Mistral-Nemo-2407", marks=pytest.mark.drill)])
+@pytest.mark.parametrize("name", ["Qwen3-4B", "Mistral-Nemo-2407"])
 def test_heads_that_are_wider_than_the_width_divided_by_their_number(tmp_path, name):
-    model = policy(tmp_path / "model", name, hidden_size=96, head_dim=32)
+    model = served(tmp_path / "model", name, hidden_size=96, head_dim=32)
     with ready_node(node(tmp_path, model), tmp_path) as (_, client):
         own = learner(config(tmp_path / "own", section(model)))
         adapter, proof = with_an_adapter(own, client)
@@ -92,12 +86,11 @@ def test_heads_that_are_wider_than_the_width_divided_by_their_number(tmp_path, n
         assert gap(own, sampled(client, 1), 1) < GAP
 
 
-@pytest.mark.drill
 def test_llama_by_torchtunes_builder_and_from_its_folder(tmp_path, monkeypatch):
     """Of torchtune's builder the canary refused every version, because its rows are in another order."""
     name = "Llama-3.1-8B"
-    model = policy(tmp_path / "model", name, hidden_size=128, rope_scaling=PUBLISHED[name]["rope_scaling"])
-    sizes = small(name, **SIZES, hidden_size=128)
+    model = served(tmp_path / "model", name, hidden_size=128, rope_scaling=PUBLISHED[name]["rope_scaling"])
+    sizes = small(name, **SERVED, hidden_size=128)
     theirs = {
         "_component_": "torchtune.models.llama3_1.lora_llama3_1",
         "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],

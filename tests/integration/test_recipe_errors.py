@@ -1,4 +1,7 @@
-"""Real commands with something wrong: one line that names thing and cure, exit status 1, no process left behind."""
+"""Commands with something wrong: one line that names thing and cure, exit status 1, no process left behind.
+
+What comes of a connection runs as a command of its own, the others in this process, which has torch imported already.
+"""
 
 import os
 import socket
@@ -7,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torchtune._cli.tune import main
 
 from loop_recipes.paths import loop_home
 from support.small_runs import launched_node, replay_config
@@ -28,6 +32,24 @@ def tune(config: Path, *overrides: str, **variables: str) -> tuple[int, str]:
         env={**environment, "OMP_NUM_THREADS": "1", MARK: str(config), **variables},
     )
     return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def tune_here(monkeypatch, capfd):
+    """As :func:`tune`, up to the end of the process."""
+
+    def run(config: Path, *overrides: str) -> tuple[int, str]:
+        monkeypatch.setenv(MARK, str(config))
+        monkeypatch.delenv("ROLLOUT_SERVER_TOKEN", raising=False)
+        command = ["tune", "run", "loop_appworld", "--config", str(config), *overrides]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        output = "".join(capfd.readouterr())
+        return (code, output) if isinstance(code, int) else (1, f"{output}{code}\n")
+
+    return run
 
 
 def left_behind(config: Path) -> list[str]:
@@ -69,23 +91,23 @@ def check(config: Path, status: int, output: str, *words: str) -> None:
     assert left_behind(config) == []
 
 
-def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path):
+def test_a_wrong_key_ends_the_command_before_anything_starts(tmp_path, tune_here):
     config = node_config(tmp_path)
-    status, output = tune(config, "collection.rollouts_per_tsk=6")
+    status, output = tune_here(config, "collection.rollouts_per_tsk=6")
     check(config, status, output, "unknown key 'collection.rollouts_per_tsk'", "did you mean")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")
-def test_a_missing_dataset_is_named_with_what_makes_it(tmp_path):
+def test_a_missing_dataset_is_named_with_what_makes_it(tmp_path, tune_here):
     config = node_config(tmp_path)
-    status, output = tune(config, f"node.environment.root={tmp_path / 'nowhere'}")
+    status, output = tune_here(config, f"node.environment.root={tmp_path / 'nowhere'}")
     check(config, status, output, str(tmp_path / "nowhere"), "make world")
 
 
-def test_a_missing_environment_is_named_with_what_makes_it(tmp_path):
+def test_a_missing_environment_is_named_with_what_makes_it(tmp_path, tune_here):
     config = node_config(tmp_path)
-    status, output = tune(config, f"node.environment.python={tmp_path / 'no-python'}")
+    status, output = tune_here(config, f"node.environment.python={tmp_path / 'no-python'}")
     check(config, status, output, str(tmp_path / "no-python"), "make setup")
 
 

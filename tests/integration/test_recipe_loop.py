@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loop_formats.run_files import only_logs
 from loop_plumbing.process_guard import descendants
+from support.families import section, served
 from support.processes import IMPORT_PATH, alive
 from support.small_runs import launched_node, replay_config
 from support.waiting import COMMAND_S, block_until
@@ -17,13 +20,22 @@ from support.waiting import COMMAND_S, block_until
 pytestmark = pytest.mark.integration
 
 
+def wide_heads(folder: Path) -> dict[str, Any]:
+    """A policy whose heads are wider than its width divided by their number, from its folder."""
+    model = served(folder, "Qwen3-4B", hidden_size=96, head_dim=32)
+    node = launched_node({"name": "counter"}, max_num_seqs=16)
+    node["node"]["model"] |= {"path": str(model), "chat_format": "chatml"}  # its tokenizer is a small one of ChatML
+    return {**node, "model": section(model, lora_rank=8, lora_alpha=16), "checkpointer": None}
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.drill)])
 def test_log_probs_agree_over_a_swap_and_a_stop_leaves_no_process(tmp_path, ranks):
-    node = launched_node({"name": "counter"}, max_num_seqs=16)
+    """Of a family's own decoder; on two ranks of torchtune's, where every head has its share of the width."""
+    policy = wide_heads(tmp_path / "wide") if ranks == 1 else launched_node({"name": "counter"}, max_num_seqs=16)
     config = replay_config(
         tmp_path,
         iterations=50,
-        **node,
+        **policy,
         # A random policy earns the same everywhere; made-up advantages make every iteration change the adapter.
         advantage={"_component_": "support.small_runs.ByPosition"},
         optimizer={"_component_": "torch.optim.AdamW", "lr": 1e-2, "weight_decay": 0.0},

@@ -14,7 +14,7 @@ from torch.multiprocessing import ProcessExitedException
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.run.metrics import MACHINE_KEYS
 from support.processes import IMPORT_PATH
-from support.rank_failure import train_until_killed
+from support.rank_failure import run_to_its_end, train_until_killed
 from support.ranks import on_ranks
 from support.small_runs import replay_config, train_into
 from support.waiting import COMMAND_S, DEADLINE_S
@@ -22,27 +22,6 @@ from support.waiting import COMMAND_S, DEADLINE_S
 pytestmark = pytest.mark.integration
 ITERATIONS = 3
 TUNE = [sys.executable, "-m", "torchtune._cli.tune", "run"]
-
-
-def tune(config: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*TUNE, "--nproc_per_node", "2", "loop_appworld", "--config", str(config), *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": IMPORT_PATH,
-        },
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=COMMAND_S)
-    assert process.returncode == 0, output
-    return output
 
 
 def lines(run: Path) -> list[dict]:
@@ -152,8 +131,9 @@ def test_a_stop_file_that_is_there_at_the_start_ends_every_rank_with_status_0(tm
     stop = tmp_path / "run/stop"
     stop.parent.mkdir()
     stop.touch()
-    output = finish(tune(config))
-    assert output.count("stopped while waiting for the rollout node") == 1, "only rank 0 speaks"
+    on_ranks(2, run_to_its_end, config, tmp_path)
+    said = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
+    assert ["stopped while waiting for the rollout node" in text for text in said] == [True, False]
     assert not stop.exists()
 
 
@@ -161,9 +141,16 @@ def test_a_rank_that_fails_alone_ends_the_job_with_its_traceback(tmp_path):
     """Rank 1 raises while rank 0 waits for it in a collective, for which it would wait for hours."""
     mark = tmp_path / "failed_at"
     advantage = {"_component_": "support.rank_failure.FailsOnOneRank", "rank": 1, "mark": str(mark)}
-    process = tune(replay_config(tmp_path, iterations=1, advantage=advantage))
-    output, _ = process.communicate(timeout=COMMAND_S)
-    ended = time.time()
+    config = replay_config(tmp_path, iterations=1, advantage=advantage)
+    process = subprocess.run(
+        [*TUNE, "--nproc_per_node", "2", "loop_appworld", "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMMAND_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORT_PATH},
+    )
+    output, ended = process.stdout, time.time()
     assert process.returncode != 0
     assert "RuntimeError: rank 1 fails alone" in output
     assert "in __call__" in output, "the traceback leads to where it was raised"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -24,7 +25,7 @@ from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.viewer.app import build_app
 from loop_recipes.viewer.export import write_export
 from loop_recipes.viewer.run_data import RunData
-from support.browser import EXECUTABLE, open_page, true_in
+from support.browser import EXECUTABLE, open_browser, open_page, true_in
 from support.counter_node import TOKEN, counter_request, local_node
 from support.small_runs import in_sequences
 from support.viewer_run import LONG_TOKENS, write_run
@@ -32,6 +33,7 @@ from support.waiting import DEADLINE_S
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
         EXECUTABLE is None, reason="needs a browser: chromium, chromium-browser or google-chrome on the PATH"
     ),
@@ -63,13 +65,24 @@ async def slow_listings(request, handler):
     return await handler(request)
 
 
-@asynccontextmanager
-async def viewing(folder: Path, *middlewares, phone=False):
-    """(page, address of the viewer) of a run."""
-    app = build_app(RunData(folder))
-    app.middlewares.extend(middlewares)
-    async with TestServer(app) as server, open_page(phone) as page:
-        yield page, str(server.make_url("/"))
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():
+    async with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def viewing(browser):
+    """(page, address of the viewer) of a run's folder."""
+
+    @asynccontextmanager
+    async def opened(folder: Path, *middlewares, phone=False):
+        app = build_app(RunData(folder))
+        app.middlewares.extend(middlewares)
+        async with TestServer(app) as server, open_page(browser, phone) as page:
+            yield page, str(server.make_url("/"))
+
+    return opened
 
 
 async def show(page, address, hash_="", ready="main section"):
@@ -79,7 +92,7 @@ async def show(page, address, hash_="", ready="main section"):
     await page.locator(ready).first.wait_for(state="attached")
 
 
-async def test_from_the_run_to_a_token_by_keyboard(run_folder):
+async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
         await show(page, address, ready=".curve canvas")
         assert await page.locator(".curve canvas").count() == 4
@@ -126,7 +139,7 @@ async def test_from_the_run_to_a_token_by_keyboard(run_folder):
         await true_in(page, "location.hash === '#/c/demo-i0001/t/task0_1'")
 
 
-async def test_no_key_is_lost_on_a_page_that_is_drawn(run_folder):
+async def test_no_key_is_lost_on_a_page_that_is_drawn(run_folder, viewing):
     async with viewing(run_folder, slow_listings) as (page, address):
         await show(page, address, "c/demo-i0001/r/1", ".conversation .output")
         await page.keyboard.press("]")
@@ -136,7 +149,7 @@ async def test_no_key_is_lost_on_a_page_that_is_drawn(run_folder):
         await true_in(page, "location.hash === '#/c/demo-i0001/t/task0_1'")
 
 
-async def test_filters_orders_and_search(run_folder):
+async def test_filters_orders_and_search(run_folder, viewing):
     entries = RunData(run_folder).summaries("demo-i0001")
     async with viewing(run_folder) as (page, address):
         await show(page, address, "c/demo-i0001", "#shown")
@@ -162,7 +175,7 @@ async def test_filters_orders_and_search(run_folder):
 
 
 @pytest.mark.parametrize("phone", [True, False], ids=["phone", "desktop"])
-async def test_hostile_text_is_shown_and_never_run(run_folder, phone):
+async def test_hostile_text_is_shown_and_never_run(run_folder, phone, viewing):
     async with viewing(run_folder, phone=phone) as (page, address):
         for hash_ in ("c/demo-i0003/r/25", "c/demo-i0003/t/hostile_1", "c/demo-i0003/r/25/tokens"):
             await show(page, address, hash_, ".tokens .token" if hash_.endswith("tokens") else ".conversation .code")
@@ -178,7 +191,7 @@ async def test_hostile_text_is_shown_and_never_run(run_folder, phone):
         await true_in(page, "document.querySelector('.conversation').textContent.length > 200000")
 
 
-async def test_a_hundred_thousand_tokens_stay_quick(run_folder):
+async def test_a_hundred_thousand_tokens_stay_quick(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
         await show(page, address, "c/demo-i0003/r/26/tokens", ".tokens .token")
         await page.keyboard.press("End")
@@ -199,7 +212,7 @@ async def test_a_hundred_thousand_tokens_stay_quick(run_folder):
         assert asyncio.get_running_loop().time() - started < 60.0
 
 
-async def test_a_run_in_training_is_followed(run_folder, tmp_path):
+async def test_a_run_in_training_is_followed(run_folder, tmp_path, viewing):
     folder = write_run(tmp_path / "live", iterations=1)
     log = folder / "node/collections/demo-i0001.jsonl"
     lines = log.read_text().splitlines(keepends=True)
@@ -219,7 +232,7 @@ async def test_a_run_in_training_is_followed(run_folder, tmp_path):
         assert "0.750" in await page.inner_text("main")
 
 
-async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_path):
+async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_path, viewing):
     folder = write_run(tmp_path / "twice", iterations=2)
     logs = folder / "node/collections"
     (logs / "demo-i0002-aaaaaaaaaa.jsonl").write_text((logs / "demo-i0001.jsonl").read_text())
@@ -230,7 +243,7 @@ async def test_an_iteration_that_was_collected_twice_has_figures_of_its_own(tmp_
     assert rows[0][1] == rows[2][1] != rows[1][1]
 
 
-async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path):
+async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path, viewing):
     folder = write_run(tmp_path / "line", iterations=1, tasks=1, per_task=1)
     log = folder / "node/collections/demo-i0001.jsonl"
     rollout, *_ = read_rollouts(log)
@@ -242,7 +255,7 @@ async def test_a_block_on_one_line_is_code_as_it_is_for_the_world(tmp_path):
     assert [text.strip() for text in shown] == code_blocks(said) == ["add(1)", "add(2)"]
 
 
-async def test_tool_calls_are_set_apart_from_prose(tmp_path):
+async def test_tool_calls_are_set_apart_from_prose(tmp_path, viewing):
     folder = write_run(tmp_path / "calls", iterations=1, tasks=1, per_task=1)
     log = folder / "node/collections/demo-i0001.jsonl"
     rollout, *_ = read_rollouts(log)
@@ -257,7 +270,7 @@ async def test_tool_calls_are_set_apart_from_prose(tmp_path):
     assert labels[1:] == ["calls add", *["a call that cannot be read"] * 2]
 
 
-async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path):
+async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path, viewing):
     """It lies beyond update.max_tokens_per_rollout, so the trainer left nothing of it."""
     folder = write_run(tmp_path / "cut", iterations=1)
     file = folder / "token_statistics/demo-i0001.jsonl"
@@ -275,10 +288,10 @@ async def test_a_token_that_was_not_trained_on_has_no_ratio_and_no_clip(tmp_path
             assert [name in panel for name in ("learner", "ratio", "clipped")] == [told] * 3
 
 
-async def test_the_exported_file_works_alone(run_folder, tmp_path):
+async def test_the_exported_file_works_alone(run_folder, tmp_path, browser):
     file = tmp_path / "run.html"
     write_export(RunData(run_folder), file)
-    async with open_page() as page:
+    async with open_page(browser) as page:
         await page.goto(file.as_uri())
         await page.locator(".curve canvas").first.wait_for(state="attached")
         await page.goto(f"{file.as_uri()}#/c/demo-i0003/r/25")
@@ -297,7 +310,7 @@ async def test_the_exported_file_works_alone(run_folder, tmp_path):
         assert loaded == []
 
 
-async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path, monkeypatch):
+async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path, monkeypatch, viewing):
     """On the page of a live run; then, its node gone, the page says so."""
     monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", TOKEN)
     limits = Limits(max_turns=4, max_tokens_per_turn=64, max_context=1000, episode_deadline_s=DEADLINE_S)
@@ -327,7 +340,7 @@ async def test_a_turn_is_gone_on_from_and_turn_values_are_drawn(policy, tmp_path
             await true_in(page, "location.hash === '#/c/demo-i0001/r/1'")
 
 
-async def test_an_episode_of_several_sequences(tmp_path):
+async def test_an_episode_of_several_sequences(tmp_path, viewing):
     """Turns of other sequences, and what a harness wrote in the agent's name, are no turns of a sequence."""
     folder = write_run(tmp_path / "demo", iterations=2, tasks=1, per_task=3)
     log = folder / "node/collections/demo-i0001.jsonl"
@@ -376,7 +389,7 @@ async def test_an_episode_of_several_sequences(tmp_path):
         assert await page.locator(".tabs .here").last.inner_text() == str(count)
 
 
-async def test_without_a_node_the_page_says_so(run_folder):
+async def test_without_a_node_the_page_says_so(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1", ".go-on")
         await page.locator(".go-on").first.click()

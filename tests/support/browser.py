@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright
 
 from support.waiting import DEADLINE_S
 
@@ -17,22 +17,29 @@ DESKTOP, PHONE = (1280, 900), (390, 844)
 
 
 @contextlib.asynccontextmanager
-async def open_page(phone: bool = False) -> AsyncIterator[Page]:
-    """A blank page of a headless browser.
+async def open_browser() -> AsyncIterator[Browser]:
+    """A headless browser, for many pages: starting one takes seconds."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=EXECUTABLE, timeout=1000 * DEADLINE_S)
+        yield browser
+        await browser.close()
+
+
+@contextlib.asynccontextmanager
+async def open_page(browser: Browser, phone: bool = False) -> AsyncIterator[Page]:
+    """A blank page that shares nothing with the browser's others.
 
     At the end the test fails if the page ever raised an exception, logged an error or violated its security policy.
     """
     problems: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=EXECUTABLE, timeout=1000 * DEADLINE_S)
-        width, height = PHONE if phone else DESKTOP
-        context = await browser.new_context(viewport={"width": width, "height": height}, is_mobile=phone)
-        context.set_default_timeout(1000 * DEADLINE_S)
-        page = await context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        yield page
-        await browser.close()
+    width, height = PHONE if phone else DESKTOP
+    context = await browser.new_context(viewport={"width": width, "height": height}, is_mobile=phone)
+    context.set_default_timeout(1000 * DEADLINE_S)
+    page = await context.new_page()
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    yield page
+    await context.close()
     assert problems == []
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from support.random_policy import write_tokenizer
+
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "rms_norm_eps": 1e-6}
 QWEN2 |= {"max_position_embeddings": 32_768, "use_sliding_window": False, "sliding_window": 131_072}
 QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128}
@@ -69,6 +71,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 ONE_EACH = ("Qwen2.5-1.5B", "Qwen3-4B", "Llama-3.2-1B", "Mistral-Nemo-2407")
 SHRUNK = 16
 WORDS = 97
+SERVED = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 2048}
+"""Sizes that vLLM serves on a CPU together with heads of 32, 64, 128 and more."""
 
 
 def small(name: str, **changes: Any) -> dict[str, Any]:
@@ -115,6 +119,13 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0, max_shard_s
             else:
                 parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def served(folder: Path, name: str, **changes: Any) -> Path:
+    """A random small model of a family with a small tokenizer of ChatML, as vLLM on a CPU serves it."""
+    write_model(folder, small(name, **SERVED, **changes))
+    write_tokenizer(folder)
     return folder
 
 

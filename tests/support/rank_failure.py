@@ -1,9 +1,11 @@
-"""How ranks end: one fails alone, while the others go on into the update's collectives; or all are killed."""
+"""How ranks end: one fails alone, while the others go on into the update's collectives; all are killed, or asked to stop."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from loop_appworld import LoopAppWorldRecipe
+from loop_appworld import LoopAppWorldRecipe, recipe_main
 from loop_recipes.algorithm.advantages import LeaveOneOut
 
 
@@ -43,3 +45,11 @@ def train_until_killed(config: Path, output_dir: Path, iteration: int) -> None:
 
     recipe.update = mortal  # type: ignore[method-assign]
     recipe.train()
+
+
+def run_to_its_end(config: Path, said: Path) -> None:
+    """Run the recipe as `tune run` does; fails if it ends with a status. ``said`` gets what each rank said of it."""
+    sys.argv = ["loop_appworld", "--config", str(config)]
+    with open(said / f"rank{os.environ['RANK']}", "w") as file, contextlib.redirect_stderr(file):
+        status = recipe_main()
+    assert status == 0, status

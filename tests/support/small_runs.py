@@ -240,8 +240,8 @@ def train(cfg: DictConfig) -> None:
 
 
 def train_into(config: Path, output_dir: Path, resume: bool = False) -> None:
-    """:func:`train` with the config of a file, into another folder."""
-    changes = {"output_dir": str(output_dir), "resume_from_checkpoint": resume}
+    """:func:`train` with the config of a file, into another folder; from its last checkpoint if so asked."""
+    changes = {"output_dir": str(output_dir)} | ({"resume_from_checkpoint": True} if resume else {})
     train(OmegaConf.merge(OmegaConf.load(config), changes))
 
 

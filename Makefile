@@ -25,9 +25,9 @@ SMOLLM2 := models/SmolLM2-135M-Instruct
 # Two busy cores are faster with one thread a program; the trainer has them to itself while it updates.
 export OMP_NUM_THREADS ?= 1
 
-# The tests of a file stay together, for what they share. In the order of folders most short files come last, so that
-# all workers are busy to the end. Tests wait now and then, and a third worker has the two cores meanwhile.
-THREE_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
+# What shares something stays together and the longest goes first (tests/conftest.py), so that all workers are busy to
+# the end. Tests wait now and then, and a third worker has the two cores meanwhile.
+THREE_WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
 UV_VERSION := 0.13.8
 UV := .uv/bin/uv

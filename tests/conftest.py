@@ -27,18 +27,20 @@ SHARED = {"shared_vllm": "vLLM", "pool": "AppWorld", "unguarded": "AppWorld"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep on one worker what shares something: the tests of a file, and those that use what is dear, which go first.
+    """Keep on one worker what shares something: the tests of a file, and those that use what is dear.
 
-    For ``pytest -n COUNT --dist loadgroup``; without workers the files stay in their order.
+    The longest go first: what is dear, then the other integration tests. For ``pytest -n COUNT --dist loadgroup``;
+    without workers the files stay in their order.
     """
     if not config.getoption("loadgroup", False):
         return
+    places: dict[pytest.Item, int] = {}
     for item in items:
-        shared = [
-            SHARED[name] for name in item.fixturenames if name in SHARED and item.path.parent.name == "integration"
-        ]
+        integration = item.path.parent.name == "integration"
+        shared = [SHARED[name] for name in item.fixturenames if name in SHARED and integration]
         item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] not in SHARED.values())
+        places[item] = 0 if shared else 1 if integration else 2
+    items.sort(key=places.__getitem__)
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""How ranks end: one fails alone, while the others go on into the update's collectives; all are killed, or asked to stop."""
+"""How ranks end: one fails alone, while the others go on into the update's collectives; all are killed, or stop."""
 
 from __future__ import annotations
 

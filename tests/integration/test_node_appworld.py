@@ -69,7 +69,7 @@ async def local(policy, tmp_path_factory):
         folder = str(local.node.pool.run_folder.path)
         yield local
         assert processes(folder)
-    assert not processes(folder), "no world outlives the node"
+    await wait_until(lambda: not processes(folder))  # no world outlives the node
 
 
 async def test_worlds_die_and_the_collection_completes(local):

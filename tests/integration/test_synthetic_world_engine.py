@@ -108,8 +108,7 @@ def test_engine_verifies_all_train_and_dev_tasks(worlds):
 @pytest.mark.drill
 def test_doing_nothing_is_no_success_in_the_default_world():
     """Which generate.py does not check on each machine."""
-    root = CHECKOUT / "worlds" / "synthetic"
-    command = [PYTHON, SYNTHETIC / "check.py", "--root", root, "--agent", "nothing", "--every", "3"]
+    command = [PYTHON, SYNTHETIC / "check.py", "--root", ROOT, "--agent", "nothing", "--every", "3"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     assert finished.returncode == 0, finished.stderr
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from agent_environments.tools.function_tool import FunctionTool
@@ -43,7 +43,7 @@ class Solving:
     """
 
     def __init__(self, given: object) -> None:
-        self._generator: Generator[Any, str, Any] | None = given if inspect.isgenerator(given) else None
+        self._generator = cast("Generator[Any, str, Any]", given) if inspect.isgenerator(given) else None
         whole = [given] if isinstance(given, str | Mapping) else given
         if self._generator is None and not isinstance(whole, list | tuple):
             raise ValueError(f"solve gives {given!r:.80}; {_TURN}, and several stand in a list")
